@@ -1,4 +1,4 @@
-"""Without its head, or its raylet, a Ray on one machine is over: whoever serves with it waits here for that."""
+"""Without its head, or its raylet, a Ray on one machine is over: whoever serves with it is told here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from earlyexit.errors import HeadLostError
@@ -32,23 +33,41 @@ def ray_processes() -> dict[str, Started]:
     return {name: each.process for name in VITAL for each in node.all_processes.get(name, ())}
 
 
-def await_loss(processes: Mapping[str, Started]) -> None:
-    """Wait, without looking again and again, until one ends; raises HeadLostError then.
+@contextlib.contextmanager
+def watched(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
+    """Call, from a thread of its own, once one of them has ended before the block has."""
+    stopped, stop = os.pipe()
+    watch = threading.Thread(target=_watch, args=(processes, stopped, on_loss), name="head watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        os.close(stop)
+        watch.join()
+        os.close(stopped)
 
-    A signal's handler may raise its own.
+
+def _watch(processes: Mapping[str, Started], stopped: int, on_loss: Callable[[HeadLostError], None]) -> None:
+    if await_loss(processes, stopped):
+        on_loss(HeadLostError(loss_words({name: (each.pid, each.poll()) for name, each in processes.items()})))
+
+
+def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
+    """Wait until one of them ends, or a pipe is closed at its other end; whether it is the first.
+
+    Nothing is looked at again and again.
     """
     with contextlib.ExitStack() as stack:
         poll = select.poll()
+        poll.register(stopped, select.POLLIN)
         for each in processes.values():
             try:
                 descriptor = os.pidfd_open(each.pid)
             except ProcessLookupError:  # it has ended, and been waited for
-                break
+                return True
             stack.callback(os.close, descriptor)
             poll.register(descriptor, select.POLLIN)
-        else:
-            poll.poll()
-    raise HeadLostError(loss_words({name: (each.pid, each.poll()) for name, each in processes.items()}))
+        return all(descriptor != stopped for descriptor, _ in poll.poll())
 
 
 def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:

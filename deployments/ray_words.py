@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 DIED = re.compile(r"Worker PID: (?P<pid>\d+)\b.*?\bWorker exit type: (?P<how>\w+)", flags=re.DOTALL)
-ON_PURPOSE = "killed by `ray.kill`"
-"""How Serve ends its own actors, its controller among them."""
+NO_NEWS = ("killed by `ray.kill`", "Raylet is terminated")
+"""Serve ends its own actors so, its controller among them; and who watches the raylet says more of its end."""
 MOST_LETTERS = 200
 
 logger = logging.getLogger("offramp")
 
 
 def our_words(message: str) -> str | None:
-    """One line for a message of Ray's to its driver; None where nothing has happened that anybody need know."""
+    """One line for a message of Ray's to its driver; None for what is no news."""
     died = DIED.search(message)
     if died is not None:
         return f"a worker of Ray's has died, pid {died['pid']} ({died['how']})"
-    if ON_PURPOSE in message:
+    if any(words in message for words in NO_NEWS):
         return None
     first = next((line.strip() for line in message.splitlines() if line.strip()), "")
     return f"Ray says: {first if len(first) <= MOST_LETTERS else first[:MOST_LETTERS] + ' ...'}" if first else None

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
+from deployments.head_watch import ray_processes, watched
 from deployments.keys import read_keys
 from deployments.ports import HostPort, await_ports, free_port
 from deployments.ray_words import use_our_words
-from deployments.run_processes import clear_left, noted_run
+from deployments.run_processes import NotedRun, clear_left, noted_run
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.errors import HeadLostError, OfframpError, PlanError
 
 HttpFront = Literal["haproxy", "proxy"]
+OnLoss = Callable[[HeadLostError], None]
 DASHBOARD_HOST = "127.0.0.1"
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
@@ -57,12 +59,12 @@ class LocalCluster:
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
 
-@contextmanager
-def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
+@contextlib.contextmanager
+def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None = None) -> Iterator[str]:
     """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
 
-    What earlier ones left that were killed is ended first. A HeadLostError that is raised inside ends what is left
-    without asking Ray, which would not answer.
+    What earlier ones left that were killed is ended first. `on_loss` is called, from a thread, when Ray's head has died
+    and what was left is ended; it should end this process, since Ray would wait for its head, and then abort.
 
     Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
     OfframpError where a port is taken; waits for one that an earlier service has not let go of yet.
@@ -83,6 +85,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
     with _own_ray(
+        on_loss,
         num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
         resources={name: amount for name, amount in needed.items() if name != "GPU"},
         object_store_memory=OBJECT_STORE_BYTES,
@@ -108,26 +111,41 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         yield f"http://{cluster.address}:{cluster.port}"
 
 
-@contextmanager
-def _own_ray(**options: Any) -> Iterator[None]:
+@contextlib.contextmanager
+def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     """A Ray of this process alone, of which nothing is left afterwards, nor of the Serve that runs on it."""
     import ray
     from ray import serve
 
     use_our_words()
-    run, lost = noted_run(), False
+    run = noted_run()
+
+    def lose(lost: HeadLostError) -> None:
+        run.end()
+        assert on_loss is not None
+        on_loss(lost)
+
     try:
-        with run.starting():  # never join a cluster that happens to be reachable
-            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
-        yield
-    except HeadLostError:
-        lost = True
-        raise
-    finally:
-        if not lost:
+        _start_ray(run, **options)
+        try:
+            with contextlib.nullcontext() if on_loss is None else watched(ray_processes(), lose):
+                yield
+        finally:
             serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
             ray.shutdown()
+    finally:
         run.end()
+
+
+def _start_ray(run: NotedRun, **options: Any) -> None:
+    """Raises OfframpError where it does not start, as on a machine that has no time for it."""
+    import ray
+
+    with run.starting():
+        try:  # never join a cluster that happens to be reachable
+            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
+        except Exception as error:  # Ray's own is nothing more special
+            raise OfframpError(f"Ray did not start: {error}") from error
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:

@@ -200,9 +200,8 @@ def _serve_until_stopped(
 ) -> None:
     """Serve on this machine until Ctrl-C or SIGTERM; ports that are given take the place of the ingress's own.
 
-    Does not come back where Ray's head is lost.
+    The process ends, or begins anew, where Ray's head is lost.
     """
-    from deployments.head_watch import await_loss, ray_processes
     from deployments.serve_control import LocalCluster, serving
     from earlyexit.store import read_card
     from offramp.service.application import exposure_notes, with_environment
@@ -213,7 +212,7 @@ def _serve_until_stopped(
     given = {name: port for name, port in ports.items() if port is not None}
     cluster = LocalCluster(**listening | given, metrics_port=metrics_port)
     try:
-        with serving(settings, cluster) as url:
+        with serving(settings, cluster, lambda lost: _leave(lost, environment if restart else None)) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
             card = read_card(Path(settings.model))
             print(f"serving {card.name} at {url}   API: {url}/docs")
@@ -223,11 +222,9 @@ def _serve_until_stopped(
             keys, with_grpc = settings.access is not None and settings.access.has_keys, cluster.grpc_port is not None
             for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
-            await_loss(ray_processes())
+            signal.pause()
     except KeyboardInterrupt:
         print("stopped")
-    except HeadLostError as lost:
-        _leave(lost, environment if restart else None)
 
 
 def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:

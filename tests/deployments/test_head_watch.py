@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import queue
 import subprocess
 
 import pytest
 
-from deployments.head_watch import await_loss, loss_words
+from deployments.head_watch import loss_words, watched
 from earlyexit.errors import HeadLostError
 
 
@@ -26,19 +27,33 @@ def test_a_loss_is_told_by_who_ended_and_how(found: dict[str, tuple[int, int | N
 
 
 def test_the_end_of_one_of_several_processes_is_the_loss() -> None:
+    losses: queue.Queue[HeadLostError] = queue.Queue()
     with (
         subprocess.Popen(["sleep", "60"]) as stays,
-        subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=-1) as ends,
+        subprocess.Popen(["sh", "-c", "read line; exit 3"], stdin=subprocess.PIPE) as ends,
     ):
         assert ends.stdin is not None
-        ends.stdin.close()
-        with pytest.raises(HeadLostError, match=rf"gcs_server {ends.pid} ended with status 3\)"):
-            await_loss({"raylet": stays, "gcs_server": ends})
+        with watched({"raylet": stays, "gcs_server": ends}, losses.put):
+            assert losses.empty()
+            ends.stdin.close()
+            loss = losses.get(timeout=10)
         stays.kill()
+    assert f"gcs_server {ends.pid} ended with status 3)" in str(loss)
+    assert losses.empty()
+
+
+def test_what_ends_with_the_block_is_no_loss() -> None:
+    losses: list[HeadLostError] = []
+    with subprocess.Popen(["sleep", "60"]) as stays:
+        with watched({"raylet": stays}, losses.append):
+            pass
+        stays.kill()
+    assert losses == []
 
 
 def test_one_that_was_waited_for_already_is_lost() -> None:
+    losses: queue.Queue[HeadLostError] = queue.Queue()
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with pytest.raises(HeadLostError, match="ended with status 0"):
-        await_loss({"raylet": ended})
+    with watched({"raylet": ended}, losses.put):
+        assert "ended with status 0" in str(losses.get(timeout=10))
