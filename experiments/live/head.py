@@ -75,11 +75,14 @@ class Cluster:
     def dashboard_url(self) -> str:
         return f"http://{DASHBOARD_HOST}:{self.dashboard_port}"
 
-    def start_head(self) -> NotedRun:
-        """It has no cores, so that Serve puts nothing on it but its own controller and its proxy."""
+    def start_head(self, disk: str) -> NotedRun:
+        """It has no cores, so that Serve puts nothing on it but its own controller and its proxy.
+
+        Every head has a `disk` of its own, as a new machine has: by its files Ray would take it for the one before.
+        """
         return self._start(
             0,
-            ["--head", f"--port={self.port}", f"--temp-dir={self.folder / 'ray'}", "--num-cpus=0"],
+            ["--head", f"--port={self.port}", f"--temp-dir={self.folder / disk}", "--num-cpus=0"],
             ["--include-dashboard=true", f"--dashboard-host={DASHBOARD_HOST}"],
             [f"--dashboard-port={self.dashboard_port}", f"--ray-client-server-port={free_port()}"],
         )
@@ -126,7 +129,7 @@ def run(on: Bench) -> dict[str, Any]:
     rate_per_s = SHARE * on.predicted(plan).rate_per_s
     with ExitStack() as stack:
         cluster = stack.enter_context(_cluster(on.options.port))
-        heads = [cluster.start_head()]
+        heads = [cluster.start_head("a")]
         stack.callback(lambda: heads[-1].end())
         stack.callback(cluster.start_node({emulated("V100"): COUNT}).end)
         control = control_settings(on.problem, on.spec, state=NAME, period_s=PERIOD_S, watch_s=1.0, start_s=3.0)
@@ -144,7 +147,7 @@ def run(on: Bench) -> dict[str, Any]:
             await asyncio.to_thread(heads[-1].end, grace_s=0.0)
             await asyncio.sleep(AWAY_S)
             began_s, wall_s = time.monotonic(), time.time()
-            heads.append(await asyncio.to_thread(cluster.start_head))
+            heads.append(await asyncio.to_thread(cluster.start_head, "b"))
             started_s = time.monotonic() - began_s
             planned_s, after = await _planned(service.url, since_s=wall_s + started_s, began_s=time.monotonic())
             return {
