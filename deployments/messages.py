@@ -36,6 +36,9 @@ class Assignment:
     """Networks that the plan leaves out, of which probes alone run the blocks here: else nobody would know what they
     would answer."""
 
+    entry: int = 0
+    """The block at which new inputs enter the plan."""
+
     @property
     def known(self) -> tuple[Split, ...]:
         """All that may be asked for under this plan."""
@@ -51,6 +54,7 @@ class Assignment:
             dispatch=plan.dispatch,
             order=plan.order,
             detours=_detours(plan, stage),
+            entry=plan.entry,
         )
 
 
@@ -132,6 +136,8 @@ class Chunk:
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
     """Of traced inputs among the others, where their `Timing` went."""
+    busy: float = 0.0
+    """Share of its time that the replica was busy, of late."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:

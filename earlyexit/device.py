@@ -251,13 +251,20 @@ class DeviceThread(Generic[P]):
             self._device.engine.submit(next_block, members, self._clock.now_s(), fallback)
             self._wake.notify()
 
-    def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any, order: OrderSpec = DEFAULT) -> None:
+    def follow(
+        self,
+        splits: Sequence[Split],
+        dispatch: Dispatch,
+        policy: Any,
+        order: OrderSpec = DEFAULT,
+        entry: int | None = None,
+    ) -> None:
         """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
 
         The first that let batches overlap bring the second thread, which then stays.
         """
         with self._wake:
-            self._device.engine.follow(splits, dispatch, order)
+            self._device.engine.follow(splits, dispatch, order, entry)
             self._device.runner.follow(policy)
             if any(split.overlap_below is not None for split in splits):
                 self._add_thread()

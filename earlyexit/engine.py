@@ -14,12 +14,13 @@ from typing import Any, Final, Generic, Literal
 
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
+from earlyexit.filling import Load, Standing, pick, standing_of
 from earlyexit.member import Member, P, Queue, by_deadline
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.split import Split
 from earlyexit.times import Times
 
-Dispatch = Literal["work-conserving", "deferred"]
+Dispatch = Literal["work-conserving", "deferred", "filling"]
 
 DOUBT = 0.9
 """What is left of the trust in the times whenever they left an idle device without work: two seconds, learnt from a
@@ -69,7 +70,8 @@ class BatchEngine(Generic[P]):
 
     - *work-conserving*: the most urgent queue at once, whatever it holds;
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
-      while nothing is known of how long its splits take.
+      while nothing is known of how long its splits take;
+    - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.filling`.
 
     Who of a queue is in the batch is the order's to say. A batch is closed only when the device asks, so members that
     arrive while it computes still fit. Probes have queues
@@ -79,6 +81,7 @@ class BatchEngine(Generic[P]):
     __slots__ = (
         "_deepest_first",
         "_dispatch",
+        "_entry",
         "_hosted",
         "_hosting",
         "_order",
@@ -88,6 +91,8 @@ class BatchEngine(Generic[P]):
         "_splits",
         "_starts",
         "_trust",
+        "busy",
+        "load",
         "times",
     )
 
@@ -105,6 +110,9 @@ class BatchEngine(Generic[P]):
         self._starts = tuple(sorted(starts))
         self._serial = 0
         self._trust = 1.0
+        self.load = Load()
+        self.busy = 0.0
+        """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         # Of what is hosted, by first block; in `_passing` of splits that are not, or no longer: they vanish when they
         # are empty.
@@ -151,16 +159,20 @@ class BatchEngine(Generic[P]):
                 return True
         return False
 
-    def follow(self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT) -> None:
+    def follow(
+        self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT, entry: int | None = None
+    ) -> None:
         """Host other splits, and choose by another order, from now on; everyone who waits keeps waiting.
 
         Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
+        `entry`: the block of new inputs, whom an ingress has had wait for a batch already; None where none did.
         """
         before = [*self._hosted.values(), *self._passing.values()]
         unchanged = {queue.split: queue for queue in self._hosted.values()}
         self._splits = tuple(splits)
         self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
         self._dispatch = dispatch
+        self._entry = entry
         self._order = order.build()
         self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
         self._passing = {}
@@ -227,6 +239,7 @@ class BatchEngine(Generic[P]):
         """
         self._trust = 1.0
         busy_s = total_s - shared_s / 2 if shared_s else total_s
+        self.load.ran(busy_s, batch.started_s + total_s)
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
@@ -266,11 +279,19 @@ class BatchEngine(Generic[P]):
 
     def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
         """Of queues none of which is full."""
+        if self._dispatch == "filling":
+            chosen, wake_s = pick([self._standing(each) for each in waiting], self.load, now_s)
+            batch = None if chosen is None else self._take(chosen, now_s)
+            return Choice(batch=batch, dropped=dropped, wake_s=wake_s)
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
         latest_s = self._latest_start_s(urgent)
         if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
             return Choice(batch=None, dropped=dropped, wake_s=latest_s)
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
+
+    def _standing(self, queue: Queue[P]) -> Standing[P]:
+        latest_s = self._latest_start_s(queue) if self._knows_way_of(queue) else math.inf
+        return standing_of(queue, self.times, latest_s, may_wait=queue.split.first != self._entry)
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
@@ -307,6 +328,7 @@ class BatchEngine(Generic[P]):
         ]
 
     def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
+        self.busy = self.load.share(now_s)
         members, tokens = queue.take(self._order, now_s)
         if self._passing and not queue.members:
             self._let_drained_vanish()

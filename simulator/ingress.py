@@ -124,6 +124,7 @@ class SimulatedIngress:
 
     def go_on(self, trip: Trip, members: Sequence[Input], block: int) -> None:
         flights = [member.payload for member in members]
+        self._hear(trip)
         self._part_of(trip, self.core.go_on(trip, flights, block, members, self._events.time_s))
 
     def restart(self, trip: Trip) -> None:
@@ -224,6 +225,7 @@ class SimulatedIngress:
     def _take_answers(self, answers: tuple[Trip, Sequence[Input], int]) -> None:
         trip, members, block = answers
         flights = [member.payload for member in members]
+        self._hear(trip)
         if trip.watch is not None and self._probing is not None:
             ramps = self._probing.shape.ramps if trip.probe else self.core.itinerary.ramps
             self.core.see(trip, self._probing.seen(flights, ramps))
@@ -236,6 +238,10 @@ class SimulatedIngress:
         for call in {flight.holder: None for flight in flights}:
             if isinstance(call, Call):
                 self._do(self.core.answer_early(call, flights, block, self._events.time_s))
+
+    def _hear(self, trip: Trip) -> None:
+        if trip.replica is not None:
+            self.core.departures.hear(trip.leg.slot, trip.replica.busy, self._events.time_s)
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """A part of a call's reply came back."""

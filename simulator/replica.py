@@ -78,6 +78,11 @@ class SimulatedReplica:
         self._sends_until_s = 0.0
         self._works = works
 
+    @property
+    def busy(self) -> float:
+        """Share of its time that it had run when its latest batch began."""
+        return self.engine.busy
+
     def prepare(self, assignment: Assignment) -> None:
         """Learn what the profile says of its splits, as a replica that warms up does, and follow it."""
         for split in assignment.stage.splits:
@@ -89,7 +94,7 @@ class SimulatedReplica:
     def follow(self, assignment: Assignment) -> None:
         """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
         if assignment.epoch > self.epoch:
-            self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order)
+            self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order, assignment.entry)
             self.epoch = assignment.epoch
 
     def submit(self, trip: Trip, block: int) -> None:

@@ -34,17 +34,20 @@ class _Part:
     lost: list[tuple[str, OfframpError]] = field(default_factory=list)
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
 
-    def chunk(self) -> Chunk:
+    def chunk(self, busy: float) -> Chunk:
         return Chunk(
             answers=tuple(self.answers),
             early=tuple(self.early),
             seen=tuple(self.seen),
             lost=tuple(self.lost),
             runs=self.runs,
+            busy=busy,
         )
 
 
-def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same") -> list[tuple[OpenCall, Chunk]]:
+def chunks_by_call(
+    releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same", busy: float = 0.0
+) -> list[tuple[OpenCall, Chunk]]:
     """One part for each call of what was said of its inputs, then one of its survivors, hidden states in `hop_dtype`.
 
     In this order, because a call ends with the part that settles the last of its inputs.
@@ -53,7 +56,7 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
     survivors: list[tuple[OpenCall, Chunk]] = []
     for release in releases:
         if isinstance(release, GoesOn):
-            survivors.extend(_survivor_chunks(release, hop_dtype))
+            survivors.extend(_survivor_chunks(release, hop_dtype, busy))
             continue
         opened = _call_of(release.member)
         part = parts.setdefault(opened, _Part())
@@ -67,27 +70,32 @@ def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same
                 part.seen.append(release.seen)
             case _:
                 part.lost.append((release.member.sample_id, release.error))
-    return [*((opened, part.chunk()) for opened, part in parts.items()), *survivors]
+    return [*((opened, part.chunk(busy)) for opened, part in parts.items()), *survivors]
 
 
-def _survivor_chunks(release: GoesOn[Any], hop_dtype: HopDtype) -> list[tuple[OpenCall, Chunk]]:
+def _survivor_chunks(release: GoesOn[Any], hop_dtype: HopDtype, busy: float) -> list[tuple[OpenCall, Chunk]]:
     positions: dict[OpenCall, list[int]] = {}
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
     if len(positions) == 1:
-        return [(opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members)) for opened in positions]
+        return [
+            (opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members, busy)) for opened in positions
+        ]
     return [
-        (opened, _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine]))
+        (
+            opened,
+            _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine], busy),
+        )
         for opened, mine in positions.items()
     ]
 
 
-def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]]) -> Chunk:
+def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]], busy: float) -> Chunk:
     going_on = GoingOn(
         piece=piece,
         timings=tuple(_timing(member) for member in members),
     )
-    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
+    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members), busy=busy)
 
 
 def _runs(

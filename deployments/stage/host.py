@@ -62,6 +62,11 @@ class StageHost:
         """Inputs queued in the engine."""
         return self._device.engine.num_waiting
 
+    @property
+    def busy(self) -> float:
+        """Share of its time that the device ran, of late."""
+        return self._device.engine.busy
+
     def start(self) -> None:
         """Begin to take calls."""
         self._thread.start()
@@ -91,7 +96,9 @@ class StageHost:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self._thread.follow(assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order)
+        self._thread.follow(
+            assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
+        )
         self.epoch = assignment.epoch
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:

@@ -103,7 +103,7 @@ class StageReplica:
 
     def _deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread."""
-        self._server.deliver(releases)
+        self._server.deliver(releases, self._host.busy)
         self._metrics.record(releases)
 
     async def _first_assignment(self) -> Assignment | None:

@@ -44,9 +44,9 @@ class CallServer:
         self._server = server
         return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
 
-    def deliver(self, releases: list[Release[Any]]) -> None:
-        """From the device's thread: send what it released to whoever called."""
-        for opened, chunk in chunks_by_call(releases, self._hop_dtype):
+    def deliver(self, releases: list[Release[Any]], busy: float = 0.0) -> None:
+        """From the device's thread: send what it released to whoever called, and how busy the device was."""
+        for opened, chunk in chunks_by_call(releases, self._hop_dtype, busy):
             opened.take(chunk)
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+from earlyexit.engine import Dispatch
 from earlyexit.store import read_card
 from experiments.cascade_models import chain_folder
 from experiments.data import RUNS
@@ -175,10 +176,12 @@ def run(options: Namespace) -> dict[str, Any]:
         texts=rows.texts,
         dtype=options.dtype,
         workers=options.workers,
+        threads=options.threads,
         batch_limit=options.batch,
         folder=RUNS / "live" / "cascade" / options.data,
     )
     sides: Sides = make_sides(setup)
+    sides = replace(sides, plans={name: replace(plan, dispatch=options.dispatch) for name, plan in sides.plans.items()})
     for name, plan in sides.plans.items():
         splits = [(split.first, split.end, split.batch, split.ramps) for split in plan.splits]
         print(f"{name:<14} {plan.stages[0].replicas} replicas, splits (first, end, batch, ramps) {splits}")
@@ -236,7 +239,9 @@ def main() -> None:
     parser.add_argument("data", nargs="?", choices=get_args(DataName), default="clinc150")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--batch", type=int, default=16, help="inputs in a batch, at most")
-    parser.add_argument("--workers", type=int, default=2, help="replicas, of one thread each")
+    parser.add_argument("--workers", type=int, default=2, help="replicas")
+    parser.add_argument("--threads", type=int, default=1, help="of each")
+    parser.add_argument("--dispatch", choices=get_args(Dispatch), default="work-conserving")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0, help="of a probe")
     parser.add_argument("--port", type=int, default=8000)

@@ -55,6 +55,8 @@ class Setup:
     batch_limit: int
     folder: Path
     """Where service files are written."""
+    threads: int = 1
+    """Of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +98,37 @@ def make_sides(setup: Setup, *, repeats: int = 5) -> Sides:
     }
     control = hand_control(whole, parts.exits.policy, state="cascade")
     settings = read_service(setup.folder / "chain.yaml").settings
-    changes = {"plan": plans[CASCADE], "control": control, "slots": {"cpu": 1}, "probe_share": 0.0}
+    changes = {
+        "plan": plans[CASCADE],
+        "control": control,
+        "slots": {"cpu": 1},
+        "probe_share": 0.0,
+        "threads_per_replica": setup.threads,
+    }
     return Sides(
         settings=settings.model_copy(update=changes), plans=plans, slo_s=slo_s, mean_length=length, table=table
     )
+
+
+def make_plan(setup: Setup) -> tuple[ServeSettings, Plan, float]:
+    """Profile any model or chain, and plan it for one stage; gives the service, its plan and the SLO.
+
+    Raises PlanError where there is no plan within the SLO.
+    """
+    table = _profiled(setup, mean_length(setup), repeats=3)
+    chain = read_card(setup.chain).chain
+    slo_s = SLO_FACTOR * float(table.block_s_NB[chain.starts[-1] :, 0].sum())
+    parts = _parts(setup, setup.chain, "filling", _rows(table, chain.ramps, 0), slo_s)
+    plan = Plan(stages=_stages(parts), policy=parts.exits.policy, networks=chain.networks)
+    control = hand_control(service_problem(parts), parts.exits.policy, state="filling")
+    changes = {
+        "plan": plan,
+        "control": control,
+        "slots": {"cpu": 1},
+        "probe_share": 0.0,
+        "threads_per_replica": setup.threads,
+    }
+    return read_service(setup.folder / "filling.yaml").settings.model_copy(update=changes), plan, slo_s
 
 
 def mean_length(setup: Setup) -> int:
@@ -112,7 +141,8 @@ def mean_length(setup: Setup) -> int:
 def _profiled(setup: Setup, length: int, repeats: int) -> LatencyTable:
     batches = tuple(2**k for k in range(setup.batch_limit.bit_length()))
     profile, _ = profile_model(
-        setup.chain, ProfileJob(dtype=setup.dtype, batches=batches, lengths=(length,), repeats=repeats)
+        setup.chain,
+        ProfileJob(dtype=setup.dtype, batches=batches, lengths=(length,), threads=setup.threads, repeats=repeats),
     )
     return profile.at(length)
 

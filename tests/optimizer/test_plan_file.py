@@ -150,7 +150,11 @@ MISTAKES = (
     ("device: V100", "device: V1000", "9: unknown device 'V1000'; known: cpu,"),
     ("replicas: 2", "copies: 2", "10: stages.0.copies: "),
     ("schema_version: 1", "schema_version: 2", "1: schema_version: "),
-    ("dispatch: deferred", "dispatch: eager", "2: dispatch: Input should be 'work-conserving' or 'deferred'"),
+    (
+        "dispatch: deferred",
+        "dispatch: eager",
+        "2: dispatch: Input should be 'work-conserving', 'deferred' or 'filling'",
+    ),
     ("dispatch: deferred", "after_answer: leave", "2: after_answer: Input should be 'stop' or 'stay'"),
     ("dispatch: deferred", "overlap_below: 0", "2: overlap_below: Input should be greater than or equal to 1"),
     ("dispatch: deferred", "order: longest", "2: order: Input should be 'arrival', 'deadline', 'shortest' or 'das'"),

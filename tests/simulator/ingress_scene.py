@@ -20,6 +20,7 @@ class FakeReplica:
 
     def __init__(self, scene: IngressScene, slot: str) -> None:
         self.index = 0
+        self.busy = 0.0
         self.trips: set[Trip] = set()
         self._scene = scene
         self._slot = slot

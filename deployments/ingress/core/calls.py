@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Generic
 
+from deployments.ingress.core.departures import Departures
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import Call, Flight, I, SendCall, W
 from deployments.ingress.core.itinerary import Crossing, Itinerary, Leg
-from deployments.ingress.core.routing import least_to_call
 
 
 class Calls(Generic[I, W]):
@@ -24,17 +24,11 @@ class Calls(Generic[I, W]):
         `kept_s`: what a stage that waits for a full batch leaves of every deadline, for what nobody expects.
         """
         self.itinerary = itinerary
-        self.least: float = 1
-        """New inputs that must wait for a call to be made."""
-        self.least_tokens: float = math.inf
-        """Or else so many tokens."""
+        self.departures = Departures(itinerary.first, calls_per_replica)
         self._make = make
-        self._calls_per_replica = calls_per_replica
         self._kept_s = kept_s
         self._open: Counter[int] = Counter()
         """By the epoch by which they were sent."""
-        self._unheard: Counter[str] = Counter()
-        """Of new inputs, those that nothing has come back from, by slot."""
 
     @property
     def oldest_epoch(self) -> int:
@@ -43,7 +37,14 @@ class Calls(Generic[I, W]):
 
     def follow(self, itinerary: Itinerary[W]) -> None:
         self.itinerary = itinerary
-        self._count_unheard(itinerary.first.slot, 0)
+        self.departures.follow(itinerary.first)
+
+    def hold(self, now_s: float, deadline_s: float) -> None:
+        """Somebody waits to be sent, before whom nobody did."""
+        share, first = self.departures.share(now_s), self.itinerary.first
+        if share and first.expected_s and deadline_s < math.inf:  # who waits on a guess of no time waits for ever
+            needed_s = first.expected_s + self.itinerary.reserve_s(first) + self._kept_s
+            self.departures.hold_until(now_s + share * max(0.0, deadline_s - now_s - needed_s))
 
     def begin(
         self,
@@ -65,7 +66,7 @@ class Calls(Generic[I, W]):
         call.num_inside = len(mine)
         self._open[leg.epoch] += 1
         if is_first:
-            self._count_unheard(leg.slot, 1)
+            self.departures.count(leg.slot, +1)
         return call
 
     def part(self, call: Call[I, W], number: int, now_s: float, took_time: bool = True) -> None:
@@ -81,7 +82,7 @@ class Calls(Generic[I, W]):
         if not call.heard:  # the first part tells that its batch has run: another may be sent
             call.heard = True
             if call.is_first:
-                self._count_unheard(call.leg.slot, -1)
+                self.departures.count(call.leg.slot, -1)
 
     def take_away(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
         """What a call will not bring to an end; gives those of the inputs that it had."""
@@ -107,13 +108,3 @@ class Calls(Generic[I, W]):
         leg = self.itinerary.at(crossing.block)
         entering = self.begin(leg, awaited, awaited, now_s, call.epoch, call.watch, False)
         return SendCall(entering, crossing.block, payload, crossing.network)
-
-    def _count_unheard(self, slot: str, change: int) -> None:
-        self._unheard[slot] += change
-        first = self.itinerary.first
-        self.least, self.least_tokens = least_to_call(
-            first.budgets[0],
-            unheard=self._unheard[first.slot],
-            replicas=first.stage.replicas,
-            calls_per_replica=self._calls_per_replica,
-        )

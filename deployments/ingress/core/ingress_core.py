@@ -78,6 +78,7 @@ class IngressCore(Generic[I, W]):
             calls_per_replica=rules.calls_per_replica,
             kept_s=0.0 if rules.slo_s is None else rules.slack * rules.slo_s,
         )
+        self.departures = self._calls.departures
         self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(rules, placed.plan, self._probes)
         self._line: Line[I] = Line()
@@ -89,7 +90,7 @@ class IngressCore(Generic[I, W]):
 
     @property
     def placed(self) -> PlacedPlan:
-        return self._calls.itinerary.placed
+        return self.itinerary.placed
 
     @property
     def num_unanswered(self) -> int:
@@ -116,7 +117,7 @@ class IngressCore(Generic[I, W]):
     @property
     def is_due(self) -> bool:
         """Whether a call would be made now."""
-        return self._line.length >= self._calls.least or self._line.tokens >= self._calls.least_tokens
+        return self._line.length >= self.departures.least or self._line.tokens >= self.departures.least_tokens
 
     # Plans
 
@@ -167,12 +168,12 @@ class IngressCore(Generic[I, W]):
             outcomes.refuse(self._no_plan(), number)
         if outcomes.num_unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
-        flights = outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s)
-        self._line.join(flights)
+        self._line.join(flights := outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s))
+        if self._line.length == number:
+            self._calls.hold(now_s, deadline_s)
         if deadline_s < math.inf:
             self._agenda.deadlines.add(deadline_s, flights)
-            if deadline_s < self.wake_s:
-                self.wake_s = deadline_s
+            self.wake_s = min(self.wake_s, deadline_s, self.departures.held_until_s)
         return flights
 
     def give_up(self, flights: Flights[I], reason: str, now_s: float) -> Actions:
@@ -192,6 +193,8 @@ class IngressCore(Generic[I, W]):
             watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, *itinerary.entrance(probe=call.probe)))
+        if not self._line.length:
+            self.departures.release()
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
@@ -229,8 +232,7 @@ class IngressCore(Generic[I, W]):
 
     def lose(self, call: Call[I, W], flights: Flights[I], error: OfframpError, now_s: float) -> Actions:
         """A stage has no answer for inputs, and will have none."""
-        mine = self._without(call, flights, now_s)
-        return self._outcomes.fail(mine, error, now_s)
+        return self._outcomes.fail(self._without(call, flights, now_s), error, now_s)
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
         """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them.
@@ -273,15 +275,17 @@ class IngressCore(Generic[I, W]):
         """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause."""
         actions: Actions = []
         agenda = self._agenda
+        self.departures.wake(now_s)
         for flights in agenda.deadlines.pop(now_s):
             actions += self._miss_deadline(flights, now_s)
         for flight in agenda.hanging.pop(now_s):
             actions += self._hang_up(flight, now_s)
         for pause in agenda.pauses.pop(now_s):
-            actions += self._send_again(pause)
+            self._line.rejoin(again := pause.end())
+            actions.append(Retried(pause.slot, len(again)))
         if self.suspended is not None:
             actions += self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
-        self.wake_s = agenda.next_s()
+        self.wake_s = min(agenda.next_s(), self.departures.held_until_s)
         return actions
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
@@ -332,10 +336,6 @@ class IngressCore(Generic[I, W]):
                 self._agenda.hanging.add(until_s, flight)
             return []
         return [HungUp(call), *self.fail(call, inside, now_s)]
-
-    def _send_again(self, pause: Pause[I]) -> Actions:
-        self._line.rejoin(again := pause.end())
-        return [Retried(pause.slot, len(again))]
 
     def _no_plan(self) -> StageUnavailableError:
         return StageUnavailableError(f"there is no plan to serve by: {self.suspended}", retry_after_s=SUSPENDED_RETRY_S)

@@ -294,6 +294,7 @@ class Dispatcher:
         """A part of a call's reply."""
         core, now_s = self.core, self._clock.now_s()
         actions: list[Action] = []
+        core.departures.hear(call.leg.slot, chunk.busy, now_s)
         if chunk.seen:
             core.see(call, [(flights.get(seen.sample_id, _NOBODY), seen) for seen in chunk.seen])
         for block, mine, answers in _by_block(flights, chunk.answers):

@@ -1,0 +1,142 @@
+"""Batches that fill where processors are full: when one begins that is not full, on processors that others share. Pure.
+
+A device of its own loses nothing by running whatever is there. On shared processors an input that starts alone takes
+the cores from those that follow it: a batch of 16 costs three to five times what one of 1 does. So batches wait, the
+longer the busier the device was, up to what their deadlines leave: not at all below two fifths, where an idle core is
+worth nothing, and as long as `deferred` has them where there is always something to do. As they fill, the device has
+less to do, so that the wait settles where it is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from earlyexit.member import P, Queue
+from earlyexit.times import Times
+
+IDLE_ENOUGH = 0.4
+"""Share of its time that a device may run without anybody waiting for it to run less."""
+ALL_BUSY = 0.8
+"""Share from which batches wait as long as they may."""
+FADE = 0.9
+"""What is left of the weight of a batch when the next has run: about ten batches tell how busy a device is."""
+WORTH = 1.15
+"""Seconds per input, in those of a full batch, from which on a wait is worth it."""
+KEPT_WHEN_CHOOSING = 0.5
+"""Of what is kept in hand for what comes later, as much may be spent on running another queue's batch first."""
+
+
+class Load:
+    """How busy a device has been, of late."""
+
+    __slots__ = ("_busy_s", "_ended_s", "_span_s")
+
+    def __init__(self) -> None:
+        self._busy_s = 0.0
+        self._span_s = 0.0
+        self._ended_s: float | None = None
+
+    def ran(self, busy_s: float, ended_s: float) -> None:
+        """A batch had the device for so long."""
+        since_s = ended_s - busy_s if self._ended_s is None else self._ended_s
+        self._busy_s = FADE * self._busy_s + busy_s
+        self._span_s = FADE * self._span_s + max(busy_s, ended_s - since_s)
+        self._ended_s = ended_s
+
+    def share(self, now_s: float) -> float:
+        """Of its time that the device ran; 0 before the first batch."""
+        if self._ended_s is None or not self._span_s:
+            return 0.0
+        return self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s))
+
+    def due_s(self, since_s: float, latest_s: float) -> float:
+        """When who waits since then, and must start by `latest_s`, has waited `patience` of that, should nothing run.
+
+        While the device idles it becomes less busy, so the wait is over sooner than it looked when it began: the second
+        t at which t - since = patience(busy / (span + t - ended)) * (latest - since), a quadratic equation.
+        """
+        if self._ended_s is None:
+            return since_s
+        slope = max(0.0, latest_s - since_s) / (ALL_BUSY - IDLE_ENOUGH)
+        before_s = self._span_s - self._ended_s
+        p = before_s - since_s + slope * IDLE_ENOUGH
+        q = before_s * (slope * IDLE_ENOUGH - since_s) - slope * self._busy_s
+        root_s = (math.sqrt(max(0.0, p * p - 4 * q)) - p) / 2
+        return max(since_s, min(root_s, latest_s))
+
+
+def patience(busy: float) -> float:
+    """Share of the time that deadlines leave which a batch may wait, where the device was busy for such a share."""
+    return min(1.0, max(0.0, (busy - IDLE_ENOUGH) / (ALL_BUSY - IDLE_ENOUGH)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing(Generic[P]):
+    """A queue that has somebody, on a device that is free."""
+
+    queue: Queue[P]
+    number: int
+    """Of those who would be in its batch."""
+    batch_s: float
+    """What that would take."""
+    full_each_s: float
+    """What an input takes in a full one."""
+    latest_s: float
+    """When it must start at the latest; infinite without a deadline, or while nothing is known of its way."""
+    may_wait: bool
+    """Whether it may wait for a fuller batch; those who waited at the ingress do not wait again."""
+
+    @property
+    def order(self) -> int:
+        """Of arrival."""
+        return self.queue.members[0].queued_serial
+
+    @property
+    def press_s(self) -> float:
+        """When others may not go first any more."""
+        return self.latest_s + KEPT_WHEN_CHOOSING * self.queue.members[0].reserve_s
+
+    @property
+    def each_s(self) -> float:
+        return self.batch_s / self.number
+
+    def due_s(self, load: Load) -> float:
+        """When its batch begins, full or not."""
+        if not self.may_wait or math.isinf(self.latest_s) or self.each_s <= WORTH * self.full_each_s:
+            return -math.inf
+        return load.due_s(self.queue.members[0].since_s, self.latest_s)
+
+
+def standing_of(queue: Queue[P], times: Times, latest_s: float, *, may_wait: bool) -> Standing[P]:
+    """Of a queue, by what batches are known to take."""
+    split, budget, mean_tokens = queue.split, queue.budget, times.mean_tokens(queue.split)
+    front = queue.members[: budget.inputs]
+    full_tokens = budget.tokens_when_full(mean_tokens)
+    return Standing(
+        queue=queue,
+        number=len(front),
+        batch_s=times.batch_s(split, sum([member.tokens for member in front])),
+        full_each_s=times.batch_s(split, full_tokens) * mean_tokens / full_tokens,
+        latest_s=latest_s,
+        may_wait=may_wait and not queue.probe,
+    )
+
+
+def pick(standings: Sequence[Standing[P]], load: Load, now_s: float) -> tuple[Queue[P] | None, float | None]:
+    """The queue whose batch begins now, or None and the second at which to ask again.
+
+    Of those that are due it is the one that takes the fewest seconds per input, so that the others fill meanwhile
+    (and most inputs get on soonest: the shortest first), unless the most urgent could not wait for it.
+    """
+    due = [(each.due_s(load), each) for each in standings]
+    ready = [each for at_s, each in due if at_s <= now_s]
+    if not ready:
+        return None, min(at_s for at_s, _ in due)
+    urgent = min(ready, key=lambda each: (each.press_s, each.order))
+    cheapest = min(ready, key=lambda each: (each.each_s, each.order))
+    if cheapest is not urgent and now_s + cheapest.batch_s > urgent.press_s:
+        return urgent.queue, None
+    return cheapest.queue, None

@@ -1,0 +1,76 @@
+"""New inputs under load: they wait at the ingress, for a batch or until a share of their time is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from earlyexit.split import Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
+from tests.deployments.ingress.core.core_scene import CoreScene, plan
+
+SLOT = "split-cpu-0"
+
+
+def loaded(busy: float, placed: PlacedPlan | None = None) -> CoreScene:
+    """A call of `x` took a second; the first stage says how busy it was. SLO 10 s, of which nothing is kept."""
+    scene = CoreScene(placed or plan(dispatch="filling"))
+    scene.submit("x")
+    scene.now_s = 1.0
+    scene.core.departures.hear(SLOT, busy, 1.0)
+    scene.answer(0, "x")
+    return scene
+
+
+def test_below_two_fifths_new_inputs_leave_at_once() -> None:
+    scene = loaded(0.3)
+    scene.submit("a", deadline_s=11.0)
+    assert [call.started_s for call in scene.calls] == [0.0, 1.0]
+
+
+def test_under_load_they_wait_for_a_share_of_what_their_deadline_leaves() -> None:
+    scene = loaded(0.6)
+    scene.submit("a", deadline_s=12.0)  # of 11 seconds the stage takes 1; half of the rest
+    scene.now_s = 2.0
+    scene.submit("b", deadline_s=13.0)
+    assert len(scene.calls) == 1
+    assert scene.core.wake_s == pytest.approx(6.0)
+    scene.until(6.0)
+    assert [len(call.flights) for call in scene.calls] == [1, 2]
+
+
+def test_a_full_batch_leaves_at_once() -> None:
+    scene = loaded(1.0)
+    scene.submit("abcde", deadline_s=12.0)
+    assert [len(call.flights) for call in scene.calls] == [1, 4]
+
+
+def test_what_was_heard_long_ago_holds_nobody() -> None:
+    scene = loaded(1.0)
+    scene.now_s = 3.0
+    scene.submit("a", deadline_s=12.0)
+    assert len(scene.calls) == 2
+
+
+def test_who_is_given_up_meanwhile_is_not_sent() -> None:
+    scene = loaded(1.0)
+    scene.submit("a", deadline_s=12.0)
+    scene.give_up("a")
+    scene.until(13.0)
+    assert len(scene.calls) == 1
+
+
+def test_a_replica_of_several_splits_is_sent_new_inputs_while_it_runs() -> None:
+    splits = tuple(Split(first=first, end=first + 2, batch=4) for first in (0, 2))
+    stages = (Stage(device="cpu", replicas=1, splits=splits),)
+    several = PlacedPlan(plan=Plan(stages=stages, epoch=1, dispatch="filling"), slots=(SLOT,))
+    scene = CoreScene(several)
+    for letter in "abcdef":
+        scene.submit(letter)
+    assert [len(call.flights) for call in scene.calls] == [1, 1, 1, 1]
+    at_once = CoreScene(replace(several, plan=replace(several.plan, dispatch="work-conserving")))
+    for letter in "abcdef":
+        at_once.submit(letter)
+    assert [len(call.flights) for call in at_once.calls] == [1, 4]
