@@ -19,7 +19,7 @@ from starlette.routing import Router
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import VersionFacts
-from deployments.ingress.api.http import build_app
+from deployments.ingress.api.http import build_app, build_lane
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
 from deployments.ingress.core.own_plan import own_plan
@@ -31,6 +31,8 @@ from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.dispatch.entrance import entrance_of
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.rpc.methods import RpcMethods
+from deployments.ingress.server.in_serve import replace_server
+from deployments.ingress.server.outright import Outright, Site
 from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.transport.link import ReplicaLink
@@ -43,6 +45,7 @@ from deployments.ingress.versions.repository import RayCluster, Repository
 from deployments.ingress.versions.store import RayStore
 from deployments.ingress.versions.tally import Tally
 from deployments.ingress.versions.versions import Versions
+from deployments.listener import take_listener
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
@@ -71,6 +74,7 @@ class Ingress(RpcMethods):
         self._settings = ServeSettings.model_validate(settings)
         self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
         self._clock = MonotonicClock()
+        self._outright: Outright | None = None
         self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._started = asyncio.Event()
@@ -129,7 +133,17 @@ class Ingress(RpcMethods):
         self._looking = loop.create_task(self.versions.run())
         origins = () if access is None else access.cors_origins
         paths = version_paths(self.versions, self._repository, self.card.name, self.max_body_bytes)
-        return build_app(self, self._gate, origins, None if self._tracing is None else self._tracing.endpoint, paths)
+        endpoint = None if self._tracing is None else self._tracing.endpoint
+        settings = self._settings
+        lane = build_lane(self, self._gate, origins, endpoint, settings.route_prefix)
+        router = build_app(self, self._gate, origins, endpoint, paths)
+        if settings.listener is None:
+            replace_server({} if settings.access_log else lane)  # Serve writes that log
+        else:
+            site = Site(router=router, prefix=settings.route_prefix, name=settings.app)
+            self._outright = Outright(site, lane, access_log=settings.access_log)
+            self._listening = loop.create_task(self._outright.start(take_listener(settings.listener)))
+        return router
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""
@@ -174,6 +188,9 @@ class Ingress(RpcMethods):
 
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more requests."""
+        self._feed.close()  # who looks at the page would stay
+        if self._outright is not None:
+            await self._outright.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

@@ -14,7 +14,7 @@ from cluster.devices import find_device
 from cluster.inventory import Inventory
 from deployments.control.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
-from earlyexit.errors import PlanError
+from earlyexit.errors import InputError, PlanError
 from offramp.jobs.planning import Solve
 from offramp.service.application import application_settings
 from offramp.service.parts import ServiceParts, read_parts
@@ -58,7 +58,18 @@ def _planned(parts: ServiceParts, solve: Solve) -> Planned:
         return _first(parts, solve)
     if parts.document.accuracy.prune:
         return _first(by_pruned, solve)
-    return worth_more(_first(parts, solve), _first(by_pruned, solve))
+    found = [each for each in (_tried(parts, solve), _tried(by_pruned, solve)) if each is not None]
+    if not found:
+        return _first(parts, solve)  # says why there is none
+    return found[0] if len(found) == 1 else worth_more(*found)
+
+
+def _tried(parts: ServiceParts, solve: Solve) -> Planned | None:
+    """None where there is no plan within the SLO."""
+    try:
+        return _first(parts, solve)
+    except InputError:
+        return None
 
 
 def _first(parts: ServiceParts, solve: Solve) -> Planned:

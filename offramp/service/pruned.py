@@ -65,6 +65,8 @@ def _why_not(parts: ServiceParts) -> str | None:
     given = [name for name in ("policy", "thresholds", "records") if getattr(document.accuracy, name) is not None]
     if given:
         return f"the calibration of pruned texts says the {given[0]}; leave one of the two out"
+    if document.planner.objective.minimize == "latency":
+        return "where early answers are sought inputs may stay, to tell what the reference says of whole texts"
     if document.planner.plan is not None:
         return "the plan file says itself whose words are pruned; leave one of the two out"
     if document.model.backend != "torch":

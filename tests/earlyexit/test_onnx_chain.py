@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from earlyexit import onnx_backend
 from earlyexit.chain_network import ChainSegments
+from earlyexit.model import EarlyExitModel
 from earlyexit.network import PreparedSegments
 from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.onnx_export import export
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Segment, Split
 from tests.earlyexit.chains import chained, follow, inputs_for, offline
@@ -18,7 +22,16 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
-def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(tmp_path: Path) -> None:
+def export_here(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
+    """Another process would load for seconds what this one has loaded."""
+    for segment, path in files.items():
+        export(model, segment, path)
+
+
+def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_backend, "export_elsewhere", export_here)
     network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
     inputs = inputs_for(network, count=8)
     members = [OnnxSegments(member, cache=tmp_path, num_threads=1) for member in network.members]

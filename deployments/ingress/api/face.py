@@ -131,7 +131,8 @@ class Face:
 def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:
     """Log what became of a request, unless it is a refusal."""
     if not isinstance(error, REFUSALS):
-        logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text)
+        said = {"request_id": request_id}  # Serve's field; it fills it only where it has passed the request on itself
+        logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text, extra=said)
 
 
 def retry_after(error: OfframpError) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -39,11 +40,14 @@ from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.server.lane import Lane, LanePath
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.wire import Answer
 
 FILES = ("image/", "audio/", "video/")
 """What is no JSON by its content type; others are read as JSON, since many clients say something else."""
+MODEL = "/v2/models/{model}"
+VERSION = MODEL + "/versions/{version}"
 HEADER_LENGTH = "inference-header-content-length"
 SOME_PLANS = 20
 """Of the history, unless the caller wants another number."""
@@ -169,28 +173,60 @@ def build_app(
     an ingress.
     """
     endpoint = endpoint or Endpoint
-    before: list[Middleware] = []
-    if cors_origins:
-        before.append(cross_origin(cors_origins))
-    if gate is not None:
-        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
-
     paths = (*_paths(backend, Routes(backend, gate)), *more)
     router = Router(
         routes=[Route(path, endpoint(backend, path, handlers)) for path, handlers in paths],
         redirect_slashes=False,
         default=nowhere(Endpoint(backend, "unknown", {})),
-        middleware=before,
+        middleware=_before(backend, gate, cors_origins),
     )
     router.default = FromTheRoot(router)
     return router
 
 
+def build_lane(
+    backend: HttpBackend,
+    gate: Gate | None = None,
+    cors_origins: Sequence[str] = (),
+    endpoint: EndpointOf | None = None,
+    prefix: str = "/",
+) -> Lane:
+    """What is asked most, by its whole path: the same endpoints behind the same gate, without routing.
+
+    `prefix`: that of the service's paths.
+    """
+    endpoint, routes, root = endpoint or Endpoint, Routes(backend, gate), prefix.rstrip("/")
+    model = {"model": backend.card.name}
+    version = model | {"version": backend.version}
+    asked: Iterable[tuple[str, Handler, dict[str, str]]] = (
+        ("/predict", routes.predict, {}),
+        (MODEL + "/infer", routes.v2_infer, model),
+        (VERSION + "/infer", routes.v2_infer, version),
+    )
+    lane: dict[bytes, LanePath] = {}
+    for path, handler, params in asked:
+        app = endpoint(backend, path, {"POST": handler})
+        for each in reversed(_before(backend, gate, cors_origins)):
+            app = each.cls(app, *each.args, **each.kwargs)
+        whole = root + path.format(**params)
+        lane[quote(whole).encode()] = LanePath(app, {"path": whole, "root_path": root, "path_params": params})
+    return lane
+
+
+def _before(backend: HttpBackend, gate: Gate | None, cors_origins: Sequence[str]) -> list[Middleware]:
+    """What stands before every endpoint, the outermost first."""
+    before: list[Middleware] = []
+    if cors_origins:
+        before.append(cross_origin(cors_origins))
+    if gate is not None:
+        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
+    return before
+
+
 def _paths(backend: HttpBackend, routes: Routes) -> Iterator[tuple[str, Mapping[str, Handler]]]:
     """With their handlers by method; what is asked most comes first."""
-    model = "/v2/models/{model}"
     yield "/predict", {"POST": routes.predict}
-    for named in (model, model + "/versions/{version}"):
+    for named in (MODEL, VERSION):
         yield named + "/infer", {"POST": routes.v2_infer}
         yield named, {"GET": routes.v2_model}
         yield named + "/ready", {"GET": routes.model_ready}

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.api.endpoint import Counting, Endpoint, EndpointOf, Handler
+from deployments.ingress.api.endpoint import REQUEST_ID, Counting, Endpoint, EndpointOf, Handler
 from deployments.ingress.api.face import GONE
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.tracing.tracer import Tracer
@@ -49,7 +49,7 @@ class TracedEndpoint(Endpoint):
             self._tracer.end(
                 record,
                 {} if status is None else {"http.response.status_code": status},
-                getattr(request.state, "request_id", None),
+                scope.get(REQUEST_ID),
                 failure=failure_of(status),
             )
         return None

@@ -109,6 +109,24 @@ def test_words_are_pruned_where_the_plan_is_worth_more(
     )
 
 
+def test_texts_stay_whole_where_a_plan_that_prunes_them_cannot_be(files: Files) -> None:
+    write_pruned(files.folder / "cascade", end=1, kept=0.8, measuring=1.0)
+    soonest = {"planner": {"objective": {"minimize": "latency", "rate_per_s": 5.0}}, "slo": {"latency_s": 9.0}}
+    plan = files.read(model=model(), **soonest).settings.plan
+    assert plan.after_answer == "stay"
+    assert plan.prune == {}
+    said = files.refused(model=model(), accuracy={"prune": True}, **soonest)[1]
+    assert said.startswith("accuracy.prune: where early answers are sought inputs may stay")
+
+
+def test_a_service_that_only_pruned_texts_make_quick_enough_prunes_them(files: Files) -> None:
+    write_pruned(files.folder / "cascade", end=1, kept=0.5, measuring=1.0)
+    most = files.read(model=model(), accuracy={"prune": False}).settings.plan.predicted["rate_per_s"]
+    priced = {"devices": {"cpu": {"count": 4, "usd_per_hour": 1.0}}}
+    cheapest = {"objective": {"minimize": "cost", "rate_per_s": 1.05 * most}}
+    assert files.read(model=model(), cluster=priced, planner=cheapest).settings.plan.prune
+
+
 def test_what_the_end_of_pruned_texts_loses_is_no_longer_the_ramps_to_lose(files: Files) -> None:
     write_pruned(files.folder / "cascade", end=1, kept=0.8, measuring=1.0)
     of_whole, of_pruned = (

@@ -1,0 +1,150 @@
+"""A server in this process, callers that speak bytes, and an application that answers with what it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deployments.ingress.server.lane import LanePath
+from deployments.ingress.server.limits import Limits
+from deployments.ingress.server.server import HttpServer
+
+GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
+LIMITS = Limits(head_bytes=2000, kept_bytes=100, pipelined=4, waiting=32, connections=8)
+
+
+def post(body: bytes, *lines: str, path: str = "/echo") -> bytes:
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(body)}", *lines, "", ""])
+    return head.encode() + body
+
+
+class App:
+    """Answers with what it was sent; `gate` holds it back."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked: list[tuple[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.parts: list[int] = []
+        self.ended: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Any]) -> None:
+        self.asked.append((scope["method"], scope["path"]))
+        body, more = b"", True
+        try:
+            if scope["path"] == "/early":
+                more = False
+            while more:
+                await self.gate.wait()
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    self.ended.append("left")
+                    return
+                self.parts.append(len(message["body"]))
+                body, more = body + message["body"], message["more_body"]
+            self.bodies.append(body)
+            await self.gate.wait()
+            if scope["path"] == "/fails":
+                raise ValueError("words")
+            status = 413 if scope["path"] == "/early" else 200
+            await send({"type": "http.response.start", "status": status, "headers": [(b"x-app", b"1")]})
+            if scope["path"] == "/stream":
+                for piece in (b"one", b"two"):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            elif scope["path"] == "/breaks":
+                await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            else:
+                await send({"type": "http.response.body", "body": body or b"nothing"})
+            self.ended.append("answered")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+
+
+class Caller:
+    """A connection of a test."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next one; (0, {}, b"") where the connection is closed instead."""
+        async with asyncio.timeout(5):
+            try:
+                head = await self.reader.readuntil(b"\r\n\r\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return 0, {}, b""
+            status, *lines = head.decode("latin-1").strip().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in lines)
+            assert len(headers) == len(lines), lines
+            if "content-length" in headers:
+                return int(status.split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+            if headers.get("transfer-encoding") == "chunked":
+                return int(status.split()[1]), headers, await self._chunks()
+            return int(status.split()[1]), headers, b""
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            body += await self.reader.readexactly(size)
+            await self.reader.readexactly(2)
+        await self.reader.readexactly(2)
+        return body
+
+    async def status(self) -> int:
+        return (await self.answer())[0]
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(5):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+
+class Place:
+    """A server with its application."""
+
+    def __init__(self, app: App, server: HttpServer, port: int, task: asyncio.Task[None]) -> None:
+        self.app = app
+        self.server = server
+        self.port = port
+        self.task = task
+        self._callers: list[Caller] = []
+
+    async def call(self, data: bytes = b"") -> Caller:
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._callers.append(caller)
+        caller.send(data)
+        return caller
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.writer.close()
+
+
+@asynccontextmanager
+async def serving(limits: Limits = LIMITS, *, lane: bool = False, outright: bool = True) -> AsyncIterator[Place]:
+    app = App()
+    paths = {b"/echo": LanePath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if lane else {}
+    server = HttpServer(app, lane=paths, limits=limits, outright=outright)
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    await server.listen([bound])
+    task = asyncio.create_task(server.serve())
+    place = Place(app, server, bound.getsockname()[1], task)
+    try:
+        yield place
+    finally:
+        place.close()
+        task.cancel()
+        await asyncio.wait([task])

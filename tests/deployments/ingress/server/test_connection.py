@@ -1,0 +1,263 @@
+"""Requests as bytes on real sockets of this process: what each gets, and that it delays nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from deployments.ingress.server.limits import Limits
+from tests.deployments.ingress.server.places import GET, Place, post, serving
+
+
+@pytest.fixture(params=[False, True], ids=["app", "lane"])
+async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+    async with serving(lane=request.param) as place:
+        yield place
+
+
+async def test_a_request_is_answered_with_its_body_and_id(place: Place) -> None:
+    caller = await place.call(post(b"pay", "X-Request-ID: r-1"))
+    status, headers, body = await caller.answer()
+    assert (status, body, headers["x-request-id"], headers["x-app"]) == (200, b"pay", "r-1", "1")
+    assert headers["date"].endswith("GMT")
+    caller.send(post(b"again"))
+    status, headers, body = await caller.answer()
+    assert (status, body, len(headers["x-request-id"])) == (200, b"again", 32)
+
+
+async def test_serves_application_gives_ids_itself() -> None:
+    async with serving(outright=False) as place:
+        caller = await place.call(post(b"pay", "X-Request-ID: r-1"))
+        assert "x-request-id" not in (await caller.answer())[1]
+
+
+async def test_a_request_may_come_in_single_bytes(place: Place) -> None:
+    caller = await place.call()
+    for byte in post(b"pay"):
+        caller.send(bytes([byte]))
+        await caller.writer.drain()
+    assert (await caller.answer())[2] == b"pay"
+
+
+async def test_pipelined_requests_are_answered_one_after_the_other(place: Place) -> None:
+    place.app.gate.clear()
+    caller = await place.call(b"".join(post(b"%d" % k) for k in range(20)))
+    await asyncio.sleep(0.05)
+    assert len(place.app.asked) == 1
+    place.app.gate.set()
+    assert [(await caller.answer())[2] for _ in range(20)] == [b"%d" % k for k in range(20)]
+
+
+async def test_too_many_pipelined_requests_end_the_connection(place: Place) -> None:
+    place.app.gate.clear()
+    caller = await place.call(b"GET /echo HTTP/1.1\r\n\r\n" * 3000)
+    await asyncio.sleep(0.05)
+    place.app.gate.set()
+    statuses = [await caller.status() for _ in range(35)]
+    assert statuses == [200] * 34 + [503]
+    assert await caller.is_closed()
+
+
+async def test_what_follows_a_refused_head_is_not_heard(place: Place) -> None:
+    bomb = b"GET /echo HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n"
+    caller = await place.call(bomb + b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + GET)
+    assert (await caller.status(), await caller.is_closed(), place.app.asked) == (431, True, [])
+
+
+async def test_a_chunked_body_is_put_together(place: Place) -> None:
+    caller = await place.call(
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\npay\r\n1\r\n!\r\n0\r\n\r\n"
+    )
+    assert (await caller.answer())[2] == b"pay!"
+    caller.send(post(b"next"))
+    assert (await caller.answer())[2] == b"next"
+
+
+async def test_a_long_body_is_read_as_it_is_taken(place: Place) -> None:
+    place.app.gate.clear()
+    caller = await place.call(post(b"x" * 3_000_000))
+    await asyncio.sleep(0.1)
+    connection = next(iter(place.server._connections))
+    assert connection._current is not None
+    assert connection._current.unread_bytes < 600_000
+    place.app.gate.set()
+    status, _, body = await caller.answer()
+    assert (status, len(body)) == (200, 3_000_000)
+
+
+async def test_who_waits_to_be_told_is_told_to_send_its_body(place: Place) -> None:
+    caller = await place.call(post(b"pay", "Expect: 100-continue")[:-3])
+    assert await caller.status() == 100
+    caller.send(b"pay")
+    assert (await caller.answer())[2] == b"pay"
+
+
+async def test_http_1_0_is_closed_unless_it_asks_otherwise(place: Place) -> None:
+    caller = await place.call(b"GET /echo HTTP/1.0\r\n\r\n")
+    status, headers, _ = await caller.answer()
+    assert (status, headers["connection"], await caller.is_closed()) == (200, "close", True)
+    caller = await place.call(b"GET /echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2)
+    assert [(await caller.answer())[1]["connection"] for _ in range(2)] == ["keep-alive"] * 2
+
+
+async def test_a_stream_is_chunked_and_in_http_1_0_ends_with_its_connection(place: Place) -> None:
+    caller = await place.call(b"GET /stream HTTP/1.1\r\n\r\n" * 2)
+    assert [(await caller.answer())[2] for _ in range(2)] == [b"onetwo"] * 2
+    caller = await place.call(b"GET /stream HTTP/1.0\r\n\r\n")
+    assert (await caller.reader.read()).endswith(b"\r\n\r\nonetwo")
+
+
+async def test_head_gets_no_body(place: Place) -> None:
+    caller = await place.call(b"HEAD /echo HTTP/1.1\r\n\r\n" + GET)
+    head = await caller.reader.readuntil(b"\r\n\r\n")
+    assert b"content-length: 7" in head
+    assert (await caller.answer())[2] == b"nothing"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /echo HTTP/1.1\r\nA : b\r\n\r\n",
+        b"GET /echo\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["words", "tls", "negative", "two-lengths", "length-and-chunks", "chunk", "space", "http-0.9", "http-2"],
+)
+async def test_what_is_no_request_gets_400_and_is_closed(place: Place, data: bytes) -> None:
+    caller = await place.call(data)
+    assert (await caller.status(), await caller.is_closed()) == (400, True)
+
+
+async def test_nonsense_behind_a_request_is_refused_after_its_answer(place: Place) -> None:
+    place.app.gate.clear()
+    caller = await place.call(GET + b"nonsense\r\n\r\n")
+    await asyncio.sleep(0.02)
+    place.app.gate.set()
+    assert [await caller.status(), await caller.status(), await caller.is_closed()] == [200, 400, True]
+
+
+async def test_a_head_without_end_is_refused_at_its_limit(place: Place) -> None:
+    for filler in (b"X-Filler: " + b"a" * 3000, b"A: b\r\n" * 500, b"X: " + b"a" * 60_000 + b"\r\n\r\n"):
+        caller = await place.call(b"GET /echo HTTP/1.1\r\n" + filler)
+        assert (await caller.status(), await caller.is_closed()) == (431, True)
+    assert place.app.asked == []
+
+
+async def test_an_upgrade_is_answered_as_if_none_was_asked_for(place: Place) -> None:
+    caller = await place.call(b"GET /echo HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n\x81\x85")
+    assert (await caller.status(), await caller.is_closed()) == (200, True)
+
+
+async def test_a_body_that_nobody_reads_ends_the_connection_after_the_answer(place: Place) -> None:
+    caller = await place.call(b"POST /early HTTP/1.1\r\nContent-Length: 999999999\r\n\r\nx")
+    status, headers, _ = await caller.answer()
+    assert (status, headers["connection"]) == (413, "close")
+    caller.send(b"x" * 1_000_000)
+    await caller.writer.drain()
+    assert place.app.bodies == [b""]
+
+
+async def test_an_application_that_fails_gets_500_and_half_an_answer_is_cut_off(place: Place) -> None:
+    caller = await place.call(b"GET /fails HTTP/1.1\r\n\r\n")
+    assert (await caller.status(), await caller.is_closed()) == (500, True)
+    caller = await place.call(b"GET /breaks HTTP/1.1\r\n\r\n")
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await caller.answer()
+
+
+async def test_who_leaves_is_given_up(place: Place) -> None:
+    place.app.gate.clear()
+    caller = await place.call(post(b"pay"))
+    await asyncio.sleep(0.02)
+    caller.writer.close()
+    await asyncio.sleep(0.05)
+    assert place.app.ended == ["cancelled"]
+    assert place.server.num_connections == 0
+
+
+async def test_serves_application_is_told_who_left() -> None:
+    async with serving(outright=False) as place:
+        place.app.gate.clear()
+        caller = await place.call(post(b"pay"))
+        await asyncio.sleep(0.02)
+        caller.writer.close()
+        await asyncio.sleep(0.02)
+        place.app.gate.set()
+        await asyncio.sleep(0.02)
+        assert place.app.ended == ["left"]
+
+
+async def test_a_caller_that_closes_its_half_is_closed(place: Place) -> None:
+    caller = await place.call(b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\npa")
+    caller.writer.write_eof()
+    assert await caller.is_closed()
+
+
+async def test_slow_heads_and_bodies_get_408_and_idle_callers_are_closed() -> None:
+    limits = Limits(head_s=0.1, body_s=0.1, idle_s=0.3, kept_bytes=100)
+    async with serving(limits) as place:
+        slow = {
+            b"GET /echo HTTP/1.1\r\nX:": 408,
+            b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\npa": 408,
+            b"POST /echo HTTP/1.1\r\nContent-Length: 500\r\n\r\npa": 408,
+            b"": 0,
+            GET: 200,
+        }
+        callers = [await place.call(data) for data in slow]
+        assert [await caller.status() for caller in callers] == list(slow.values())
+        assert [await caller.is_closed() for caller in callers] == [True] * 5
+
+
+async def test_who_takes_no_answers_is_cut_off_and_no_more_of_him_is_read() -> None:
+    async with serving(Limits(stuck_s=0.3)) as place:
+        loop, big = asyncio.get_running_loop(), post(b"x" * 60_000)
+        with socket.create_connection(("127.0.0.1", place.port)) as greedy:
+            greedy.setblocking(False)
+
+            async def send_for_ever() -> None:
+                while True:
+                    await loop.sock_sendall(greedy, big)
+
+            with pytest.raises(ConnectionError):
+                await asyncio.wait_for(send_for_ever(), 10)
+        await asyncio.sleep(0.05)
+        assert place.server.num_connections == 0
+
+
+async def test_too_many_connections_are_told_so(place: Place) -> None:
+    callers = [await place.call(GET) for _ in range(9)]
+    assert sorted([await caller.status() for caller in callers]) == [200] * 8 + [503]
+
+
+async def test_idle_connections_delay_nobody_and_cost_no_timers_each() -> None:
+    async with serving(Limits()) as place:
+        callers = [await place.call() for _ in range(300)]
+        caller = await place.call(GET)
+        assert await caller.status() == 200
+        assert place.server.num_connections == 301
+        assert len(callers) == 300
+
+
+async def test_the_end_waits_for_answers_and_takes_nobody_new(place: Place) -> None:
+    place.app.gate.clear()
+    idle, busy = await place.call(), await place.call(post(b"pay"))
+    await asyncio.sleep(0.02)
+    place.server.should_exit = True
+    assert await idle.is_closed()
+    with pytest.raises(ConnectionError):
+        await place.call()
+    assert not place.task.done()
+    place.app.gate.set()
+    status, headers, body = await busy.answer()
+    assert (status, headers["connection"], body) == (200, "close", b"pay")
+    await asyncio.wait_for(place.task, 5)
+    assert place.server.should_exit
