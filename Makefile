@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
-	$(BIN)/offramp plan experiments/problems/bert_base_16_v100.yaml --json >/dev/null  # compiles the planner, once
+	$(BIN)/python -m optimizer.kernels  # compiles the planner, once
 	@touch $@
 
 demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
@@ -29,7 +29,7 @@ serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
 
 # A file is run by one process, and all that starts Ray too (tests/conftest.py).
-TEST := $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'

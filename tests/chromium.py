@@ -25,7 +25,7 @@ SWITCHES = (
     "--disable-sync",
 )
 WIDE, NARROW = 1280, 400
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 SERIOUS = {"serious", "critical"}
 
 

@@ -25,5 +25,5 @@ def one_ray(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[On
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=URL, timeout=20.0) as client:
+    with httpx.Client(base_url=URL, timeout=60.0) as client:
         yield client

@@ -22,7 +22,7 @@ ELIDED = "..."
 START_S = 180.0
 """A machine with nothing else to do takes 20."""
 COMMAND_S = 600.0
-STOP_S = 30.0
+STOP_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ PORT = 8123
 METRICS_PORT, GRPC_PORT, COLLECTOR_PORT, DASHBOARD_PORT = PORT + 1, PORT + 2, PORT + 3, PORT + 4
 URL = f"http://127.0.0.1:{PORT}"
 DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
-ORDER_S = 120.0
+ORDER_S = 240.0
 """For Ray to start, a service to take the place of another, or a plan that of another."""
-READY_S = 20.0
-STOP_S = 60.0
+READY_S = 120.0
+STOP_S = 120.0
 MARK = "OFFRAMP_TEST_RUN"
 
 
@@ -56,6 +56,11 @@ class OneRay:
             self._served = document
         self._wait_until_ready()
         return URL
+
+    def stop(self) -> None:
+        """End the service, and leave Ray to the next."""
+        self._served = None
+        self.order("stop")
 
     def order(self, name: str, given: Any = None) -> Any:
         """One of `serve_in_turn.ORDERS`; gives what came of it."""
@@ -85,6 +90,7 @@ class OneRay:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "XDG_STATE_HOME": str(self.log.parent / "state"),
+            "RAY_metrics_report_interval_ms": "1000",  # the tests wait for metrics: not for ten seconds
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

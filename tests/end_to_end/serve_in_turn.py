@@ -38,10 +38,17 @@ def serve_instead(settings: dict[str, Any]) -> str:
     from deployments.app import build
 
     name: str = settings["app"]
-    for other in serve.status().applications:
-        serve.delete(other)
+    stop(None)
     serve.run(build(settings), name=name, external_scaler_enabled=settings["control"] is not None)
     return name
+
+
+def stop(_: None) -> None:
+    """End every application."""
+    from ray import serve
+
+    for name in serve.status().applications:
+        serve.delete(name)
 
 
 def put_in_force(given: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +70,12 @@ def find_logs(_: None) -> str:
     return str(node.get_logs_dir_path())
 
 
-ORDERS: dict[str, Callable[[Any], Any]] = {"serve": serve_instead, "apply": put_in_force, "logs": find_logs}
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "serve": serve_instead,
+    "stop": stop,
+    "apply": put_in_force,
+    "logs": find_logs,
+}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))

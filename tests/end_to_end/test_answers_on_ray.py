@@ -22,10 +22,10 @@ from tests.otlp_receiver import Receiver
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("url")]
 
-METRICS_S = 30.0
+METRICS_S = 120.0
 STUCK_S = 1.0
 """More than a request takes to reach a stage."""
-TRACES_S = 20.0
+TRACES_S = 60.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
@@ -184,9 +184,9 @@ def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> No
     """The quick form of `python -m experiments.fuzz`."""
     from experiments.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
 
-    findings = fuzz(url, num_cases=200)
+    findings = fuzz(url, num_cases=100)
     assert findings.problems == []
-    assert findings.num_cases >= 200
+    assert findings.num_cases >= 100
     assert {200, 400, 404} <= set(findings.statuses)
 
 

@@ -22,8 +22,8 @@ from tests.metrics_page import check_series, documented_series, once_on_page
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("versions")]
 
 SHARE = 0.25
-SOON_S = 40.0
-METRICS_S = 40.0
+SOON_S = 120.0
+METRICS_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)

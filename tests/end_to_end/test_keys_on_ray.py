@@ -23,7 +23,7 @@ ALICE, BOB, CAROL = "alice-marker-7f3a9c", "bob-marker-51d0e2", "carol-marker-c4
 RATE_PER_S, BURST = 0.1, 30.0
 TEXT = "zebra-marker-text"
 MARKER = b"marker"
-RELOAD_S = 15.0
+RELOAD_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.browser]
 
 LOAD_S = 6.0
-SOON_MS = 10_000
-START_MS = 90_000
-STREAM_S = 20.0
+SOON_MS = 60_000
+START_MS = 180_000
+STREAM_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,11 @@ def first_state() -> dict[str, Any]:
     return state
 
 
+def in_time(page: Opened) -> int:
+    [number] = re.findall(r"([\d,]+) in time", page.text("[data-figure=answered]"))
+    return int(number.replace(",", ""))
+
+
 def exits_in_table(page: Opened) -> dict[str, int]:
     rows = [row.split("\t") for row in page.page.locator("#exits-table tbody tr").all_inner_texts()]
     return {name: int(answers.replace(",", "")) for name, answers, _ in rows}
@@ -69,7 +75,7 @@ def exits_in_table(page: Opened) -> dict[str, int]:
 def test_the_page_follows_the_service_through_load_a_change_an_end_and_a_new_beginning(
     browser: Browser, one_ray: OneRay, tiny: Tiny
 ) -> None:
-    """Last of those that share a Ray, which ends here: nothing else begins one again."""
+    """Last of those that share a Ray, which ends here: what comes behind has one of its own."""
     settings = controlled_service(tiny)
     with opened(browser, "about:blank") as page:
         one_ray.serve(settings)
@@ -77,12 +83,13 @@ def test_the_page_follows_the_service_through_load_a_change_an_end_and_a_new_beg
         page.wait_for_connection("live")
         page.page.locator("#exits-table summary").click()
         began, answered, left = page.serial(), int(page.figure("answered").replace(",", "")), exits_in_table(page)
+        before = in_time(page)  # whoever was asked while replicas died, or plans changed, may not have been
         exits = load(tiny.texts, LOAD_S)
         assert page.serial() - began >= LOAD_S - 2, "about one update a second"
         page.wait_for_updates(2)
         answered += exits.total()
         assert page.figure("answered") == f"{answered:,}"
-        assert f"{answered:,} in time" in page.text("[data-figure=answered]")
+        assert in_time(page) == before + exits.total()
         names = {0: "ramp 0", 1: "ramp 1", 2: "ramp 2", 3: "the model's end"}
         assert exits_in_table(page) == {name: left.get(name, 0) + exits[block] for block, name in names.items()}
         plan = plan_document(two_stages(tiny.thresholds))
@@ -91,8 +98,8 @@ def test_the_page_follows_the_service_through_load_a_change_an_end_and_a_new_beg
         page.page.goto(f"{URL}/dashboard")
         page.wait_for_connection("live")
         assert page.troubles == []
-        one_ray.end()
-        page.wait_for_connection("lost")
+        one_ray.stop()
+        page.wait("document.body.dataset.connection === 'lost'", START_MS)
         assert page.text("#connection").startswith("Disconnected since ")
         one_ray.serve(text_service(tiny))
         page.wait("document.body.dataset.connection === 'live'", START_MS)

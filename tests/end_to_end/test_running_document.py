@@ -59,7 +59,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     }
     if not INSTALLS:
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        environment["PYTHONPATH"] = str(folder / "offramp")
     try:
         yield Reader(folder=folder, environment=environment, change=change)
     finally:

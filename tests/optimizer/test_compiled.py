@@ -3,9 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from optimizer.compiled import compiled
+from optimizer.decision import Decision, Planned
+from optimizer.kernels import PARTS
 
 ADD = """
 from optimizer.compiled import compiled
@@ -46,3 +51,11 @@ def test_where_nothing_can_be_kept_kernels_work_and_it_is_said_once() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.count("compiled anew in every process") == 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_planned_to_compile_the_planner_has_a_plan(part: Callable[[], list[Decision]]) -> None:
+    # What is refused early leaves kernels out.
+    decisions = part()
+    assert decisions
+    assert all(isinstance(each, Planned) for each in decisions)
