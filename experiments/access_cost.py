@@ -49,6 +49,9 @@ def app(settings: AccessSettings | None, keys: str) -> Router:
     async def infer(_: InferRequest) -> list[Answer]:
         return ANSWER
 
+    async def nothing() -> dict[str, Any]:
+        return {}
+
     backend: Any = SimpleNamespace(
         card=SimpleNamespace(name="nothing", max_length=8),
         task=LabelTask(("a", "b")),
@@ -58,6 +61,8 @@ def app(settings: AccessSettings | None, keys: str) -> Router:
         infer=infer,
         choose=lambda _: None,
         count_request=lambda *_: None,
+        stats=nothing,
+        plan=nothing,
     )
     return build_app(backend, gate_of(settings, MonotonicClock(), 1, {"K": keys}))
 

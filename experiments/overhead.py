@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--fronts", nargs="+", default=["haproxy"], help="that ours is measured behind (parts)")
     parser.add_argument("--beside", help="a commit whose service takes turns with ours (parts)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

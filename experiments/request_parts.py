@@ -44,21 +44,22 @@ with costless(Namespace(port=int(sys.argv[1]), backend=sys.argv[2], front=sys.ar
 
 @contextmanager
 def parts(options: Namespace) -> Iterator[Mapping[str, Side]]:
-    """A side per checkout, the older one first."""
-    checkouts = [Checkout(name="this checkout", root=ROOT)]
+    """The older checkout, behind HAProxy, then ours behind each front."""
+    ours = Checkout(name="this checkout", root=ROOT)
+    sides = {f"this checkout, {front}": (ours, front) for front in options.fronts}
     if options.beside is not None:
-        checkouts.insert(0, Checkout(name=options.beside, root=checked_out(options.beside)))
+        sides = {options.beside: (Checkout(name=options.beside, root=checked_out(options.beside)), "haproxy"), **sides}
     with TemporaryDirectory() as folder:
         inputs = write_inputs(Path(folder) / "inputs.jsonl", TEXTS)
-        yield {each.name: partial(cost_by_part, each, inputs, options) for each in checkouts}
+        yield {name: partial(cost_by_part, *side, inputs, options) for name, side in sides.items()}
 
 
-def cost_by_part(checkout: Checkout, inputs: Path, options: Namespace) -> Figures:
+def cost_by_part(checkout: Checkout, front: str, inputs: Path, options: Namespace) -> Figures:
     """Milliseconds of processor time per answer, by part and in all, at every rate and saturated."""
     figures: Figures = {}
     loads: dict[str, dict[str, float]] = {f"{rate:g}/s": {"rate_per_s": rate} for rate in RATES_PER_S}
     loads["saturated"] = {"concurrency": WORKERS}
-    with served(checkout, options) as server:
+    with served(checkout, front, options) as server:
         for name, load in loads.items():
             told = {"url": server.url, "inputs": inputs, "slo_s": SLO_S} | load
             run_client(ClientOptions.model_validate(told | {"duration_s": WARM_S}))
@@ -74,11 +75,11 @@ def cost_by_part(checkout: Checkout, inputs: Path, options: Namespace) -> Figure
 
 
 @contextmanager
-def served(checkout: Checkout, options: Namespace) -> Iterator[Server]:
+def served(checkout: Checkout, front: str, options: Namespace) -> Iterator[Server]:
     """A checkout's service, once it is ready."""
     url = f"http://127.0.0.1:{options.port}"
-    command = [sys.executable, "-c", SERVE, str(options.port), options.backend, options.front]
-    log = LOGS / f"parts-{checkout.name.replace(' ', '-')}.log"
+    command = [sys.executable, "-c", SERVE, str(options.port), options.backend, front]
+    log = LOGS / f"parts-{front}-{checkout.name.replace(' ', '-')}.log"
     with running(command, url, log, checkout.environment(), cwd=checkout.root, stdin=subprocess.PIPE) as server:
         try:
             with Client(url, timeout_s=10.0) as client:
