@@ -34,8 +34,10 @@ async def compressed(request: Request, response: Response) -> Response:
     Streams are left alone, and pictures, which are compressed, and what is known by its ETag.
     """
     body = getattr(response, "body", b"")
+    if len(body) < LEAST_BYTES:  # as nearly all are
+        return response
     headers = response.headers
-    if len(body) < LEAST_BYTES or "etag" in headers or headers.get("content-type", "").startswith("image/"):
+    if "etag" in headers or headers.get("content-type", "").startswith("image/"):
         return response
     headers.add_vary_header("Accept-Encoding")
     if not takes_gzip(", ".join(request.headers.getlist("accept-encoding"))):

@@ -90,7 +90,8 @@ class Routes:
 
     def _answer_type(self, request: Request, *, many: bool) -> str:
         """What the caller gets; raises NotAcceptableError."""
-        accept = ", ".join(request.headers.getlist("accept")) or ANYTHING  # several lines of a header are one list
+        lines = [value for name, value in request.scope["headers"] if name == b"accept"]
+        accept = b", ".join(lines).decode("latin-1") or ANYTHING  # several lines of a header are one list
         if accept in (ANYTHING, JSON):
             return JSON
         of_one = self._backend.signature.task.content_types
