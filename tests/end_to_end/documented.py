@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Timer
 from typing import IO
 
+import psutil
 import pytest
 
 KEPT = ("cd ", "export ", "source ")
@@ -124,6 +125,17 @@ class Reader:
             text=True,
             start_new_session=True,
         )
+        return self._until_asked_for()
+
+    def lose_head(self) -> str:
+        """Kill Ray's head under the service, which starts anew; what it says until it can be asked again."""
+        assert self.service is not None
+        [head] = [each for each in psutil.Process(self.service.pid).children() if each.name() == "gcs_server"]
+        head.kill()
+        return self._until_asked_for()
+
+    def _until_asked_for(self) -> str:
+        assert self.service is not None
         assert self.service.stdout is not None
         silence = Timer(START_S, os.killpg, (self.service.pid, signal.SIGINT))
         silence.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from offramp.client.client import Client
 from tests.end_to_end.documented import Reader, normalised, read_steps
 from tests.end_to_end.one_ray import MARK, kill_remaining
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PORT = 8254
 NEWCOMER = "From a clone to your own CSV"
 MOST_COMMANDS = 10
+READY_S = 20.0
 INSTALLS = os.environ.get("OFFRAMP_TEST_INSTALL") == "1"
 ROWS_PER_LABEL = {"runs/mine.csv": 80, "runs/words.csv": 30}
 """Of the first the calibration gets a few more than the 306 rows that it needs."""
@@ -34,7 +36,8 @@ def change(command: str) -> str | None:
     if command == "make setup" or command.startswith("source"):
         return command if INSTALLS else None
     if command.startswith("offramp serve"):
-        return f"{command} --front proxy --port {PORT}" if ".yaml" not in command else f"{command} --port {PORT}"
+        with_front = "" if ".yaml" in command else "--front proxy "
+        return f"{command} {with_front}--port {PORT} --restart"
     if command.startswith("offramp predict"):
         return f"{command} --url http://127.0.0.1:{PORT}"
     if command.startswith("offramp doctor"):
@@ -56,6 +59,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "COLUMNS": "120",
+        "XDG_STATE_HOME": str(folder / "state"),
     }
     if not INSTALLS:
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -65,10 +69,13 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         kill_remaining(mark)
 
 
-def test_a_newcomer_serves_a_csv_with_few_commands(reader: Reader) -> None:
+def test_a_newcomer_serves_a_csv_with_few_commands_and_a_lost_head_only_interrupts_it(reader: Reader) -> None:
     steps = read_steps(ROOT / "docs" / "running.md", NEWCOMER)
     assert len(steps) <= MOST_COMMANDS
     reader.follow(steps)
+    assert "was killed by SIGKILL" in reader.lose_head()
+    with Client(f"http://127.0.0.1:{PORT}") as client:
+        client.wait_until_ready(timeout_s=READY_S)
     assert "stopped" in reader.stop()
 
 
