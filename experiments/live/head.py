@@ -31,7 +31,7 @@ import httpx
 
 from cluster.render import serve_config
 from deployments.ports import free_port
-from deployments.run_notes import MARK, described
+from deployments.run_notes import MARK
 from deployments.run_processes import NotedRun, noted_run
 from deployments.serve_control import DASHBOARD_HOST
 from deployments.settings import ServeSettings
@@ -142,20 +142,18 @@ def run(on: Bench) -> dict[str, Any]:
 
         async def lose(_: Service) -> dict[str, Any]:
             await asyncio.sleep(KILL_S)
-            before = await _described(service.url)
-            killed = described(heads[-1].processes())
+            before, killed = await _remembered(service.url), len(heads[-1].processes())
             await asyncio.to_thread(heads[-1].end, grace_s=0.0)
             await asyncio.sleep(AWAY_S)
             began_s, wall_s = time.monotonic(), time.time()
             heads.append(await asyncio.to_thread(cluster.start_head, "b"))
             started_s = time.monotonic() - began_s
-            planned_s, after = await _planned(service.url, since_s=wall_s + started_s, began_s=time.monotonic())
+            planned_s = await _planned(service.url, since_s=wall_s + started_s, began_s=time.monotonic())
             return {
-                "killed": killed,
+                "killed": f"{killed} processes",
                 "new_head_started_s": started_s,
                 "planned_s": planned_s,
-                "probes": [_probes(before), _probes(after)],
-                "plans_remembered": len((await _ask(service.url, "/plan/history")) or ()),
+                "remembered": before == (await _remembered(service.url))[-len(before) :],
             }
 
         result = asyncio.run(play(on, service, [on.steady(NAME, SECONDS, rate_per_s)], event=lose))
@@ -215,19 +213,19 @@ def _deploy(cluster: Cluster, settings: ServeSettings) -> None:
         wait_until_running(dashboard, NAME, waiting)
 
 
-async def _planned(url: str, *, since_s: float, began_s: float) -> tuple[float | None, dict[str, Any] | None]:
-    """Seconds until the controller has planned after a moment, and what it says then."""
+async def _planned(url: str, *, since_s: float, began_s: float) -> float | None:
+    """Seconds until the controller has planned after a moment; None where it has not in time."""
     while (waited_s := time.monotonic() - began_s) < PLANNED_WITHIN_S:
-        said = await _described(url)
+        said = await _ask(url, "/plan")
         if said is not None and said["forecast"] is not None and said["forecast"]["at_s"] > since_s:
-            return waited_s, said
+            return waited_s
         await asyncio.sleep(LOOK_S)
-    return None, None
+    return None
 
 
-async def _described(url: str) -> dict[str, Any] | None:
-    said: dict[str, Any] | None = await _ask(url, "/plan")
-    return said
+async def _remembered(url: str) -> list[float]:
+    """When the controller decided on its plans, newest first."""
+    return [row["at_s"] for row in await _ask(url, "/plan/history") or ()]
 
 
 async def _ask(url: str, path: str) -> Any:
@@ -238,10 +236,6 @@ async def _ask(url: str, path: str) -> Any:
         except httpx.HTTPError:
             return None
         return response.json() if response.is_success else None
-
-
-def _probes(described: dict[str, Any] | None) -> int | None:
-    return None if described is None or described["forecast"] is None else int(described["forecast"]["probes"])
 
 
 if __name__ == "__main__":
