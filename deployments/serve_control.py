@@ -8,24 +8,28 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
+from deployments import bound
+from deployments.front import HttpFront, front_of, prepared, switches_of
 from deployments.head_watch import ray_processes, watched
 from deployments.keys import read_keys
 from deployments.ports import HostPort, await_ports, free_port
+from deployments.ray_start import lean_imports, on_loopback, without_watchers
 from deployments.ray_words import use_our_words
 from deployments.run_processes import NotedRun, clear_left, noted_run
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
-from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
+from deployments.switches import ALONE, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, QUIET, RAYLET, THROUGHPUT
 from earlyexit.errors import HeadLostError, OfframpError, PlanError
 
-HttpFront = Literal["haproxy", "proxy"]
 OnLoss = Callable[[HeadLostError], None]
-DASHBOARD_HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+DASHBOARD_HOST = LOOPBACK
+EVERYWHERE = ("0.0.0.0", "::")
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
 ROOM = 3
@@ -41,12 +45,11 @@ class LocalCluster:
     port: int = 8000
     host: str = "127.0.0.1"
     """What the service listens on, and every ingress's own port."""
-    front: HttpFront = "haproxy"
+    front: HttpFront = "auto"
     grpc_port: int | None = None
-    """Where the Open Inference Protocol is spoken over gRPC; None: not at all. Serve's own proxy takes it on every
-    interface, whatever `host` says."""
+    """Where the Open Inference Protocol is spoken over gRPC; None: not at all."""
     metrics_port: int | None = None
-    """Where Prometheus finds the metrics; None for a free port."""
+    """Where Prometheus finds the metrics; None for a free port. Where `host` is every interface, it is there too."""
     drain_s: float = 5.0
     """How long an ingress goes on answering after it was told to stop."""
     dashboard_port: int | None = None
@@ -56,7 +59,20 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """Where this machine finds what listens."""
-        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return LOOPBACK if self.host in EVERYWHERE else self.host
+
+    @property
+    def ray_address(self) -> str | None:
+        """What Ray, and all that is only for processes of the service, listens on; None: what Ray chooses, everywhere.
+
+        Ray has one address for its own ports and for the metrics.
+        """
+        return None if self.host in EVERYWHERE and self.metrics_port is not None else LOOPBACK
+
+    @property
+    def serve_host(self) -> str:
+        """What Serve is told to listen on; HAProxy alone listens for callers."""
+        return LOOPBACK if self.front == "haproxy" and self.ray_address is not None else self.host
 
 
 @contextlib.contextmanager
@@ -71,9 +87,17 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     """
     if settings.access is not None:
         read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
+    front = front_of(cluster.front, settings, has_grpc=cluster.grpc_port is not None)
+    cluster = replace(cluster, front=front)
     _set_environment(cluster, settings.max_body_bytes)
     clear_left()
     await_ports(_wanted_ports(cluster))
+    others = [] if cluster.grpc_port is None else [cluster.grpc_port]
+    with prepared(front, settings, cluster.host, cluster.port, others) as settings, lean_imports():
+        yield from _running(settings, cluster, on_loss)
+
+
+def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None) -> Iterator[str]:
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
@@ -84,19 +108,23 @@ def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | No
     settings = _with_dashboard(settings, cluster)
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
-    with _own_ray(
-        on_loss,
-        num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
-        resources={name: amount for name, amount in needed.items() if name != "GPU"},
-        object_store_memory=OBJECT_STORE_BYTES,
-        _metrics_export_port=cluster.metrics_port,
-        labels=_labels(settings),
-        **_dashboard_options(settings),
+    with (
+        without_watchers(dashboard=_needs_dashboard(settings)),
+        on_loopback(alone=cluster.ray_address is not None),
+        _own_ray(
+            on_loss,
+            num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
+            resources={name: amount for name, amount in needed.items() if name != "GPU"},
+            object_store_memory=OBJECT_STORE_BYTES,
+            _metrics_export_port=cluster.metrics_port,
+            labels=_labels(settings),
+            **_dashboard_options(settings),
+        ),
     ):
         _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
         serve.start(
-            proxy_location="HeadOnly",
-            http_options=HTTPOptions(host=cluster.host, port=cluster.port),
+            proxy_location="Disabled" if cluster.front == "direct" else "HeadOnly",
+            http_options=HTTPOptions(host=cluster.serve_host, port=cluster.port),
             grpc_options=None if cluster.grpc_port is None else gRPCOptions(**grpc_options(cluster.grpc_port)),
         )
         try:
@@ -152,28 +180,31 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
     switches = (
         THROUGHPUT
         | RAYLET
+        | ALONE
+        | QUIET
         | {
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
             "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
         }
     )
-    if cluster.front == "haproxy":
-        switches |= HAPROXY
     if cluster.grpc_port is not None:
-        switches |= grpc_environment(max_body_bytes)
+        switches |= grpc_environment(max_body_bytes) | bound.CALLBACK
+        os.environ[bound.HOST] = cluster.serve_host
     for name, value in switches.items():
         os.environ.setdefault(name, value)  # whoever set one wants it so
+    os.environ |= switches_of(cluster.front)
 
 
 def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     """With the addresses that they are taken on."""
-    anywhere = "0.0.0.0"
     haproxy = cluster.front == "haproxy"
     beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
+    metrics_host = cluster.ray_address or EVERYWHERE[0]
     return [
         (cluster.host, cluster.port),
-        *[(anywhere, port) for port in [cluster.grpc_port, cluster.metrics_port] if port is not None],
-        *[(anywhere, int(os.environ.get(name, port))) for name, port in beside.items()],
+        *([] if cluster.grpc_port is None else [(cluster.host, cluster.grpc_port)]),
+        *([] if cluster.metrics_port is None else [(metrics_host, cluster.metrics_port)]),
+        *[(LOOPBACK, int(os.environ.get(name, port))) for name, port in beside.items()],
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deployments.bound import bind_calls
 from deployments.control.description import describe
 from deployments.control.history import History
 from deployments.control.loop import ControlLoop
@@ -35,6 +36,7 @@ class Controller:
     """Thin: it builds the loop, runs it, and answers for it."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
+        bind_calls()
         os.nice(POLITE)
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain

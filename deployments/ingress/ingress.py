@@ -16,6 +16,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
+from deployments.bound import bind_calls
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import VersionFacts
@@ -71,6 +72,7 @@ class Ingress(RpcMethods):
 
     def __init__(self, settings: dict[str, Any], *others: DeploymentHandle[Any]) -> None:
         """`others`: every slot that a plan may ever use; the controller may be among them, but is asked by its name."""
+        bind_calls()
         self._settings = ServeSettings.model_validate(settings)
         self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
         self._clock = MonotonicClock()

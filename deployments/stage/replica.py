@@ -13,6 +13,7 @@ from typing import Any, cast
 import ray
 from ray import serve
 
+from deployments.bound import bind_calls
 from deployments.messages import Assignment
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
@@ -38,6 +39,7 @@ class StageReplica:
     """
 
     async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
+        bind_calls()
         self._settings = ServeSettings.model_validate(settings)
         self._slot = slot
         self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.serve_control import HttpFront, LocalCluster, serving
+from deployments.front import HttpFront
+from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings
 from experiments.data import RUNS
 from experiments.live.emulation import Emulation, emulated
@@ -133,7 +134,7 @@ def served(
     plan: Plan,
     *,
     port: int = 8000,
-    front: HttpFront = "haproxy",
+    front: HttpFront = "auto",
     metrics_port: int | None = None,
 ) -> Iterator[Service]:
     """The service on this machine, ready, its plan in force; everything ends with the block.

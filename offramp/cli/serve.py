@@ -51,7 +51,11 @@ PlanDevice = Annotated[
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8000.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")]
 Front = Annotated[
-    str | None, typer.Option(help="haproxy (fast, the default) or proxy (Serve's own).", **completes(FRONTS))
+    str | None,
+    typer.Option(
+        help="direct (nobody), haproxy or proxy (Serve's own); default: auto.",
+        **completes(FRONTS),
+    ),
 ]
 IngressReplicas = Annotated[int | None, typer.Option(min=1, help="Default: 1.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 (default) or bfloat16.", **completes(DTYPES))]
@@ -219,8 +223,8 @@ def _serve_until_stopped(
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             print(f"try: offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')} --url {url}", flush=True)
-            keys, with_grpc = settings.access is not None and settings.access.has_keys, cluster.grpc_port is not None
-            for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
+            has_keys = settings.access is not None and settings.access.has_keys
+            for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
             signal.pause()
     except KeyboardInterrupt:

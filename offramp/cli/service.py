@@ -180,7 +180,7 @@ def _manifest(service: Service, image: str, claim: str, at: str | None, redis: R
         ray_version=version("ray"),
         claim=claim,
         mount=mount,
-        environment=_environment(service) | (HAPROXY if service.ingress.front == "haproxy" else {}),
+        environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
         redis=redis,
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")

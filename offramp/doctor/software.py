@@ -69,13 +69,13 @@ def minilm(machine: Machine) -> Iterator[Finding]:
 
 
 def haproxy(machine: Machine) -> Iterator[Finding]:
-    """What stands before the ingresses unless `--front proxy` says otherwise."""
+    """What stands before several ingresses unless `--front proxy` says otherwise."""
     if machine.software.haproxy is not None:
         yield ok(machine.software.haproxy)
     else:
-        yield failed(
+        yield warning(
             "no haproxy: Ray's wheel carries one on Linux only",
-            "offramp serve --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH",
+            "for several ingresses, gRPC or versions: --front proxy, or set RAY_SERVE_HAPROXY_BINARY_PATH",
         )
 
 

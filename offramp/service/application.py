@@ -132,16 +132,14 @@ def with_environment(settings: ServeSettings, environment: Mapping[str, str] = o
 
 
 def exposure_notes(
-    host: str, front: str, *, has_keys: bool, has_grpc: bool = False, environment: Mapping[str, str] = os.environ
+    host: str, *, has_keys: bool, ray_is_open: bool, environment: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """What of a service can be reached further than its `host` says, or by more than one would think."""
+    """What can be reached by more than one would think; `ray_is_open`: Ray's own ports are on every interface."""
     notes = []
     if host not in LOOPBACK and not has_keys:
         notes.append(f"listening on {host} without API keys: whoever reaches it may use it (--api-keys)")
-    if front == "haproxy":
-        notes.append("HAProxy's statistics and metrics pages listen on every interface, whatever --host says")
-    if has_grpc:
-        notes.append("gRPC listens on every interface, whatever --host says")
-    if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
-        notes.append("Ray's own ports listen on every interface, and RAY_AUTH_MODE=disabled opens them to all")
+    if ray_is_open:
+        everybody = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if everybody else ""
+        notes.append(f"Ray's own ports listen on every interface, as --metrics-port does{opened}")
     return notes

@@ -108,10 +108,12 @@ class IngressDocument(PartDocument, IngressSettings):
     replicas: int = Field(default=1, ge=1)
     port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
-    """The Open Inference Protocol over gRPC; None: not at all. With `front: proxy` on every interface."""
+    """The Open Inference Protocol over gRPC; None: not at all."""
     host: str = "127.0.0.1"
     """Address to listen on; on a cluster, where HAProxy asks ingresses of other nodes, 0.0.0.0."""
-    front: Literal["haproxy", "proxy"] = "haproxy"
+    front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
+    """Who stands before the ingresses: nobody (`direct`, of a single one), HAProxy, or Serve's own proxy; `auto`: on
+    one machine nobody where that is possible, else HAProxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
     """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
 

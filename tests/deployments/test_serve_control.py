@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from deployments.front import HttpFront
 from deployments.serve_control import (
     LocalCluster,
     _check_resources,
@@ -20,6 +21,8 @@ from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import problem
+
+HERE = "127.0.0.1"
 
 
 def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> ServeSettings:
@@ -78,8 +81,28 @@ def test_one_machine_has_the_labels_of_all_nodes() -> None:
 
 
 def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_what_else_is_asked_for() -> None:
-    assert _wanted_ports(LocalCluster(front="proxy")) == [("127.0.0.1", 8000)]
-    assert _wanted_ports(LocalCluster(front="proxy", grpc_port=9000)) == [("127.0.0.1", 8000), ("0.0.0.0", 9000)]
-    assert _wanted_ports(LocalCluster(front="proxy", metrics_port=8001)) == [("127.0.0.1", 8000), ("0.0.0.0", 8001)]
-    assert [port for _, port in _wanted_ports(LocalCluster())] == [8000, 8404, 9101]
-    assert [port for _, port in _wanted_ports(LocalCluster(grpc_port=9000))] == [8000, 9000, 8404, 9101, 9500]
+    for front in ("proxy", "direct"):
+        assert _wanted_ports(LocalCluster(front=front)) == [(HERE, 8000)]
+    assert _wanted_ports(LocalCluster(front="proxy", grpc_port=9000, host="::1")) == [("::1", 8000), ("::1", 9000)]
+    assert _wanted_ports(LocalCluster(front="direct", metrics_port=8001)) == [(HERE, 8000), (HERE, 8001)]
+    pages = [(HERE, 8404), (HERE, 9101)]
+    assert _wanted_ports(LocalCluster(front="haproxy", host="10.1.2.3")) == [("10.1.2.3", 8000), *pages]
+    wanted = _wanted_ports(LocalCluster(front="haproxy", grpc_port=9000))
+    assert wanted == [(HERE, 8000), (HERE, 9000), *pages, (HERE, 9500)]
+
+
+@pytest.mark.parametrize(
+    ("host", "metrics_port", "front", "ray_address", "serve_host"),
+    [
+        (HERE, 8001, "haproxy", HERE, HERE),
+        ("10.1.2.3", 8001, "haproxy", HERE, HERE),
+        ("10.1.2.3", None, "proxy", HERE, "10.1.2.3"),
+        ("0.0.0.0", None, "haproxy", HERE, HERE),
+        ("0.0.0.0", 8001, "haproxy", None, "0.0.0.0"),  # whoever reaches the service reads the metrics too
+    ],
+)
+def test_what_is_for_the_service_alone_listens_on_loopback(
+    host: str, metrics_port: int | None, front: HttpFront, ray_address: str | None, serve_host: str
+) -> None:
+    cluster = LocalCluster(host=host, metrics_port=metrics_port, front=front)
+    assert (cluster.ray_address, cluster.serve_host) == (ray_address, serve_host)

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from deployments.settings import ServeSettings
@@ -30,6 +33,8 @@ ORDER_S = 240.0
 READY_S = 120.0
 STOP_S = 120.0
 MARK = "OFFRAMP_TEST_RUN"
+MAPPED = "::ffff:"
+"""Of an address that a socket of both protocols listens on."""
 
 
 class OneRay:
@@ -70,6 +75,16 @@ class OneRay:
         self._process.stdin.flush()
         return self._answer()
 
+    def listening(self) -> dict[str, set[str]]:
+        """The addresses that its processes listen on, each with the processes that do."""
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for pid, name in remaining(self._mark, patience_s=0.0).items():
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                for connection in psutil.Process(pid).net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        found[connection.laddr.ip.removeprefix(MAPPED)].add(name)
+        return found
+
     def end(self) -> None:
         """End Ray; afterwards no process that it led to is left. The next service has another."""
         process, self._process, self._served = self._process, None, None
@@ -91,6 +106,7 @@ class OneRay:
             "RAY_USAGE_STATS_ENABLED": "0",
             "XDG_STATE_HOME": str(self.log.parent / "state"),
             "RAY_metrics_report_interval_ms": "1000",  # the tests wait for metrics: not for ten seconds
+            "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1",  # services come and go all the time here
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -41,6 +41,12 @@ def test_the_service_is_live_and_soon_ready(url: str, tiny: Tiny) -> None:
         assert client.metadata()["name"] == "tiny"
 
 
+def test_nothing_of_the_service_listens_beyond_its_host(one_ray: OneRay) -> None:
+    listening = one_ray.listening()
+    assert set(listening) == {"127.0.0.1"}, listening
+    assert len(listening["127.0.0.1"]) > 5  # Serve's proxy, Ray's own processes, every replica
+
+
 def test_single_texts_are_answered_as_by_the_uncut_model(tiny: Tiny, http: httpx.Client) -> None:
     for index, text in enumerate(tiny.texts):
         response = http.post("/predict", json={"inputs": text})

@@ -92,7 +92,7 @@ CASES: Mapping[str, tuple[Machine, str, str, str, str]] = {
         with_hardware(gpus=("H200",)), "torch", "warning", "2.13.0+cpu, built without CUDA, beside 1 GPU", "CUDA build",
     ),
     "no minilm": (with_software(minilm=False), "minilm", "warning", "the packaged MiniLM is missing", "[demo]"),
-    "no haproxy": (with_software(haproxy=None), "haproxy", "failed", "no haproxy", "--front proxy"),
+    "no haproxy": (with_software(haproxy=None), "haproxy", "warning", "no haproxy", "--front proxy"),
     "one core": (with_hardware(cores=1), "cores", "warning", "1 core", "two or more"),
     "gpus unusable": (
         with_hardware(gpus=("T4", "T4"), gpus_of_torch=1), "gpu", "warning",

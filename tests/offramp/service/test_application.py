@@ -116,17 +116,17 @@ def test_nodes_find_the_keys_beside_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "front", "has_keys", "mode", "words"),
+    ("host", "ray_is_open", "has_keys", "mode", "words"),
     [
-        ("127.0.0.1", "proxy", False, "token", []),
-        ("0.0.0.0", "proxy", True, "token", []),
-        ("0.0.0.0", "proxy", False, "token", ["without API keys"]),
-        ("127.0.0.1", "haproxy", True, "token", ["HAProxy's statistics"]),
-        ("10.0.0.1", "haproxy", False, "disabled", ["without API keys", "HAProxy's statistics", "Ray's own ports"]),
+        ("127.0.0.1", False, False, "disabled", []),
+        ("0.0.0.0", False, True, "token", []),
+        ("10.0.0.1", False, False, "token", ["without API keys"]),
+        ("0.0.0.0", True, True, "token", ["as --metrics-port does"]),
+        ("0.0.0.0", True, False, "disabled", ["without API keys", "opens them to all"]),
     ],
 )
 def test_what_listens_further_than_it_seems_is_told(
-    host: str, front: str, has_keys: bool, mode: str, words: list[str]
+    host: str, ray_is_open: bool, has_keys: bool, mode: str, words: list[str]
 ) -> None:
-    notes = exposure_notes(host, front, has_keys=has_keys, environment={"RAY_AUTH_MODE": mode})
+    notes = exposure_notes(host, has_keys=has_keys, ray_is_open=ray_is_open, environment={"RAY_AUTH_MODE": mode})
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * len(words)

@@ -1,0 +1,1 @@
+"""What Python runs in every process of a service, when that starts."""

@@ -1,0 +1,81 @@
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from deployments.ray_start import API_SERVER, WATCHERS, lean_imports, on_loopback, without_watchers
+from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
+
+TRY = f"""
+try:
+    import {LEFT_OUT} as found
+except ImportError:
+    found = None
+"""
+
+
+class Installed:
+    """Finds a module of that name that is nearly empty."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == LEFT_OUT else None  # type: ignore[arg-type] # it is a loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ModuleType(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.here = True  # type: ignore[attr-defined] # it says that it ran
+
+
+def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, LEFT_OUT, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [LeaveOut(), Installed(), *sys.meta_path])
+    found: dict[str, Any] = {"__name__": ASKING}
+    exec(TRY, found)
+    assert found["found"] is None
+    others: dict[str, Any] = {"__name__": "somebody.else"}
+    exec(TRY, others)
+    assert others["found"].here
+
+
+def test_processes_that_are_started_meanwhile_do_without_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    for told in (None, "/mine"):
+        if told is not None:
+            monkeypatch.setenv("PYTHONPATH", told)
+        else:
+            monkeypatch.delenv("PYTHONPATH", raising=False)
+        with lean_imports():
+            first, *others = os.environ["PYTHONPATH"].split(os.pathsep)
+            assert os.path.isfile(os.path.join(first, "sitecustomize.py"))
+            assert others == ([] if told is None else [told])
+        assert os.environ.get("PYTHONPATH") == told
+
+
+@pytest.mark.parametrize("dashboard", [True, False])
+def test_ray_has_what_is_left_out_again_afterwards(dashboard: bool) -> None:
+    from ray._private.node import Node
+
+    names = (*WATCHERS, API_SERVER)
+    whole = [getattr(Node, name) for name in names]
+    with without_watchers(dashboard=dashboard):
+        kept = [getattr(Node, name) is of_ray for name, of_ray in zip(names, whole, strict=True)]
+        assert kept == [False, False, dashboard]
+    assert [getattr(Node, name) for name in names] == whole
+
+
+@pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])
+def test_a_node_that_is_alone_is_found_on_loopback(
+    alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import services
+
+    address_of: Callable[[], str] = services.get_node_ip_address
+    monkeypatch.setattr(services, "node_ip_address_from_perspective", lambda address: "10.1.2.3")
+    with on_loopback(alone=alone):
+        assert address_of() == ("127.0.0.1" if address_is_loopback else "10.1.2.3")
+    assert address_of() == "10.1.2.3"
