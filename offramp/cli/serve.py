@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -233,8 +234,9 @@ def _serve_until_stopped(
 
 def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
     """End at once, for Ray's own end would wait for its head; in an environment, begin anew with the same command."""
-    print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # nobody may read any more
+        print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
     if environment is None:
         os._exit(lost.exit_status)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
