@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m optimizer.kernels  # compiles the planner, once
 	@touch $@
 
-demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
+demo: $(STAMP)  ## Train, plan, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
 	$(BIN)/python -m experiments.demo $(if $(DATA),--data $(DATA))
 
 serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
@@ -96,14 +96,15 @@ peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Off
 	.venv-peers/bin/python -m pip install --quiet --constraint experiments/peers/constraints.txt --editable '.[peers]'
 	@touch $@
 
-bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (about an hour)
+bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (hours)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpnet]'
+	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
+	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16
+	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16
-	$(BIN)/python -m experiments.peers mpnet --dtype float32 --batch 16 --rounds 3
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
-	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16
-	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --inputs 8
 	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
+	$(BIN)/python -m experiments.peers.emulated
 
 report: $(STAMP)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
 	$(BIN)/python -m experiments.report --jobs 2

@@ -24,8 +24,8 @@ from pathlib import Path
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
 from experiments.peers.client import ROOT, ClientOptions, run_client, write_inputs
-from experiments.peers.compare import per_input
 from experiments.peers.processes import Server, running
+from experiments.peers.turns import per_input
 from experiments.turns import Figures, in_turns, tell
 from offramp.client.client import Client
 

@@ -30,11 +30,11 @@ from experiments.data import RUNS
 from experiments.kit import Spread, keep, show, spread
 from experiments.live.cascade_sides import LARGE, SIDES, Setup, Sides, make_sides
 from experiments.mpnet import DataName, parts_of
-from experiments.peers.client import ClientOptions, LoadResult, run_client, write_inputs
-from experiments.peers.compare import per_input
+from experiments.peers.client import ClientOptions, LoadResult, write_inputs
 from experiments.peers.goodput import Bounds, Target
 from experiments.peers.rounds import PROBE_HEADER, SEEDS_PER_ROUND, Comparison, Hunt, Probe, interleave, probe_line
 from experiments.peers.sides import ServedSide, planned_sides
+from experiments.peers.turns import per_input
 from offramp.jobs.provenance import provenance
 from optimizer.plan_file import plan_document
 
@@ -62,9 +62,7 @@ class Bench:
         """Every side's highest rate within the SLO, in rounds of turns."""
         closed_per_s = {}
         for side in self.sides:
-            side.begin()
-            changes = {"url": side.server.url, "concurrency": CLIENTS, "duration_s": self.options.seconds / 2}
-            closed = run_client(side.load.model_copy(update=changes))
+            closed = side.saturate(CLIENTS, self.options.seconds / 2)
             closed_per_s[side.name] = closed.answered_per_s
             print(f"{side.name:<14} closed loop of {CLIENTS}: {closed.answered_per_s:7.1f}/s", flush=True)
         starts = dict.fromkeys(closed_per_s, max(1.0, START_SHARE * max(closed_per_s.values())))
@@ -197,7 +195,7 @@ def run(options: Namespace) -> dict[str, Any]:
             slo_s=sides.slo_s,
             timeout_s=max(2.0, 4 * sides.slo_s),
         )
-        with planned_sides(sides.settings, sides.plans, load, port=options.port, alone=True) as served:
+        with planned_sides(sides.settings, sides.plans, load, port=options.port) as served:
             bench = Bench(options=options, sides=served, slo_s=sides.slo_s, folder=Path(folder))
             comparison = bench.rates()
             rate = comparison.spread(LARGE)

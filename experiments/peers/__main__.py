@@ -1,11 +1,14 @@
 """Offramp against the servers that one would pick instead, on this machine, the same model behind all of them.
 
     python -m experiments.peers {clinc150,mpnet,mpnet-news,bert-base,long} [--dtype bfloat16] [--inputs 8]
+    python -m experiments.peers clinc150 --more 2            # two more rounds, with the plans and settings of before
 
-Measures and plans, takes the compute-bound limit, sweeps every peer's settings, then looks for the goodput of all sides
-in interleaved rounds: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Afterwards
-latency at 30 % of the best peer's goodput, processor time, memory, and whether the answers are right. Writes
-runs/peers/*.json; `python -m experiments.peers.table` prints what is there. Needs `make peers`. Minutes: about 20.
+Measures and plans, takes the compute-bound limit, sweeps every peer's settings. Then come rounds. In its turn a server
+is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its
+goodput: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Told are processor time per
+answer, goodput, latency, memory, and whether the answers are right. Writes runs/peers/*.json; `python -m
+experiments.peers.table` prints what is there. Needs `make peers`. Minutes: about 4 to begin with, then 3 for each side
+of a round.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import signal
 import sys
 from argparse import ArgumentParser
 
-from experiments.peers.compare import Asked, compare
+from earlyexit.backends import BACKENDS
+from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.plans import Machine
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
@@ -30,10 +34,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch, at most, on every side")
     parser.add_argument("--workers", type=int, default=2, help="processes with the model, on every side")
     parser.add_argument("--threads", type=int, default=1, help="of each")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of a probe")
-    parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=list(PEERS))
-    parser.add_argument("--swept", action="store_true", help="the peers' settings are those that the last run found")
+    parser.add_argument("--rounds", type=int, default=5, help="0: only measure, plan and sweep")
+    parser.add_argument("--more", type=int, metavar="ROUNDS", help="only so many rounds more than the last run's")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a run of the client, after its warm-up")
+    parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
+    parser.add_argument("--backend", choices=tuple(BACKENDS), default="torch", help="of Offramp; peers' are swept")
+    parser.add_argument("--padded", action="store_true", help="sweep transformers' padded modules as well")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
@@ -43,14 +49,15 @@ def main() -> None:
         dtype=options.dtype,
         inputs_per_request=options.inputs,
         machine=machine,
-        rounds=options.rounds,
         seconds=options.seconds,
-        peers=tuple(options.peers),
+        sides=tuple(options.sides),
+        backend=options.backend,
+        padded=options.padded,
         port=options.port,
-        sweep_again=not options.swept,
     )
-    result = compare(asked)
-    print(render(result))
+    result = compare(asked, options.rounds if options.more is None else options.more, more=options.more is not None)
+    if result["rounds"]:
+        print(render(result))
     print(f"written to {asked.result}")
 
 

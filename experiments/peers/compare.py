@@ -1,46 +1,54 @@
-"""One workload's whole comparison: measured, planned, swept, then all sides in turns, and written down step by step."""
+"""One workload's whole comparison: measured, planned and swept once, then rounds in which servers take turns.
+
+In its turn a server is alone on the machine: it is started, warmed up, measured, and ended before the next one starts.
+What a server did is on disk as soon as it ends, and rounds can be added later.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from earlyexit.backends import BackendName
 from experiments.kit import keep
-from experiments.peers.answers import check_answers
 from experiments.peers.client import ClientOptions
-from experiments.peers.costs import step_s
-from experiments.peers.goodput import Bounds, Target
+from experiments.peers.goodput import Target
 from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
-from experiments.peers.plans import Machine, Prepared, prepare
+from experiments.peers.plans import STRATEGIES, Machine, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
-from experiments.peers.rounds import PROBE_HEADER, Comparison, Hunt, Probe, at_rate, interleave, probe_line
+from experiments.peers.rounds import PROBE_HEADER
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
+from experiments.peers.turns import Rates, Turn, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.jobs.provenance import provenance
-from optimizer.plan_file import plan_document
+from optimizer.plan_file import parse_plan, plan_document
+from optimizer.problem_file import parse_problem, problem_document
 
-LIGHT_LOAD = 0.3
-"""Of the best peer's goodput: where latency without queues is compared."""
-HEAVY_LOAD = 0.8
-"""Of a side's own goodput: where processor time is taken apart, and answers are checked."""
+OURS = tuple(STRATEGIES)
+SERVICE = "offramp"
+"""The server of our sides; they are its plans."""
+LIGHT_LOAD, HEAVY_LOAD = 0.3, 0.7
+"""Of the best peer's best closed loop: where latency without queues and where processor time is compared, the same
+rate for all sides."""
 SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
-"""Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
-START_SHARE = 0.8
-LIMIT_SHARE = 0.65
-"""Of what a sweep got, and of the compute-bound limit: where a search starts."""
+"""Of the requests that the engine alone could answer within the SLO: the workers of a closed loop."""
+START_SHARE = 0.9
+"""Of its closed loop: where a side's search for its goodput starts."""
+SATURATED_S = 4.0
 IDLE_S = 5.0
 WARM_UP_S = 2.0
-"""Of every probe: servers come from standing still, Offramp to another plan."""
+"""Of every run of the client."""
 NUM_REQUESTS = 5000
 """That are drawn; then they are sent again."""
 
@@ -53,19 +61,24 @@ class Asked:
     dtype: Dtype
     inputs_per_request: int
     machine: Machine
-    rounds: int
     seconds: float
-    """Of a probe, after its warm-up."""
-    peers: tuple[str, ...] = tuple(PEERS)
+    """Of a run of the client, after its warm-up."""
+    sides: tuple[str, ...] = (*OURS, *PEERS)
+    backend: BackendName = "torch"
+    """Of our sides; peers' are swept."""
+    padded: bool = False
+    """Whether the sweeps try `transformers`' padded modules."""
     port: int = 8000
     seed: int = 0
-    sweep_again: bool = True
-    """False: the settings that the last comparison of this kind found."""
 
     @property
     def result(self) -> Path:
         """Where it is written."""
         return FOLDER / f"{self.workload}-{self.dtype}-{self.inputs_per_request}.json"
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(side for side in self.sides if side in PEERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +93,10 @@ class Loaded:
     load: ClientOptions
     """But for the address, the rate and the seed."""
 
-    @property
-    def target(self) -> Target:
-        return Target(slo_s=self.prepared.slo_s)
-
 
 @contextmanager
-def loaded(asked: Asked) -> Iterator[Loaded]:
-    """The workload, its plans, and its texts in a file that lasts as long as the block."""
-    workload = WORKLOADS[asked.workload]()
-    prepared = prepare(workload, asked.dtype, asked.machine)
+def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loaded]:
+    """The texts are in a file that lasts as long as the block."""
     drawn = workload.draw(NUM_REQUESTS * asked.inputs_per_request, asked.seed)
     with tempfile.TemporaryDirectory() as folder:
         load = ClientOptions(
@@ -106,158 +113,161 @@ def loaded(asked: Asked) -> Iterator[Loaded]:
         yield Loaded(asked=asked, workload=workload, prepared=prepared, drawn=drawn, load=load)
 
 
-def compare(asked: Asked) -> dict[str, Any]:
-    """Run it all; every step is on disk as soon as it is done."""
-    with loaded(asked) as bench:
-        prepared = bench.prepared
-        print(f"{asked.workload}, {asked.dtype}: alone {prepared.stock_s * 1e3:.1f} ms, SLO {bench.load.slo_s:.3f} s")
-        result: dict[str, Any] = {
-            "workload": asked.workload,
-            "dtype": asked.dtype,
-            "inputs_per_request": asked.inputs_per_request,
-            "machine": asdict(asked.machine),
-            "provenance": provenance(seed=asked.seed, seconds=asked.seconds, rounds=asked.rounds),
-            "stock_s": prepared.stock_s,
-            "slo_s": prepared.slo_s,
-            "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
-            "limit_per_s": _limits(bench),
-        }
-        swept = _sweeps(bench, result["limit_per_s"]["stock"])
-        result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
-        keep(result, asked.result)
-        with ExitStack() as stack:  # all at once: starting them anew for every turn would cost minutes
-            sides = _started(bench, swept, stack)
-            servers = {"offramp" if side.is_ours else side.name: side.server for side in sides}
-            result["memory_bytes"] = {name: server.memory_bytes() for name, server in servers.items()}
-            result["idle_cores"] = _idle_cores(servers)
-            for server in servers.values():
-                server.pause()
-            comparison = _goodput(bench, sides, _starts_per_s(bench, sides, swept, result["limit_per_s"]))
-            result["goodput"] = comparison.document()
+def compare(asked: Asked, num_rounds: int, *, more: bool = False) -> dict[str, Any]:
+    """Run so many rounds; `more`: beside those of the last comparison of this kind, with its plans and settings."""
+    workload = WORKLOADS[asked.workload]()
+    if more:
+        result: dict[str, Any] = json.loads(asked.result.read_text(encoding="utf-8"))
+        prepared = _prepared_before(result)
+    else:
+        prepared = prepare(workload, asked.dtype, asked.machine)
+        result = _document(asked, prepared)
+    with loaded(asked, workload, prepared) as bench:
+        if not more:
+            result["limit_per_s"] = _limits(bench)
+            swept = _sweeps(bench, result["limit_per_s"]["stock"])
+            result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
             keep(result, asked.result)
-            result["light_load"] = _light_load(bench, sides, comparison)
-            keep(result, asked.result)
-            result["costs"], result["answers"] = _heavy_load(bench, sides, comparison)
-        keep(result, asked.result)
+        for _ in range(num_rounds):
+            _run_round(bench, result)
     return result
+
+
+def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
+    """What a comparison begins with."""
+    return {
+        "workload": asked.workload,
+        "dtype": asked.dtype,
+        "backend": asked.backend,
+        "inputs_per_request": asked.inputs_per_request,
+        "machine": asdict(asked.machine),
+        "provenance": provenance(seed=asked.seed, seconds=asked.seconds),
+        "stock_s": prepared.stock_s,
+        "slo_s": prepared.slo_s,
+        "problem": problem_document(prepared.problem),
+        "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
+        "rounds": [],
+    }
+
+
+def _prepared_before(result: Mapping[str, Any]) -> Prepared:
+    return Prepared(
+        stock_s=result["stock_s"],
+        slo_s=result["slo_s"],
+        problem=parse_problem(result["problem"]).problem,
+        plans={name: parse_plan(plan) for name, plan in result["plans"].items()},
+    )
 
 
 def _limits(bench: Loaded) -> dict[str, float]:
     """Inputs per second of the engine alone, by plan."""
     found = {}
     for name, plan in bench.prepared.plans.items():
+        if name not in (*bench.asked.sides, "stock"):
+            continue
         found[name] = compute_limit(bench.workload, plan, bench.asked.dtype, bench.asked.machine)
         splits = [(split.first, split.end, split.batch, len(split.ramps)) for split in plan.splits]
         print(f"engine alone, {name:<12} {found[name]:8.1f} inputs/s   splits (first, end, batch, ramps) {splits}")
     return found
 
 
+def _workers(bench: Loaded, limit_per_s: float) -> int:
+    """Of a closed loop: so many that they wait about as long as the SLO allows.
+
+    Then batches are full, and what is set badly shows as answers too late.
+    """
+    return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * limit_per_s / bench.asked.inputs_per_request))
+
+
 def _sweeps(bench: Loaded, limit_per_s: float) -> dict[str, list[Tried]]:
     """What every peer did with each of its settings, best first."""
     asked, slo_s = bench.asked, bench.prepared.slo_s
-    if not asked.sweep_again and asked.result.is_file():
-        before = json.loads(asked.result.read_text(encoding="utf-8"))["sweeps"]
-        return {name: [Tried.model_validate(each) for each in before[name]] for name in asked.peers}
-    # So many that they wait about as long as the SLO allows: full batches, and a bad setting shows as answers too late.
-    concurrency = max(2, round(SWEPT_SHARE * slo_s * limit_per_s / asked.inputs_per_request))
     batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
     short = bench.load.model_copy(update={"duration_s": SWEPT_S})
     swept = {}
-    for name, port in zip(asked.peers, count(asked.port + 1000, 10), strict=False):  # some take several ports
-        tried = settings(bench.workload, asked.dtype, asked.machine, slo_s=slo_s, batch=batch, port=port)
-        swept[name] = sweep(name, tried, short, concurrency, partial(_print_tried, name))
+    for name in asked.peers:
+        tried = settings(
+            bench.workload,
+            asked.dtype,
+            asked.machine,
+            slo_s=slo_s,
+            batch=batch,
+            port=asked.port + 1000,
+            padded=asked.padded,
+        )
+        swept[name] = sweep(name, tried, short, _workers(bench, limit_per_s), partial(_print_tried, name))
     return swept
 
 
-def _started(bench: Loaded, swept: Mapping[str, list[Tried]], stack: ExitStack) -> list[ServedSide]:
-    asked = bench.asked
-    ours = offramp_sides(bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=asked.port)
-    sides = stack.enter_context(ours)
-    peers = [
-        ServedSide(name=name, server=stack.enter_context(serving(name, tried[0].options)), load=bench.load)
-        for name, tried in swept.items()
-    ]
-    return [*sides, *peers]
-
-
-def _idle_cores(servers: Mapping[str, Server]) -> dict[str, float]:
-    """What every server takes of a core while nobody asks it anything."""
-    before = {name: server.cpu_s() for name, server in servers.items()}
-    time.sleep(IDLE_S)
-    return {name: (server.cpu_s() - before[name]) / IDLE_S for name, server in servers.items()}
-
-
-def _starts_per_s(
-    bench: Loaded, sides: Sequence[ServedSide], swept: Mapping[str, list[Tried]], limit_per_s: Mapping[str, float]
-) -> dict[str, float]:
-    """Near where the searches will end: below the compute-bound limit, or what the sweep got."""
-    starts = {}
-    for side in sides:
-        if side.is_ours:
-            starts[side.name] = LIMIT_SHARE * limit_per_s[side.name] / bench.asked.inputs_per_request
-        else:
-            best = swept[side.name][0]
-            starts[side.name] = max(1.0, START_SHARE * max(best.in_slo_per_s, best.answered_per_s / 2))
-    return starts
-
-
-def _goodput(bench: Loaded, sides: Sequence[ServedSide], starts: Mapping[str, float]) -> Comparison:
-    hunt = Hunt(
-        num_rounds=bench.asked.rounds,
-        starts_per_s=starts,
-        bounds=Bounds(low_per_s=min(starts.values()) / 50, high_per_s=max(starts.values()) * 50, most_probes=12),
-        target=bench.target,
-        seed=bench.asked.seed,
-        cold_growth=1.15,
-    )
+def _run_round(bench: Loaded, result: dict[str, Any]) -> None:
+    """Every server once, another one first each time; each is on disk when it ends, if the round does not."""
+    before, index = dict(result), len(result["rounds"])
+    names = [*([SERVICE] if set(OURS) & set(bench.asked.sides) else []), *bench.asked.peers]
+    found: dict[str, Any] = {
+        "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_average": os.getloadavg()[0],
+        "sides": {},
+        "servers": {},
+    }
     print(PROBE_HEADER, flush=True)
-    return interleave(sides, hunt, _print_probe)
+    for name in _turned(names, index):
+        with _started(bench, before, name) as sides:
+            server = sides[0].server
+            idle_cores = _idle_cores(server)
+            for side in _turned(sides, index):
+                found["sides"][side.name] = _turn(bench, before, side, index)
+            found["servers"][name] = {"idle_cores": idle_cores, "memory_bytes": server.memory_bytes()}
+        result["rounds"] = [*before["rounds"], found]
+        keep(result, bench.asked.result)
 
 
-def _light_load(bench: Loaded, sides: Sequence[ServedSide], comparison: Comparison) -> dict[str, Any]:
-    spreads = [comparison.spread(side.name) for side in sides if not side.is_ours]
-    rate_per_s = LIGHT_LOAD * max(spread.median for spread in spreads if spread is not None)
-    print(f"all sides at {rate_per_s:.1f} requests/s, {LIGHT_LOAD:.0%} of the best peer's goodput")
-    return at_rate(
-        sides,
-        rate_per_s,
-        num_rounds=bench.asked.rounds,
-        target=bench.target,
-        seed=bench.asked.seed,
-        on_probe=_print_probe,
+def _turned(all_of: Sequence[Any], index: int) -> list[Any]:
+    first = index % len(all_of)
+    return [*all_of[first:], *all_of[:first]]
+
+
+@contextmanager
+def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[list[ServedSide]]:
+    """The sides of a server that is up."""
+    asked = bench.asked
+    if name != SERVICE:
+        best = Tried.model_validate(result["sweeps"][name][0])
+        with serving(name, best.options) as server:
+            yield [ServedSide(name=name, server=server, load=bench.load)]
+        return
+    ours = offramp_sides(
+        bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=asked.port, backend=asked.backend
     )
+    with ours as sides:
+        yield [side for side in sides if side.name in asked.sides]
 
 
-def _heavy_load(
-    bench: Loaded, sides: Sequence[ServedSide], comparison: Comparison
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Processor seconds per input, of our processes by part, of each peer as a whole; and the answers, checked."""
-    num_inputs = bench.asked.inputs_per_request
-    costs: dict[str, Any] = {"steps_s": step_s(bench.workload, bench.workload.bodies(bench.drawn, num_inputs))}
-    answers: dict[str, Any] = {}
-    for side in sides:
-        spread = comparison.spread(side.name)
-        if spread is None or not spread.median:
-            continue
-        before = side.server.cpu_s_by_part()
-        result = side.measure(HEAVY_LOAD * spread.median, bench.asked.seed)
-        parts = per_input(before, side.server.cpu_s_by_part(), result.num_sent * num_inputs)
-        of_server = parts if side.is_ours else {"server": sum(parts.values())}
-        costs[side.name] = {"client": result.cpu_per_request_s / num_inputs} | of_server
-        path = bench.load.inputs.with_name(f"{side.name}.answers")
-        keeping = replace(side, load=bench.load.model_copy(update={"answers": path}))
-        keeping.measure(HEAVY_LOAD * spread.median, 1)
-        answers[side.name] = check_answers(bench.workload, bench.drawn, path)
-    return costs, answers
+def _idle_cores(server: Server) -> float:
+    """What it takes of a core while nobody asks it anything."""
+    before_s = server.cpu_s()
+    time.sleep(IDLE_S)
+    return (server.cpu_s() - before_s) / IDLE_S
 
 
-def per_input(before: Mapping[str, float], after: Mapping[str, float], num_inputs: int) -> dict[str, float]:
-    """Processor seconds that were spent between, by part."""
-    return {part: (after[part] - before.get(part, 0.0)) / num_inputs for part in after}
+def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:
+    per_s = best_closed_per_s(result)
+    before = [each["sides"][side.name]["goodput_per_s"] for each in result["rounds"] if side.name in each["sides"]]
+    closed = side.saturate(_workers(bench, result["limit_per_s"]["stock"]), SATURATED_S)  # which warms it up
+    turn = Turn(
+        workload=bench.workload,
+        drawn=bench.drawn,
+        rates=Rates(light_per_s=LIGHT_LOAD * per_s, heavy_per_s=HEAVY_LOAD * per_s),
+        start_per_s=max([*before[-1:], 1.0]) if before else max(1.0, START_SHARE * closed.answered_per_s),
+        is_known=bool(before),
+        target=Target(slo_s=bench.prepared.slo_s),
+        index=index,
+    )
+    return take_turn(side, turn)
 
 
-def _print_probe(probe: Probe) -> None:
-    print(probe_line(probe), flush=True)
+def best_closed_per_s(result: Mapping[str, Any]) -> float:
+    """What the best peer answered within the SLO in the best of its closed loops, requests/s."""
+    return max(float(tried["in_slo_per_s"]) for of_peer in result["sweeps"].values() for tried in of_peer)
 
 
 def _print_tried(name: str, one: Tried) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import which
 
 from experiments.peers.compare import Asked, loaded
-from experiments.peers.plans import Machine
+from experiments.peers.plans import Machine, prepare
 from experiments.peers.processes import PEERS_PYTHON, Server, part_of
 from experiments.peers.sides import offramp_sides
 from experiments.peers.workloads import FOLDER, WORKLOADS
@@ -39,11 +39,11 @@ def main() -> None:
         dtype=options.dtype,
         inputs_per_request=options.inputs,
         machine=Machine(batch_limit=options.batch),
-        rounds=1,
         seconds=SECONDS,
     )
+    workload = WORKLOADS[asked.workload]()
     with (
-        loaded(asked) as bench,
+        loaded(asked, workload, prepare(workload, asked.dtype, asked.machine)) as bench,
         offramp_sides(
             bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=options.port
         ) as sides,

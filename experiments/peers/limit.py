@@ -42,7 +42,7 @@ class LimitOptions(BaseModel):
     seconds: float = Field(gt=0)
 
 
-def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Machine, *, seconds: float = 8.0) -> float:
+def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Machine, *, seconds: float = 5.0) -> float:
     """Inputs per second of all workers together."""
     with tempfile.TemporaryDirectory() as folder:
         keys = workload.keys or tuple(map(str, range(len(workload.texts))))

@@ -9,8 +9,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["float32", "bfloat16"]
-Kernel = Literal["packed", "transformers"]
-"""How the full model is computed: by Offramp's own modules, which spend nothing on padding, or by `transformers`'."""
+Kernel = Literal["packed", "onnx", "transformers"]
+"""How the full model is computed: by Offramp's own modules, which spend nothing on padding, on torch or (in float32) by
+ONNX Runtime; or by `transformers`'."""
 VARIABLE = "OFFRAMP_PEER_OPTIONS"
 """Of the environment: some servers make their workers without arguments, in processes of their own."""
 
@@ -36,6 +37,8 @@ class ServerOptions(BaseModel):
     """How late an answer may be; told to those who drop what would be later (BentoML)."""
     max_queued: int = Field(default=2000, ge=1)
     """Requests that wait before more are refused, where a server can say so."""
+    batch_s: tuple[float, ...] = ()
+    """Of an emulated accelerator: seconds of a batch of 1, 2, ... inputs; empty: the model is really computed."""
     port: int = Field(default=8100, ge=1, le=65535)
 
     @classmethod

@@ -11,7 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,11 +31,6 @@ START_S = 120.0
 STOP_S = 20.0
 """How long a server may take to end by itself; Ray takes about 4 s."""
 POLL_S = 0.1
-AWAY_S = 2.0
-DRAIN_S = 8.0
-SETTLE_S = 0.25
-IDLE_CORES = 0.4
-"""Below this many cores, a server counts as idle; Ray's and LitServe's processes are never quite."""
 TAIL_CHARS = 3000
 GONE = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
 PARTS = (("haproxy", "HAProxy"), (":ingress", "ingress"), (":split-", "stages"), (":controller", "controller"))
@@ -89,7 +84,6 @@ class Server:
     """The one that was started."""
     mark: str
     log: Path
-    _paused: list[psutil.Process] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the server that lives: those with its mark, and whatever descends from them.
@@ -102,31 +96,6 @@ class Server:
         while grown := {process.pid for process in alive if process.info["ppid"] in family} - family:
             family |= grown
         return [process for process in alive if process.pid in family]
-
-    def pause(self) -> None:
-        """Stop every process where it is, so that it takes nothing from whoever is measured meanwhile.
-
-        What it still works on, it first ends: after an overload that may take seconds.
-        """
-        until_s = time.monotonic() + DRAIN_S
-        before_s = self.cpu_s()
-        while time.monotonic() < until_s:
-            time.sleep(SETTLE_S)
-            now_s = self.cpu_s()
-            if now_s - before_s < IDLE_CORES * SETTLE_S:
-                break
-            before_s = now_s
-        self._paused = self.processes()
-        for process in self._paused:
-            _or(process.suspend, None)
-
-    def resume(self) -> None:
-        """Let those that were stopped go on, and find that they have been away: Ray misses its heartbeats."""
-        for process in self._paused:
-            _or(process.resume, None)
-        if self._paused:
-            time.sleep(AWAY_S)
-        self._paused = []
 
     def memory_bytes(self) -> int:
         """Memory that the processes hold: each its own pages, and its part of those that it shares (PSS)."""
@@ -229,7 +198,6 @@ def _tail(log: Path) -> str:
 
 def _end(server: Server) -> None:
     """Ask, wait, and end what is left, by its id."""
-    server.resume()
     server.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         server.process.wait(STOP_S)

@@ -131,24 +131,6 @@ def interleave(sides: Sequence[Side], hunt: Hunt, on_probe: OnProbe) -> Comparis
     return Comparison(rounds=tuple(rounds), probes=tuple(probes))
 
 
-def at_rate(
-    sides: Sequence[Side], rate_per_s: float, *, num_rounds: int, target: Target, seed: int, on_probe: OnProbe
-) -> dict[str, Any]:
-    """The same rate and arrivals for every side, in turns, for JSON; failures are kept as in `interleave`."""
-    probes = []
-    for round_index in range(num_rounds):
-        for side in _turn(sides, round_index):
-            probe = _measure(side, rate_per_s, round_index, seed + round_index * SEEDS_PER_ROUND, target)
-            probes.append(probe)
-            on_probe(probe)
-    latency: dict[str, Any] = {}
-    for side in sides:
-        results = [probe.result for probe in probes if probe.side == side.name and probe.result is not None]
-        spreads = {name: spread(getattr(result, name) for result in results) for name in ("p50_s", "p99_s")}
-        latency[side.name] = {name: each and each._asdict() for name, each in spreads.items()}
-    return {"rate_per_s": rate_per_s, "latency": latency, "probes": [probe.document() for probe in probes]}
-
-
 PROBE_HEADER = "round  side                  rate/s   p50 ms   p99 ms     lost  verdict"
 
 

@@ -13,6 +13,7 @@ from typing import IO
 from pydantic import BaseModel, ConfigDict
 
 from deployments.settings import ServeSettings
+from earlyexit.backends import BackendName
 from earlyexit.errors import OfframpError
 from experiments.live.service import hand_control
 from experiments.peers.client import ClientOptions, LoadResult, run_client
@@ -42,41 +43,41 @@ class Tried(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSide:
-    """A server that is up, and runs only while it is measured."""
+    """A server that is up, alone on the machine."""
 
     name: str
     server: Server = field(repr=False)
     load: ClientOptions
     """But for rate and seed."""
     is_ours: bool = False
-    alone: bool = False
-    """Whether no other server runs, so that this one need not stand still between its turns."""
     begin: Callable[[], None] = lambda: None
     """Puts the server into the state that is measured; raises OfframpError where it has ended."""
 
     def measure(self, rate_per_s: float, seed: int) -> LoadResult:
-        """Offer this rate; before and after, the server stands still, unless it is alone."""
+        """Offer this rate."""
+        self.begin()
         changes = {"url": self.server.url, "rate_per_s": rate_per_s, "concurrency": None, "seed": seed}
-        self.server.resume()
-        try:
-            self.begin()
-            return run_client(self.load.model_copy(update=changes))
-        finally:
-            if not self.alone:
-                self.server.pause()
+        return run_client(self.load.model_copy(update=changes))
+
+    def saturate(self, concurrency: int, seconds: float) -> LoadResult:
+        """A closed loop of so many workers."""
+        self.begin()
+        changes = {"url": self.server.url, "concurrency": concurrency, "rate_per_s": None, "duration_s": seconds}
+        return run_client(self.load.model_copy(update=changes))
 
 
 def settings(
-    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float, batch: int, port: int
+    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float, batch: int, port: int, padded: bool = False
 ) -> list[ServerOptions]:
-    """What a sweep tries: how the cores are shared, batches and waits; the padded modules once, to know them."""
+    """What a sweep tries: how the cores are shared, batches, waits, backends; `padded`: `transformers`' modules too."""
     base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, slo_s=slo_s, port=port)
     all_cores = machine.workers * machine.threads
+    known: dict[Kernel, bool] = {"onnx": dtype == "float32", "transformers": padded}
     shapes: list[tuple[int, int, int, float, Kernel]] = [
         *((machine.workers, machine.threads, each, 0.0, "packed") for each in sorted({max(1, batch // 4), batch})),
         (machine.workers, machine.threads, batch, WAIT_S, "packed"),
         (1, all_cores, batch, 0.0, "packed"),
-        (machine.workers, machine.threads, batch, 0.0, "transformers"),
+        *((machine.workers, machine.threads, batch, 0.0, kernel) for kernel, is_tried in known.items() if is_tried),
     ]
     names = ("workers", "threads", "batch", "wait_s", "kernel")
     return [base.model_copy(update=dict(zip(names, shape, strict=True))) for shape in shapes]
@@ -104,7 +105,14 @@ def sweep(
 
 @contextmanager
 def offramp_sides(
-    workload: Workload, prepared: Prepared, dtype: Dtype, machine: Machine, load: ClientOptions, *, port: int
+    workload: Workload,
+    prepared: Prepared,
+    dtype: Dtype,
+    machine: Machine,
+    load: ClientOptions,
+    *,
+    port: int,
+    backend: BackendName = "torch",
 ) -> Iterator[list[ServedSide]]:
     """One service, and a side for each of its plans.
 
@@ -117,6 +125,7 @@ def offramp_sides(
         control=hand_control(prepared.problem, workload.policy, state=f"peers-{workload.name}"),
         slo_s=prepared.slo_s,
         dtype=dtype,
+        backend=backend,
         threads_per_replica=machine.threads,
     )
     with planned_sides(service, prepared.plans, load, port=port) as sides:
@@ -125,7 +134,7 @@ def offramp_sides(
 
 @contextmanager
 def planned_sides(
-    service: ServeSettings, plans: Mapping[str, Plan], load: ClientOptions, *, port: int, alone: bool = False
+    service: ServeSettings, plans: Mapping[str, Plan], load: ClientOptions, *, port: int
 ) -> Iterator[list[ServedSide]]:
     """A service whose controller never plans, and a side for each of the plans that it is told to follow."""
     told = LOGS / "offramp.json"
@@ -145,7 +154,6 @@ def planned_sides(
                 server=server,
                 load=load,
                 is_ours=True,
-                alone=alone,
                 begin=partial(remote.change_to, name),
             )
             for name in plans

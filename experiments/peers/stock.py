@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +14,17 @@ from earlyexit.families.bert import BLOCK_NAMES
 from earlyexit.families.encoder import BlockNames, EncoderBackbone, EncoderConfig
 from earlyexit.families.mpnet import BUCKETS, MPNet, MPNetBackbone
 from earlyexit.model import EarlyExitModel
+from earlyexit.onnx_backend import onnx_segments
+from earlyexit.piece import Piece
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.reordered import reorder_linears
 from earlyexit.signature import Encoded
+from earlyexit.split import Segment
 from earlyexit.store import load_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
+from earlyexit.wire import entering
 from experiments.peers.bodies import Prediction
 from experiments.peers.options import ServerOptions
 
@@ -44,6 +49,8 @@ class StockModel:
         if options.kernel == "packed":
             reorder_linears(model)
             logits = packed_logits(model)
+        elif options.kernel == "onnx":
+            logits = onnx_logits(model, options.model, options.threads)
         else:
             logits = transformers_logits(model)
         tokenizer = TextTokenizer.load(options.model, model.max_length)
@@ -81,6 +88,28 @@ def packed_logits(model: EarlyExitModel) -> Logits:
     def logits(encoded: Sequence[Encoded]) -> Tensor:
         values, layout = pack(encoded, model.device)
         return model.exit_outputs(last - 1, model.run_blocks(0, last, values, layout), layout)
+
+    return logits
+
+
+def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits:
+    """The same modules as one graph, with which ONNX Runtime spends nothing on padding either but in attention."""
+    segments = onnx_segments(model, folder, num_threads)
+    whole = Segment(first=0, end=model.num_blocks, ramp=None)
+    segments.prepare([whole])
+
+    def logits(encoded: Sequence[Encoded]) -> Tensor:
+        wire = entering([""] * len(encoded), encoded)
+        piece = Piece(
+            sample_ids=wire.sample_ids,
+            next_block=0,
+            lengths_B=wire.lengths_B,
+            tensors=tuple(map(torch.from_numpy, wire.tensors)),
+            state_BS=torch.empty(len(encoded), 0),
+        )
+        _, logits_BC = segments.run(whole, piece)
+        assert logits_BC is not None, "the last block has an exit"
+        return logits_BC
 
     return logits
 

@@ -3,116 +3,168 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from statistics import median
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from experiments.kit import Spread, spread
+from experiments.peers.compare import OURS, SERVICE
+from experiments.peers.processes import PARTS, REST
 from experiments.peers.workloads import FOLDER
 
-OURS = ("offramp", "early-exit", "stock")
 MIB = 2**20
-SIDES = (
+COLUMNS = (
     "side",
-    "goodput, inputs/s",
-    "(range)",
+    "CPU ms per answer",
     "x best peer",
-    "x own early-exit",
-    "of compute limit",
-    "p50 / p99 at light load, ms",
+    "the same at light load",
+    "goodput, requests/s",
+    "x best peer",
+    "x early-exit",
+    "of the engine alone",
+    "p50 / p99 ms at light load",
     "MiB",
+    "cores when idle",
     "accuracy",
     "as recorded",
 )
+OF_US = (*(name for _, name in PARTS), REST)
+Of = Callable[[Mapping[str, Any]], float | None]
+"""A figure of a side's turn."""
 
 
 def main() -> None:
     """Print every result."""
     paths = sorted(FOLDER.glob("*.json"))
     if not paths:
-        raise SystemExit(f"{FOLDER} holds no result yet: python -m experiments.peers bert-base makes one")
+        raise SystemExit(f"{FOLDER} holds no result yet: python -m experiments.peers clinc150 makes one")
     for path in paths:
         print(render(json.loads(path.read_text(encoding="utf-8"))) + "\n")
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """One comparison: a table of the sides, and where the processor time went."""
-    return "\n".join([*_head(result), "", *_sides(result), "", *_costs(result)])
+    """One comparison: a table of the sides, and where our processor time went."""
+    return "\n".join([*_head(result), "", *_sides(result), "", *_parts(result)])
 
 
-def best_peer(result: Mapping[str, Any]) -> str:
-    """The peer with the highest median goodput."""
-    goodput: Mapping[str, Mapping[str, float] | None] = result["goodput"]["goodput_per_s"]
-    return max((side for side in goodput if side not in OURS), key=lambda side: _median(goodput[side]))
+def heavy_s(turn: Mapping[str, Any]) -> float | None:
+    """Processor seconds per answer, at the rate that all sides got."""
+    return sum(turn["heavy"]["cpu_s"].values()) if turn["heavy"]["num_answered"] else None
 
 
-def ratio(result: Mapping[str, Any], side: str, to: str) -> float | None:
-    """Median over rounds of one side's goodput by another's."""
-    reached = {(each["round_index"], each["side"]): each["goodput_per_s"] for each in result["goodput"]["rounds"]}
-    pairs = [(value, reached.get((index, to))) for (index, name), value in reached.items() if name == side]
-    ratios = [own / other for own, other in pairs if own and other]
-    return median(ratios) if ratios else None
+def light_s(turn: Mapping[str, Any]) -> float | None:
+    """The same at light load."""
+    return sum(turn["light"]["cpu_s"].values()) if turn["light"]["num_answered"] else None
+
+
+def goodput(turn: Mapping[str, Any]) -> float | None:
+    """Requests per second within the SLO."""
+    return float(turn["goodput_per_s"]) or None
+
+
+def best_peer(result: Mapping[str, Any], of: Of, *, least: bool = False) -> str | None:
+    """The peer whose median is the highest, or the least; None without peers."""
+    found = {side: spread(_each(result, side, of).values()) for side in _names(result) if side not in OURS}
+    known = {side: each.median for side, each in found.items() if each is not None}
+    return (min if least else max)(known, key=lambda side: known[side], default=None)
+
+
+def ratio(result: Mapping[str, Any], side: str, to: str | None, of: Of) -> Spread | None:
+    """Over rounds, of one side's figure by another's."""
+    own, other = _each(result, side, of), {} if to is None else _each(result, to, of)
+    return spread(value / other[index] for index, value in own.items() if index in other)
+
+
+def _each(result: Mapping[str, Any], side: str, of: Of) -> dict[int, float]:
+    """By round, a side's figure, where it has one."""
+    turns = {index: each["sides"][side] for index, each in enumerate(result["rounds"]) if side in each["sides"]}
+    return {index: value for index, turn in turns.items() if (value := of(turn)) is not None}
+
+
+def _names(result: Mapping[str, Any]) -> list[str]:
+    found = dict.fromkeys(side for each in result["rounds"] for side in each["sides"])
+    return [*(side for side in OURS if side in found), *(side for side in found if side not in OURS)]
 
 
 def _head(result: Mapping[str, Any]) -> Iterator[str]:
     machine, inputs = result["machine"], result["inputs_per_request"]
     requests = "one text a request" if inputs == 1 else f"{inputs} texts a request"
-    rounds = 1 + max((each["round_index"] for each in result["goodput"]["rounds"]), default=0)
+    turn = next(iter(result["rounds"][0]["sides"].values()))
+    rates = [turn[load]["num_counted"] / turn[load]["duration_s"] for load in ("light", "heavy")]
     yield f"**{result['workload']}, {result['dtype']}, {requests}**"
     yield ""
     yield (
         f"{machine['workers']} processes of {machine['threads']} thread, batches up to {machine['batch_limit']}; "
-        f"one text alone takes {result['stock_s'] * 1e3:.1f} ms, SLO {result['slo_s'] * 1e3:.0f} ms; "
-        f"medians of {rounds} rounds, commit {str(result['provenance'].get('commit'))[:7]}."
+        f"one text alone takes {result['stock_s'] * 1e3:.1f} ms, SLO {result['slo_s'] * 1e3:.0f} ms; light load is "
+        f"{rates[0]:.0f} requests/s, processor time is that of {rates[1]:.0f}/s; medians of {len(result['rounds'])} "
+        f"rounds, commit {str(result['provenance'].get('commit'))[:7]}."
     )
 
 
 def _sides(result: Mapping[str, Any]) -> Iterator[str]:
-    peer, inputs = best_peer(result), result["inputs_per_request"]
-    yield _row(SIDES)
-    yield f"|{'---|' * len(SIDES)}"
-    for side, spread in result["goodput"]["goodput_per_s"].items():
-        limit, answered = result["limit_per_s"].get(side), result.get("answers", {}).get(side, {})
-        latency = result.get("light_load", {}).get("latency", {}).get(side, {})
-        light = [each and each["median"] * 1e3 for each in map(latency.get, ("p50_s", "p99_s"))]
-        held, per_s = result["memory_bytes"].get(side), _median(spread) * inputs
+    cheapest, fastest = best_peer(result, heavy_s, least=True), best_peer(result, goodput)
+    yield _row(COLUMNS)
+    yield f"|{'---|' * len(COLUMNS)}"
+    for side in _names(result):
+        limit, own = result["limit_per_s"].get(side), spread(_each(result, side, goodput).values())
+        server = SERVICE if side in OURS else side
+        held = [each["servers"][server] for each in result["rounds"] if server in each["servers"]]
+        reached = own and limit and own.median * result["inputs_per_request"] / limit
         yield _row(
             (
-                f"**{side}**" if side == "offramp" else side,
-                _told(per_s, ".0f"),
-                "-" if spread is None else f"{spread['low'] * inputs:.0f}-{spread['high'] * inputs:.0f}",
-                _told(ratio(result, side, peer), ".2f"),
-                _told(ratio(result, side, "early-exit"), ".2f"),
-                _told(None if limit is None or spread is None else per_s / limit, ".1%", ""),
-                " / ".join(_told(each, ".1f") for each in light),
-                _told(held and held / MIB, ".0f", ""),
-                _told(answered.get("accuracy"), ".1%", ""),
-                _told(answered.get("as_recorded"), ".1%", ""),
+                f"**{side}**" if side == SERVICE else side,
+                _ranged(spread(_each(result, side, heavy_s).values()), 1e3, ".2f"),
+                _ranged(ratio(result, side, cheapest, heavy_s), 1, ".2f"),
+                _ranged(spread(_each(result, side, light_s).values()), 1e3, ".2f"),
+                _ranged(own, 1, ".0f"),
+                _ranged(ratio(result, side, fastest, goodput), 1, ".2f"),
+                _ranged(ratio(result, side, "early-exit", goodput), 1, ".2f"),
+                _told(reached, ".0%"),
+                " / ".join(_told(_median_of(result, side, _light(name)), ".1f", 1e3) for name in ("p50_s", "p99_s")),
+                _told(spread(each["memory_bytes"] for each in held), ".0f", 1 / MIB),
+                _told(spread(each["idle_cores"] for each in held), ".2f"),
+                _told(_median_of(result, side, lambda turn: turn["answers"]["accuracy"]), ".1%"),
+                _told(_median_of(result, side, lambda turn: turn["answers"]["as_recorded"]), ".1%"),
             )
         )
 
 
-def _costs(result: Mapping[str, Any]) -> Iterator[str]:
-    costs = dict(result.get("costs", {}))
-    steps = ", ".join(f"{name} {seconds * 1e6:.0f}" for name, seconds in costs.pop("steps_s", {}).items())
-    parts = sorted({part for of_side in costs.values() for part in of_side})
-    yield _row(("processor time per input, us", *parts))
-    yield f"|---|{'---|' * len(parts)}"
-    for side, of_side in costs.items():
-        yield _row((side, *(_told(of_side.get(part, 0.0) * 1e6 or None, ".0f", "") for part in parts)))
-    yield ""
-    yield f"Of the ingress, each step alone, us per request: {steps}."
+def _parts(result: Mapping[str, Any]) -> Iterator[str]:
+    yield _row(("CPU ms per answer", *OF_US))
+    yield f"|{'---|' * (1 + len(OF_US))}"
+    for side in (side for side in _names(result) if side in OURS):
+        medians = [_median_of(result, side, _part(part)) for part in OF_US]
+        yield _row((side, *(_told(each, ".2f", 1e3) for each in medians)))
+
+
+def _part(part: str) -> Of:
+    return lambda turn: turn["heavy"]["cpu_s"].get(part, 0.0)
+
+
+def _light(name: str) -> Of:
+    return lambda turn: turn["light"][name]
+
+
+def _median_of(result: Mapping[str, Any], side: str, of: Of) -> Spread | None:
+    return spread(_each(result, side, of).values())
 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _told(value: float | None, form: str, nothing: str = "-") -> str:
-    return nothing if value is None else format(value, form)
+def _told(value: Spread | float | None, form: str, times: float = 1.0) -> str:
+    """A median, or nothing."""
+    if value is None:
+        return ""
+    return format((value.median if isinstance(value, Spread) else value) * times, form)
 
 
-def _median(spread: Mapping[str, float] | None) -> float:
-    return 0.0 if spread is None else spread["median"]
+def _ranged(value: Spread | None, times: float, form: str) -> str:
+    """A median, with its range where there were several rounds."""
+    if value is None:
+        return ""
+    median, low, high = (format(each * times, form) for each in value)
+    return median if low == high else f"{median} ({low} to {high})"
 
 
 if __name__ == "__main__":

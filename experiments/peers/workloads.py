@@ -54,7 +54,7 @@ GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
 class Workload:
     """A model, its exits, and texts to send."""
 
-    name: Name
+    name: str
     folder: Path
     texts: tuple[str, ...]
     labels: tuple[str, ...] | None
@@ -98,14 +98,14 @@ def _clinc150() -> Workload:
     data, folder = require_data(clinc150.DATA), RUNS / "clinc150"
     if not (folder / CALIBRATION_FILE).is_file():
         clinc150.run(folder, data)
-    return _calibrated("clinc150", folder, read_labelled(data, part="test"))
+    return calibrated("clinc150", folder, read_labelled(data, part="test"))
 
 
 def _mpnet(name: Name, data: mpnet.DataName) -> Workload:
     folder = mpnet.folder_of(data)
     if not (folder / CALIBRATION_FILE).is_file():
         mpnet.prepare(data)
-    return _calibrated(name, folder, mpnet.parts_of(data)["unseen"])
+    return calibrated(name, folder, mpnet.parts_of(data)["unseen"])
 
 
 def _long() -> Workload:
@@ -121,7 +121,7 @@ def _long() -> Workload:
         with progress_bars() as progress:
             train(job, learn, folder, progress=progress)
             calibrate(folder, validate, CalibrateJob(guarantee=GUARANTEE, source=job.source), progress=progress)
-    return _calibrated("long", folder, test, truncate=True)
+    return calibrated("long", folder, test, truncate=True)
 
 
 def _bert_base() -> Workload:
@@ -149,7 +149,8 @@ def _bert_base() -> Workload:
     )
 
 
-def _calibrated(name: Name, folder: Path, test: LabelledRows, *, truncate: bool = False) -> Workload:
+def calibrated(name: str, folder: Path, test: LabelledRows, *, truncate: bool = False) -> Workload:
+    """A model folder with its own calibration and records, and texts to send."""
     return Workload(
         name=name,
         folder=folder,

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from earlyexit.errors import InputError, OfframpError
 from experiments.peers.client import LoadResult
 from experiments.peers.goodput import Bounds, Target
-from experiments.peers.rounds import PROBE_HEADER, Comparison, Hunt, Probe, at_rate, interleave, probe_line
+from experiments.peers.rounds import PROBE_HEADER, Comparison, Hunt, Probe, interleave, probe_line
 from tests.experiments.peers.results import load_result
 
 TARGET = Target(slo_s=0.1)
@@ -112,27 +112,11 @@ def test_a_side_that_never_ends_a_round_has_no_goodput() -> None:
     assert comparison.document()["goodput_per_s"] == {"a": None}
 
 
-def test_at_one_rate_all_sides_see_the_same_arrivals_in_turns() -> None:
-    log: list[tuple[str, float, int]] = []
-    sides = [Fake("a", 100.0, log), Fake("b", 10.0, log, dies=(2,))]
-    found = at_rate(sides, 30.0, num_rounds=3, target=TARGET, seed=7, on_probe=nothing)
-    assert log == [
-        ("a", 30.0, 7),
-        ("b", 30.0, 7),
-        ("b", 30.0, 1007),
-        ("a", 30.0, 1007),
-        ("a", 30.0, 2007),
-        ("b", 30.0, 2007),
-    ]
-    assert found["latency"]["a"]["p99_s"] == {"median": 0.05, "low": 0.05, "high": 0.05}
-    assert found["latency"]["b"]["p99_s"] == {"median": 0.2, "low": 0.2, "high": 0.2}
-    assert [probe["verdict"] for probe in found["probes"] if probe["side"] == "b"] == ["failed", "failed", None]
-
-
 def test_a_probe_is_a_line_in_fixed_columns() -> None:
     side = Fake("mosec", 1e9, dies=(1,))
     lines: list[str] = []
-    at_rate([side], 212.4, num_rounds=2, target=TARGET, seed=0, on_probe=lambda probe: lines.append(probe_line(probe)))
+    hunted = replace(hunt(num_rounds=2, mosec=212.4), bounds=replace(BOUNDS, high_per_s=212.4))
+    interleave([side], hunted, lambda probe: lines.append(probe_line(probe)))
     assert [PROBE_HEADER, *lines] == [
         "round  side                  rate/s   p50 ms   p99 ms     lost  verdict",
         "    1  mosec                  212.4     10.0     50.0     0.0%  passed",

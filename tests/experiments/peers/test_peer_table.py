@@ -2,18 +2,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.peers.table import best_peer, ratio, render
+from experiments.peers.table import best_peer, goodput, heavy_s, ratio, render
+
+MIB = 2**20
+
+
+def turn(cpu_ms: dict[str, float], goodput_per_s: float, p50_ms: float = 10.0) -> dict[str, Any]:
+    load = {"num_answered": 100, "num_counted": 100, "duration_s": 0.5, "p50_s": p50_ms / 1e3, "p99_s": 0.04}
+    cpu_s = {part: ms / 1e3 for part, ms in cpu_ms.items()}
+    return {
+        "light": load | {"cpu_s": cpu_s},
+        "heavy": load | {"duration_s": 0.25, "cpu_s": cpu_s},
+        "goodput_per_s": goodput_per_s,
+        "answers": {"accuracy": 0.9561, "as_recorded": None},
+    }
 
 
 def result() -> dict[str, Any]:
-    """Two rounds: Offramp 200 and 240 requests/s, mosec 100 and 150, LitServe 90 and none."""
-
-    def round_of(index: int, side: str, goodput: float | None) -> dict[str, Any]:
-        return {"round_index": index, "side": side, "goodput_per_s": goodput}
-
-    def spread(median: float, low: float, high: float) -> dict[str, float]:
-        return {"median": median, "low": low, "high": high}
-
+    """Offramp 2 and 1 ms, 200 and 240 requests/s; mosec 4 ms, 100 and 150; LitServe 3 ms, 90, then nothing."""
+    servers = {
+        "offramp": {"idle_cores": 0.1, "memory_bytes": 3072 * MIB},
+        "mosec": {"idle_cores": 0.0, "memory_bytes": 1024 * MIB},
+    }
     return {
         "workload": "clinc150",
         "dtype": "bfloat16",
@@ -23,50 +33,52 @@ def result() -> dict[str, Any]:
         "stock_s": 0.004,
         "slo_s": 0.05,
         "limit_per_s": {"offramp": 2200.0},
-        "memory_bytes": {"offramp": 3 * 2**30, "mosec": 2**30},
-        "goodput": {
-            "goodput_per_s": {
-                "offramp": spread(220, 200, 240),
-                "mosec": spread(125, 100, 150),
-                "litserve": spread(90, 90, 90),
+        "rounds": [
+            {
+                "sides": {
+                    "litserve": turn({"server": 3.0}, 90.0),
+                    "mosec": turn({"server": 4.0}, 100.0),
+                    "offramp": turn({"stages": 1.5, "ingress": 0.5}, 200.0),
+                },
+                "servers": servers,
             },
-            "rounds": [
-                round_of(0, "offramp", 200.0),
-                round_of(0, "mosec", 100.0),
-                round_of(0, "litserve", 90.0),
-                round_of(1, "offramp", 240.0),
-                round_of(1, "mosec", 150.0),
-                round_of(1, "litserve", None),
-            ],
-        },
-        "light_load": {"latency": {"offramp": {"p50_s": spread(0.0052, 0, 1), "p99_s": spread(0.02, 0, 1)}}},
-        "costs": {
-            "steps_s": {"tokenize": 2e-5},
-            "offramp": {"ingress": 3e-5, "client": 1e-5},
-            "mosec": {"server": 4e-4},
-        },
-        "answers": {"offramp": {"accuracy": 0.9561, "as_recorded": None}},
+            {
+                "sides": {
+                    "litserve": turn({"server": 3.0}, 0.0),
+                    "mosec": turn({"server": 4.0}, 150.0),
+                    "offramp": turn({"stages": 0.7, "ingress": 0.3}, 240.0),
+                },
+                "servers": servers,
+            },
+        ],
     }
 
 
-def test_the_best_peer_is_the_one_with_the_highest_median_and_never_a_side_of_ours() -> None:
-    assert best_peer(result()) == "mosec"
+def test_the_best_peer_has_the_highest_median_or_the_least_and_is_never_a_side_of_ours() -> None:
+    assert best_peer(result(), goodput) == "mosec"
+    assert best_peer(result(), heavy_s, least=True) == "litserve"
+    assert best_peer(result() | {"rounds": []}, goodput) is None
 
 
 def test_ratios_are_taken_within_a_round_and_then_their_median() -> None:
-    assert ratio(result(), "offramp", "mosec") == (2.0 + 1.6) / 2
-    assert ratio(result(), "offramp", "litserve") == 200 / 90, "the round that LitServe failed in does not count"
-    assert ratio(result(), "offramp", "bentoml") is None
+    assert ratio(result(), "offramp", "mosec", goodput) == ((2.0 + 1.6) / 2, 1.6, 2.0)
+    assert ratio(result(), "offramp", "litserve", goodput) == (200 / 90,) * 3, "a round without goodput does not count"
+    assert ratio(result(), "offramp", "bentoml", goodput) is None
 
 
-def test_a_row_holds_inputs_per_second_ratios_the_share_of_the_limit_latency_memory_and_accuracy() -> None:
-    rows = [line for line in render(result()).splitlines() if line.startswith("| **offramp**")]
-    assert rows == ["| **offramp** | 1760 | 1600-1920 | 1.80 | - | 80.0% | 5.2 / 20.0 | 3072 | 95.6% |  |"]
+def test_a_row_holds_processor_time_goodput_ratios_the_share_of_the_limit_latency_memory_and_accuracy() -> None:
+    (row,) = (line for line in render(result()).splitlines() if line.startswith("| **offramp**"))
+    assert row == (
+        "| **offramp** | 1.50 (1.00 to 2.00) | 0.50 (0.33 to 0.67) | 1.50 (1.00 to 2.00) | 220 (200 to 240) "
+        "| 1.80 (1.60 to 2.00) |  | 80% | 10.0 / 40.0 | 3072 | 0.10 | 95.6% |  |"
+    )
 
 
-def test_processor_time_stands_by_part_in_microseconds_per_input() -> None:
+def test_of_our_sides_processor_time_stands_by_part() -> None:
     lines = render(result()).splitlines()
-    assert "| processor time per input, us | client | ingress | server |" in lines
-    assert "| offramp | 10 | 30 |  |" in lines
-    assert "| mosec |  |  | 400 |" in lines
-    assert lines[-1] == "Of the ingress, each step alone, us per request: tokenize 20."
+    assert lines[-3] == "| CPU ms per answer | HAProxy | ingress | stages | controller | Ray itself |"
+    assert lines[-1] == "| offramp | 0.00 | 0.40 | 1.10 | 0.00 | 0.00 |"
+
+
+def test_the_rates_that_all_sides_got_are_told() -> None:
+    assert "light load is 200 requests/s, processor time is that of 400/s; medians of 2 rounds" in render(result())

@@ -11,10 +11,10 @@ from earlyexit.checkpoint import random_model
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.answers import check_answers
-from experiments.peers.compare import per_input
 from experiments.peers.limit import enough
 from experiments.peers.plans import Machine
 from experiments.peers.sides import settings
+from experiments.peers.turns import per_input
 from experiments.peers.workloads import Workload
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
@@ -84,22 +84,25 @@ def test_the_same_seed_draws_the_same_texts(workload: Workload) -> None:
     assert set(drawn) <= {0, 1, 2}
 
 
-def test_a_sweep_tries_batches_a_wait_one_large_process_and_the_padded_modules(workload: Workload) -> None:
-    tried = settings(workload, "float32", Machine(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000)
+def test_a_sweep_tries_batches_a_wait_one_large_process_backends_and_the_padded_modules(workload: Workload) -> None:
+    tried = settings(
+        workload, "float32", Machine(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000, padded=True
+    )
     shapes = [(each.workers, each.threads, each.batch, each.wait_s, each.kernel) for each in tried]
     assert shapes == [
         (2, 1, 4, 0.0, "packed"),
         (2, 1, 16, 0.0, "packed"),
         (2, 1, 16, 0.005, "packed"),
         (1, 2, 16, 0.0, "packed"),
+        (2, 1, 16, 0.0, "onnx"),
         (2, 1, 16, 0.0, "transformers"),
     ]
     assert {(each.slo_s, each.port, each.dtype) for each in tried} == {(0.2, 9000, "float32")}
 
 
 def test_requests_that_fill_a_batch_alone_leave_one_batch_size_to_try(workload: Workload) -> None:
-    tried = settings(workload, "float32", Machine(), slo_s=0.2, batch=1, port=9000)
-    assert [each.batch for each in tried] == [1, 1, 1, 1]
+    tried = settings(workload, "bfloat16", Machine(), slo_s=0.2, batch=1, port=9000)
+    assert [(each.batch, each.kernel) for each in tried] == [(1, "packed")] * 3
 
 
 def test_processor_time_is_told_per_input_of_what_was_spent_between() -> None:

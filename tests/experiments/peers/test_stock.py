@@ -20,7 +20,8 @@ from experiments.peers.stock import StockModel
 from tests.deployments.stage.small_model import SIZES
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
-KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+TORCH: tuple[Kernel, ...] = ("packed", "transformers")
+"""Those that need no export, which takes seconds."""
 TEXTS = some_texts(20)
 
 
@@ -39,8 +40,8 @@ def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
     return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_both_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
+@pytest.mark.parametrize("kernel", get_args(Kernel))
+def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
     tmp_path: Path, kernel: Kernel
 ) -> None:
     labels, scores = unsplit_answers(tmp_path)
@@ -50,7 +51,7 @@ def test_both_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", TORCH)
 def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Kernel) -> None:
     make_model(tmp_path)
     stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
@@ -68,14 +69,12 @@ def test_the_transformers_kernel_computes_and_pools_as_the_model_does(
     make_model(tmp_path)  # for its tokenizer
     sizes, ramps = SIZES | {"max_length": 12}, RampOptions(pooling=pooling)
     save_model(random_model(sizes, family=family, task=LabelTask(LABELS), ramps=ramps, seed=2), tmp_path)
-    packed, padded = (
-        StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in KERNELS
-    )
+    packed, padded = (StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in TORCH)
     assert [each.label for each in padded] == [each.label for each in packed]
     assert [each.score for each in padded] == pytest.approx([each.score for each in packed], abs=1e-5)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", TORCH)
 def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path, kernel: Kernel) -> None:
     model, tokenizer = make_model(tmp_path)
     model.temperatures_E[NUM_BLOCKS - 1] = 0.25
@@ -86,7 +85,7 @@ def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", TORCH)
 def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, kernel: Kernel, dtype: Dtype) -> None:
     _, scores = unsplit_answers(tmp_path)
     predictions = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel, dtype=dtype)).predict(TEXTS)
