@@ -33,7 +33,7 @@ def make_cascade(runs: Path, validate: LabelledRows, job: CalibrateJob) -> Path:
         save_model(member, folder)
         shutil.copyfile(runs / MODEL / TOKENIZER_FILE, folder / TOKENIZER_FILE)
         calibrate(folder, validate, job)
-    chain_models([runs / SMALL, runs / LARGE], runs / CASCADE, name="demo-cascade")
+    chain_models([runs / SMALL, runs / LARGE], runs / CASCADE)  # named as the large one, of which it is a version
     calibrate(runs / CASCADE, validate, job)
     return runs / CASCADE
 

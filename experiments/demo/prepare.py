@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.split import Split
 from earlyexit.store import read_card
 from experiments.demo.cascade import CASCADE, MODEL, make_cascade
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
@@ -18,7 +17,7 @@ from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
-from optimizer.plan import Plan, Stage
+from optimizer.plan import Plan
 from optimizer.plan_file import write_plan
 from profiles.records import ExitRecords
 
@@ -53,34 +52,11 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
 
 
-def demo_plan(num_blocks: int, calibration: CalibrationCard, *, batch: int) -> Plan:
-    """Written by hand: the first half of the blocks on one replica, the rest, for the hard inputs, on another."""
-    ramps = sorted(calibration.thresholds)
-    middle = num_blocks // 2
-    stages = [
-        Stage(device="cpu", replicas=1, splits=_splits(0, middle, ramps, batch)),
-        Stage(device="cpu", replicas=1, splits=_splits(middle, num_blocks, ramps, batch)),
-    ]
-    return Plan(stages=tuple(stages), policy=calibration.policy_spec() if ramps else None)
-
-
 def save_plan(plan: Plan, runs: Path) -> Path:
     """Write the plan beside the model, to read and to change."""
     path = runs / "plan.yaml"
     write_plan(plan, path)
     return path
-
-
-def _splits(first: int, end: int, ramps: list[int], batch: int) -> tuple[Split, ...]:
-    """One split up to the first ramp of the range, where most inputs leave, and one for what is left."""
-    inside = [ramp for ramp in ramps if first <= ramp < end]
-    if not inside or inside[0] + 1 == end:
-        return (Split(first=first, end=end, batch=batch, ramps=tuple(inside)),)
-    cut = inside[0] + 1
-    return (
-        Split(first=first, end=cut, batch=batch, ramps=tuple(inside[:1])),
-        Split(first=cut, end=end, batch=batch, ramps=tuple(inside[1:])),
-    )
 
 
 def _is_trained_on(folder: Path, source: str) -> bool:

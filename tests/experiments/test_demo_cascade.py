@@ -32,6 +32,7 @@ def test_the_demos_cascade_is_half_of_its_model_before_all_of_it_without_ramps(t
     folder = make_cascade(tmp_path, rows, CalibrateJob(guarantee=Guarantee(budget=0.3, confidence=0.5)))
     card, half = read_card(folder), NUM_BLOCKS // 2
     assert folder == tmp_path / CASCADE
+    assert card.name == read_card(tmp_path / LARGE).name, "it is loaded as a version of the large model"
     assert card.chain.networks == (half, half + NUM_BLOCKS)
     assert card.members(folder) == (tmp_path / SMALL, tmp_path / LARGE)
     assert card.ramps == tuple(range(half)), "those of the small model, its end among them"
