@@ -21,7 +21,6 @@ from tests.deployments.stage.small_model import SIZES
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 TORCH: tuple[Kernel, ...] = ("packed", "transformers")
-"""Those that need no export, which takes seconds."""
 TEXTS = some_texts(20)
 
 
@@ -40,7 +39,7 @@ def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
     return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
 
 
-@pytest.mark.parametrize("kernel", get_args(Kernel))
+@pytest.mark.parametrize("kernel", [*TORCH, pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
 def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
     tmp_path: Path, kernel: Kernel
 ) -> None:
