@@ -15,7 +15,7 @@ from rich.console import Console
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.data import RUNS
-from experiments.demo.load import MACHINE, SLO_S, Ran, loaded, tell
+from experiments.demo.load import MACHINE, SLO_FACTOR, Ran, loaded, tell
 from experiments.demo.picture import draw, plan_text
 from experiments.demo.prepare import Prepared, prepare, save_plan
 from experiments.peers.plans import prepare as plan_sides
@@ -37,7 +37,7 @@ def main() -> None:
     prepared = prepare(runs, options.data)
     console.rule("2. plan")
     workload = calibrated("demo", prepared.folder, prepared.test, truncate=True)
-    planned = plan_sides(workload, "float32", MACHINE, slo_s=SLO_S)
+    planned = plan_sides(workload, "float32", MACHINE, slo_factor=SLO_FACTOR)
     planned = replace(planned, plans={SIDE_OF.get(name, name): plan for name, plan in planned.plans.items()})
     plan = planned.plans["planned"]
     console.print(f"model: {prepared.folder}   plan, of latencies measured just now: {save_plan(plan, runs)}")
@@ -47,7 +47,7 @@ def main() -> None:
     console.rule("3. service and load")
     ran = loaded(workload, prepared, planned, port=options.port)
     console.rule("4. what happened")
-    tell(ran)
+    tell(ran, planned.slo_s)
     print(plan_text(plan, ran["planned"].fill))
     _conclude(console, prepared, ran, runs)
 

@@ -29,7 +29,8 @@ from optimizer.plan import Plan
 
 SIDES = ("stock", "early-exit", "planned")
 MACHINE = Machine(workers=2, threads=1, batch_limit=16)
-SLO_S = 0.250
+SLO_FACTOR = 30.0
+"""The SLO, in runs of the full model on one text: batches of 16 fit into half of it, wherever this is run."""
 CLIENTS = 96
 """Of the closed loop: more than all batches hold."""
 SHARE_OF_CAPACITY = 0.9
@@ -143,7 +144,7 @@ def _since(before: Mapping[int, tuple[int, int]], after: Mapping[int, tuple[int,
     return {first: (after[first][0] - before[first][0], after[first][1] - before[first][1]) for first in after}
 
 
-def tell(ran: Mapping[str, Ran]) -> None:
+def tell(ran: Mapping[str, Ran], slo_s: float) -> None:
     """Print the table."""
     rows = [
         (
@@ -156,4 +157,4 @@ def tell(ran: Mapping[str, Ran]) -> None:
         )
         for name, each in ran.items()
     ]
-    show(f"answers within {1e3 * SLO_S:g} ms to the same requests", COLUMNS, rows)
+    show(f"the same requests to all three, to be answered within {1e3 * slo_s:.0f} ms", COLUMNS, rows)

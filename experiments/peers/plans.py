@@ -57,14 +57,14 @@ class Prepared:
 
 
 def prepare(
-    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float | None = None, repeats: int = 5
+    workload: Workload, dtype: Dtype, machine: Machine, *, slo_factor: float = SLO_FACTOR, repeats: int = 5
 ) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
-    `slo_s`: None for `SLO_FACTOR` times what one text alone takes.
+    The SLO is `slo_factor` times what one text alone takes.
     """
     stock_s = stock_alone_s(workload, dtype, machine)
-    slo_s = SLO_FACTOR * stock_s if slo_s is None else slo_s
+    slo_s = slo_factor * stock_s
     problem = _problem(workload, dtype, machine, slo_s=slo_s, repeats=repeats)
     plans = {side: _plan(problem, strategy, workload) for side, strategy in STRATEGIES.items()}
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans)

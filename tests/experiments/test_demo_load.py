@@ -49,7 +49,7 @@ def test_what_is_told_is_a_row_for_every_plan_how_full_splits_were_and_a_picture
     pytest.importorskip("matplotlib")
     fused = ran(FUSED, {0: (10, 100), 1: (5, 40)})
     sides = {"stock": ran(SHRINKING, {0: (10, 100)}), "early-exit": ran(SHRINKING, {0: (10, 100)}), "planned": fused}
-    tell(sides)
+    tell(sides, slo_s=0.25)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[2:] == [[name, "70.0%", "10", "50", "2", "2", "99.00%"] for name in sides]
     assert plan_text(fused.plan, fused.fill).splitlines() == [
