@@ -19,7 +19,7 @@ from earlyexit.piece import Piece
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.reordered import reorder_linears
 from earlyexit.signature import Encoded
-from earlyexit.split import Segment
+from earlyexit.split import Budget, Segment
 from earlyexit.store import load_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
@@ -96,7 +96,7 @@ def onnx_logits(model: EarlyExitModel, folder: Path, num_threads: int) -> Logits
     """The same modules as one graph, with which ONNX Runtime spends nothing on padding either but in attention."""
     segments = onnx_segments(model, folder, num_threads)
     whole = Segment(first=0, end=model.num_blocks, ramp=None)
-    segments.prepare([whole])
+    segments.prepare({whole: Budget(inputs=1)})
 
     def logits(encoded: Sequence[Encoded]) -> Tensor:
         wire = entering([""] * len(encoded), encoded)
