@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from experiments.beside import Side as Checkout
 from experiments.beside import checked_out
 from experiments.peers.client import ROOT, ClientOptions, run_client, write_inputs
-from experiments.peers.compare import per_input
 from experiments.peers.processes import LOGS, Server, running
+from experiments.peers.turns import per_input
 from experiments.turns import Figures, Side
 from offramp.client.client import Client
 
