@@ -2,7 +2,7 @@
 
 `stock` runs every input to the end, `early-exit` has all ramps in one split, whose batch shrinks, and `planned` is the
 planner's: survivors are fused into new batches between its splits. A closed loop finds what the planned one can do, and
-warms all of them up; then each gets the same open loop near that, so that batches fill.
+warms all of them up; then each gets that as an open loop: far below it batches would stay small.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ SLO_FACTOR = 30.0
 """The SLO, in runs of the full model on one text: batches of 16 fit into half of it, wherever this is run."""
 CLIENTS = 96
 """Of the closed loop: more than all batches hold."""
-SHARE_OF_CAPACITY = 0.9
-"""The open loop's rate. Batches fill by themselves as load grows: far below capacity they stay small."""
-CLOSED_S, OPEN_S, WARM_UP_S = 4.0, 10.0, 1.5
+CLOSED_S, OPEN_S, AGAIN_S, WARM_UP_S = 4.0, 10.0, 1.0, 1.5
 SEED = 0
 COLUMNS = ("plan", "in time", "p50 ms", "p99 ms", "CPU ms per answer", "blocks run", "as full model")
 
@@ -80,7 +78,7 @@ def loaded(workload: Workload, prepared: Prepared, planned: Planned, *, port: in
             sides = {side.name: side for side in served}
             capacity = {name: sides[name].saturate(CLIENTS, CLOSED_S).answered_per_s for name in SIDES}
             print(f"a closed loop of {CLIENTS}: " + ", ".join(f"{name} {capacity[name]:.0f}/s" for name in SIDES))
-            rate_per_s = SHARE_OF_CAPACITY * capacity[SIDES[-1]]
+            rate_per_s = capacity[SIDES[-1]]
             print(f"now each of them at {rate_per_s:.0f} requests/s, for {OPEN_S:g} s")
             return {
                 name: _ran(sides[name], planned.plans[name], rate_per_s, Path(folder), _full_model(prepared, drawn))
@@ -96,7 +94,7 @@ def _full_model(prepared: Prepared, drawn: Sequence[int]) -> list[str]:
 
 def _ran(side: ServedSide, plan: Plan, rate_per_s: float, folder: Path, full_model: Sequence[str]) -> Ran:
     answers = folder / f"{side.name}.answers"
-    side.begin()
+    side.saturate(CLIENTS, AGAIN_S)  # replicas follow a plan, and count its batches, from its first call on
     counts, spent_s = _counts(side.server.url), side.server.cpu_s()
     result = replace(side, load=side.load.model_copy(update={"answers": answers})).measure(rate_per_s, SEED)
     spent_s, counts = side.server.cpu_s() - spent_s, _since(counts, _counts(side.server.url))
