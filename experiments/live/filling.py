@@ -22,9 +22,9 @@ from experiments.kit import keep, show
 from experiments.live.cascade_sides import SLO_FACTOR, Setup, make_plan
 from experiments.mpnet import parts_of
 from experiments.peers.client import ClientOptions, write_inputs
-from experiments.peers.compare import per_input
 from experiments.peers.rounds import SEEDS_PER_ROUND
 from experiments.peers.sides import ServedSide, planned_sides
+from experiments.peers.turns import per_input
 from offramp.jobs.provenance import provenance
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
@@ -82,7 +82,7 @@ def run(options: Namespace) -> dict[str, Any]:
             slo_s=slo_s,
             timeout_s=max(2.0, 4 * slo_s),
         )
-        with planned_sides(settings, plans, load, port=options.port, alone=True) as sides:
+        with planned_sides(settings, plans, load, port=options.port) as sides:
             for side in sides:  # kernels for its batches are made
                 measured(side, options.rates[0], SEEDS_PER_ROUND)
             for round_index in range(options.rounds):
