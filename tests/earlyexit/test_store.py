@@ -101,7 +101,7 @@ REFUSED = {
         {"ramp_style": "deep"},
         r"ramp_style: Input should be 'bridge', 'conv', .*'light', .*, 'pooler-relu' or 'reduced'",
     ),
-    "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first' or 'grid'"),
+    "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first', 'last' or 'grid'"),
     "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),
     "no length": ({"codec": {"name": "text", "max_length": 0}}, "codec: .*max_length must be"),
     "no list": ({"task": {"name": "label", "label_names": "ab"}}, "task: .*must be a list"),

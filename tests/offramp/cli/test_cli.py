@@ -159,7 +159,7 @@ def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_pa
 
 def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what: started.extend(what))
+    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
     limits = ("--max-queued", 7, "--max-body-bytes", 8, "--timeout-s", 9)
@@ -189,7 +189,7 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
 
 def test_options_that_are_left_out_are_the_applications_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what: started.extend(what))
+    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
     assert run("serve", model, "--plan", "stock") == 0
     assert started[0] == ServeSettings(model=str(model), plan=started[0].plan)
 
