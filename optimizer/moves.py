@@ -130,7 +130,7 @@ def build_graph(
     parts = [
         _moves_of_device(
             device, RULES[rule], seconds_of(problem.latency[name]), ranks_of(problem), nodes, wire,
-            problem.slo.limit_s, every_batch, most_moves,
+            float(problem.slo.limit_s), every_batch, most_moves,
         )
         for device, name in enumerate(names)
     ]  # fmt: skip
@@ -191,12 +191,19 @@ class Wire(NamedTuple):
 
 
 def wire_of(problem: PlanProblem) -> Wire:
-    """Of a problem whose networks are all used."""
+    """Of a problem whose networks are all used.
+
+    Here and wherever kernels take a problem's numbers, whole ones become floats: kernels are compiled for either.
+    """
     ends = problem.networks or (problem.num_blocks,)
     end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
     link = problem.link
     return Wire(
-        np.array(problem.bytes_per_sample_N), link.bandwidth_bytes_per_s, link.delay_s, end_N, problem.crossing_s
+        bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
+        bandwidth=float(link.bandwidth_bytes_per_s),
+        delay_s=float(link.delay_s),
+        end_N=end_N,
+        crossing_s=float(problem.crossing_s),
     )
 
 

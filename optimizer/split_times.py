@@ -42,7 +42,7 @@ def seconds_of(table: LatencyTable) -> DeviceSeconds:
     sums_GK = np.zeros((len(table.batches), len(table.block_s_NB) + 1))
     np.cumsum(table.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
     return DeviceSeconds(
-        np.array(table.batches, dtype=float), sums_GK, np.ascontiguousarray(table.ramp_s_EB, dtype=float)
+        np.array(table.batches, dtype=float), sums_GK, np.array(table.ramp_s_EB, dtype=float, order="C")
     )
 
 

@@ -124,9 +124,9 @@ class PricedGraph:
         budget = self._budget() if budget is None else budget
         return Limits(
             count_C=np.array([_affordable_count(supply, budget) for supply in supplies], dtype=np.int64),
-            usd_C=np.array([supply.usd_per_hour for supply in supplies]),
+            usd_C=np.array([supply.usd_per_hour for supply in supplies], dtype=float),
             budget=float(budget),
-            latency_s=self.graph.problem.slo.limit_s,
+            latency_s=float(self.graph.problem.slo.limit_s),
             required_rate=float(required),
             wait_rate=float(filling),
             may_split=self.may_split,

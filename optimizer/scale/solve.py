@@ -136,7 +136,7 @@ class ScaleSearch:
     @property
     def _rate_per_s(self) -> float | None:
         objective = self.problem.objective
-        return objective.rate_per_s if isinstance(objective, MinimizeCost) else None
+        return float(objective.rate_per_s) if isinstance(objective, MinimizeCost) else None
 
     def bounded(self) -> float | None:
         """A bound on the objective; None: proven to have no plan."""
@@ -263,8 +263,8 @@ class ScaleSearch:
         may_hop, rate = self.space.several_stages, steer.rate_per_s
         ways = cheapest_ways(graph.moves, price_C, steer.latency, rate, may_split, may_hop)
         count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
-        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
-        bounds = Bounds(count_C, usd_C, self._most_usd(), self.problem.slo.limit_s, may_split, may_hop)
+        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
+        bounds = Bounds(count_C, usd_C, float(self._most_usd()), float(self.problem.slo.limit_s), may_split, may_hop)
         way = beam_search(
             graph.moves,
             incoming_moves(graph.moves),
@@ -283,7 +283,7 @@ class ScaleSearch:
     def _steer(self, graph: Graph, prices: Prices, level: float) -> tuple[Steer, np.ndarray]:
         """Prices per replica, and per device second per input."""
         count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
-        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
+        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
         rate = self._rate_per_s
         work_C = prices.work_C + prices.hop_C
         if rate is not None:

@@ -95,8 +95,8 @@ class SoonestSearch:
     def _search(self, rows: Rows, value: float, width: int) -> float:
         """Fill the layers; returns the least bound of what was dropped for want of width."""
         cutoffs = Cutoffs(
-            self.limits.latency_s, self.limits.usd_per_hour, _rounding_of_ramps(self.tables), value * (1 + SAME),
-            self.limits.seeks_worst,
+            float(self.limits.latency_s), float(self.limits.usd_per_hour), _rounding_of_ramps(self.tables),
+            value * (1 + SAME), self.limits.seeks_worst,
         )  # fmt: skip
         self._layers, dropped = [_starts(self.tables)], math.inf
         for block in range(self.problem.num_blocks):

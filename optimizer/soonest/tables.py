@@ -84,7 +84,7 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
         rate_per_s=_asked(problem),
         count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
-        ramp_budget=0.0 if budget is None else budget,
+        ramp_budget=0.0 if budget is None else float(budget),
         rule=RULES[space.ramps],
         stops=stops,
         may_split=space.splits_per_stage,
@@ -99,7 +99,7 @@ def num_states(tables: RunTables) -> int:
 
 def _asked(problem: PlanProblem) -> float:
     assert problem.asked_per_s is not None, "plans answer soonest at a rate"
-    return problem.asked_per_s
+    return float(problem.asked_per_s)
 
 
 def _inside(share_Q: FloatArray) -> FloatArray:

@@ -4,13 +4,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.compiled import compiled
 from optimizer.decision import Decision, Planned
-from optimizer.kernels import PARTS
+from optimizer.exact.solve import solve_exactly
+from optimizer.kernels import PARTS, small_problem
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.scale.solve import solve_at_scale
+from optimizer.soonest.solve import solve_soonest
+from optimizer.space import SPACES
 
 ADD = """
 from optimizer.compiled import compiled
@@ -59,3 +65,44 @@ def test_what_is_planned_to_compile_the_planner_has_a_plan(part: Callable[[], li
     decisions = part()
     assert decisions
     assert all(isinstance(each, Planned) for each in decisions)
+
+
+def signatures() -> dict[str, int]:
+    """Of every kernel, for how many types of arguments it was compiled, or read."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("optimizer.")]
+    kernels = {value for module in modules for value in vars(module).values() if hasattr(value, "nopython_signatures")}
+    return {f"{each.__module__}.{each.__name__}": len(each.nopython_signatures) for each in kernels}
+
+
+def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
+    supplies = {name: replace(each, usd_per_hour=int(each.usd_per_hour)) for name, each in problem.devices.items()}
+    link = Link(bandwidth_bytes_per_s=int(problem.link.bandwidth_bytes_per_s), delay_s=0)
+    tables = {name: replace(table, ramp_s_EB=table.ramp_s_EB.copy()) for name, table in problem.latency.items()}
+    objective = problem.objective
+    if not isinstance(objective, MaximizeRate):
+        objective = replace(objective, rate_per_s=int(objective.rate_per_s))
+    for table in tables.values():
+        table.ramp_s_EB.setflags(write=False)
+    return replace(
+        problem,
+        devices=supplies,
+        link=link,
+        latency=tables,
+        bytes_per_sample_N=tuple(map(int, problem.bytes_per_sample_N)),
+        objective=objective,
+        budget_usd_per_hour=None if problem.budget_usd_per_hour is None else int(problem.budget_usd_per_hour),
+    )
+
+
+@pytest.mark.parametrize(
+    "objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000.0), MinimizeLatency(rate_per_s=1000.0)], ids=str
+)
+def test_whole_numbers_are_planned_by_what_is_compiled_for_others(objective: Objective) -> None:
+    planners = (solve_soonest,) if isinstance(objective, MinimizeLatency) else (solve_exactly, solve_at_scale)
+    asked = replace(small_problem(), budget_usd_per_hour=20.0, objective=objective)
+    for planner in planners:
+        planner(asked, SPACES["best"])
+    before = signatures()
+    for planner in planners:
+        planner(in_whole_numbers(asked), SPACES["best"])
+    assert signatures() == before
