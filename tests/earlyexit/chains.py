@@ -150,8 +150,8 @@ def follow(
         return to, _enter(network, policy, wire, survivors)
 
     wire = inputs.wire(network.chain.network_of(firsts[0]), firsts[0], inputs.ids)
-    begin = _enter(network, policy, wire, None)
-    for step in in_random_order(cuts, firsts[0], begin, goes_on, random.Random(seed)):
+    waiting = {firsts[0]: list(_enter(network, policy, wire, None))}
+    for step in in_random_order(cuts, waiting, goes_on, random.Random(seed)):
         assert kind != "plain" or not answers.keys() & {answer.sample_id for answer in step.answers}
         answers = {answer.sample_id: answer for answer in step.answers} | answers  # the first one counts
         seen |= {(each.sample_id, each.block): each for each in step.seen}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -72,7 +71,8 @@ def answers_in_cuts(
         arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
         return survivors.next_block, arrived.singles()
 
-    for step in in_random_order(cuts, 0, piece_of(model, policy, encoded).singles(), goes_on, random.Random(seed)):
+    waiting = {0: piece_of(model, policy, encoded).singles()}
+    for step in in_random_order(cuts, waiting, goes_on, random.Random(seed)):
         assert not answers.keys() & {answer.sample_id for answer in step.answers}
         answers |= {answer.sample_id: answer for answer in step.answers}
     return answers
@@ -80,17 +80,14 @@ def answers_in_cuts(
 
 def in_random_order(
     cuts: Mapping[int, Cut],
-    first: int,
-    pieces: Sequence[Piece],
+    waiting: dict[int, list[Piece]],
     goes_on: Callable[[Piece], tuple[int, list[Piece]]],
     rng: random.Random,
 ) -> Iterator[Step[Piece]]:
-    """Every step of cuts, by their first blocks, that run random handfuls of whoever waits, at first for `first`.
+    """Every step of cuts, by their first blocks, that run random handfuls of whoever waits for these.
 
-    `goes_on`: for which block a cut's survivors wait then, and as what, one by one.
+    Whoever takes the steps may let others wait meanwhile. `goes_on`: for which block a cut's survivors wait then, and as what, one by one.
     """
-    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
-    waiting[first] = list(pieces)
     while blocks := [block for block, waits in waiting.items() if waits]:
         block = rng.choice(blocks)
         rng.shuffle(waiting[block])
@@ -102,7 +99,7 @@ def in_random_order(
             yield step
         if survivors is not None:
             to, arrived = goes_on(survivors)
-            waiting[to] += arrived
+            waiting.setdefault(to, []).extend(arrived)
 
 
 def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, within: float = 1e-5) -> None:

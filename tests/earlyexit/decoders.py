@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +21,12 @@ from earlyexit.generation.sequence import Sequence as TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
-from earlyexit.piece import Piece, fuse
+from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.token import TokenTask
 from earlyexit.wire import Answer, Numbers, entering
-from tests.earlyexit.cuts import cuts_of
+from tests.earlyexit.cuts import cuts_of, in_random_order
 
 NUM_BLOCKS = 5
 VOCABULARY = 256
@@ -116,29 +115,22 @@ class Handfuls:
 
     def run(self, sequences: Mapping[int, TokenSequence], *, end: bool = True) -> dict[int, list[Said]]:
         """What every sequence said, by its number; `end`: whether they give back their pages."""
-        rng = random.Random(self.seed)
         cuts = cuts_of(self.model, self.policy, self.bounds, self.ramps)
-        waiting: defaultdict[int, list[Piece]] = defaultdict(list)
         said: dict[int, list[Said]] = {number: [] for number in sequences}
         for number, each in sequences.items():
             each.begin(number)
-            waiting[0].append(self._piece(number, each))
-        while blocks := [block for block, pieces in waiting.items() if pieces]:
-            block = rng.choice(blocks)
-            rng.shuffle(waiting[block])
-            size = rng.randint(1, 4)
-            batch, waiting[block] = waiting[block][:size], waiting[block][size:]
-            survivors: Piece | None = None
-            for step in cuts[block].run(fuse(batch)):
-                survivors = step.survivors
-                for answer in step.answers:
-                    number = int(answer.sample_id)
-                    if self._answered(sequences[number], said[number], answer):
-                        waiting[0].append(self._piece(number, sequences[number]))
-                    elif end:
-                        backbone_of(self.model).end(number)
-            if survivors is not None:
-                waiting[survivors.next_block] += survivors.singles()
+        waiting = {0: [self._piece(number, each) for number, each in sequences.items()]}
+
+        def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
+            return survivors.next_block, survivors.singles()
+
+        for step in in_random_order(cuts, waiting, goes_on, random.Random(self.seed)):
+            for answer in step.answers:
+                number = int(answer.sample_id)
+                if self._answered(sequences[number], said[number], answer):
+                    waiting[0].append(self._piece(number, sequences[number]))
+                elif end:
+                    backbone_of(self.model).end(number)
         return said
 
     def _piece(self, number: int, each: TokenSequence) -> Piece:
