@@ -86,8 +86,8 @@ def in_random_order(
 ) -> Iterator[Step[Piece]]:
     """Every step of cuts, by their first blocks, that run random handfuls of whoever waits for these.
 
-    Whoever takes the steps may let others wait meanwhile. `goes_on`: for which block a cut's survivors wait then, and as
-    what, one by one.
+    Whoever takes the steps may let others wait meanwhile. `goes_on`: for which block a cut's survivors wait then, and
+    as what, one by one.
     """
     while blocks := [block for block, waits in waiting.items() if waits]:
         block = rng.choice(blocks)
