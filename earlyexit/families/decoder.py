@@ -154,16 +154,16 @@ class DecoderBackbone(Backbone):
         return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True), _RUN)
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        token_ids_N, run_B4 = inputs
-        return self.word(token_ids_N), run_B4
+        token_ids_N, run_B5 = inputs
+        return self.word(token_ids_N), run_B5
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Also on tokens of the same sequences that left before one of these blocks: see `Pending`."""
-        hidden_ND, run_B4 = hidden
-        runs = _runs(run_B4, layout)
+        hidden_ND, run_B5 = hidden
+        runs = _runs(run_B5, layout)
         for run in runs:
             self.kv.enter(run.sequence, run.limit)
         rows = _Rows(self, runs, hidden_ND)
@@ -172,7 +172,7 @@ class DecoderBackbone(Backbone):
             rows.join(at)
             rows.run(at, until)
         own_ND = rows.settle(first, end)
-        return self.norm(own_ND) if end == self.num_blocks else own_ND, run_B4
+        return self.norm(own_ND) if end == self.num_blocks else own_ND, run_B5
 
     def rotary(self, position_N: Tensor) -> Tensors:
         """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each."""
@@ -187,14 +187,14 @@ class DecoderBackbone(Backbone):
         return asdict(self.config)
 
 
-_RUN = TensorSpec(name="run", shape=(4,), dtype="int32", below=1)
+_RUN = TensorSpec(name="run", shape=(5,), dtype="int32", below=1)
 """Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
 
 
-def _runs(run_B4: Tensor, layout: Layout) -> list[Run]:
+def _runs(run_B5: Tensor, layout: Layout) -> list[Run]:
     return [
         Run(sequence=sequence_of(high, low), start=start, length=length, limit=limit)
-        for (high, low, start, limit), length in zip(run_B4.tolist(), layout.lengths_B.tolist(), strict=True)
+        for (high, low, start, limit, _), length in zip(run_B5.tolist(), layout.lengths_B.tolist(), strict=True)
     ]
 
 

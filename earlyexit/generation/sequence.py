@@ -87,7 +87,7 @@ class Sequence:
         """What the decoder must see next."""
         assert self.ended is None
         new = self.tokens[self._seen : self._seen + self._chunk]
-        run = np.array([run_of(self._number, self._seen, self.limit)], dtype=np.int32)
+        run = np.array([run_of(self._number, self._seen, self.limit, self.num_prompt)], dtype=np.int32)
         return Encoded(len(new), (np.array(new, dtype=np.int32), run))
 
     def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
@@ -108,13 +108,13 @@ class Sequence:
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block)
 
 
-def run_of(sequence: int, start: int, limit: int) -> list[int]:
+def run_of(sequence: int, start: int, limit: int, prompt: int) -> list[int]:
     """What an input of a sequence brings beside its tokens.
 
     That is the sequence's number in two halves, from 0 (no sequence at all) to 2**62 - 1, how many of its tokens came
-    before, and how many it may come to.
+    before, how many it may come to, and how many of these were given, whatever has been said since.
     """
-    return [sequence >> HALF_BITS, sequence & (1 << HALF_BITS) - 1, start, limit]
+    return [sequence >> HALF_BITS, sequence & (1 << HALF_BITS) - 1, start, limit, prompt]
 
 
 def sequence_of(high: int, low: int) -> int:

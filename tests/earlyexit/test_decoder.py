@@ -141,9 +141,9 @@ def test_what_does_not_fit_the_store_fails_alone(reference: LlamaForCausalLM) ->
 
 def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
     lengths_B = np.array([3, 1], dtype=np.int32)
-    ids_N, run_B4 = arbitrary_tensors(model, 0, lengths_B, np.random.default_rng(0))
-    assert run_B4.tolist() == [[0, 0, 0, 0]] * 2
-    _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), (ids_N, run_B4), layout_of(3, 1))
+    ids_N, run_B5 = arbitrary_tensors(model, 0, lengths_B, np.random.default_rng(0))
+    assert run_B5.tolist() == [[0, 0, 0, 0, 0]] * 2
+    _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), (ids_N, run_B5), layout_of(3, 1))
     assert outputs_BC is not None
     assert outputs_BC.isfinite().all()
     assert backbone_of(model).kv.sequences == set()
@@ -152,13 +152,13 @@ def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
 def test_a_decoder_without_a_store_says_so(reference: LlamaForCausalLM) -> None:
     backbone = Llama().from_transformers(reference).backbone
     with pytest.raises(ModelFolderError, match="a decoder needs a store of keys and values"):
-        backbone.run_blocks(0, 1, (torch.zeros(1, 48), torch.zeros(1, 4, dtype=torch.int32)), layout_of(1))
+        backbone.run_blocks(0, 1, (torch.zeros(1, 48), torch.zeros(1, 5, dtype=torch.int32)), layout_of(1))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31 - 1, 2**31, 2**62 - 1])
 def test_a_sequences_number_travels_in_two_halves(number: int) -> None:
-    high, low, start, limit = np.array(run_of(number, 5, 9), dtype=np.int32).tolist()
-    assert (sequence_of(high, low), start, limit) == (number, 5, 9)
+    high, low, *others = np.array(run_of(number, 5, 9, 3), dtype=np.int32).tolist()
+    assert (sequence_of(high, low), *others) == (number, 5, 9, 3)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, Sequence]) -> None:
     for number, each in sequences.items():
         tokens = each.tokens
         ids = torch.tensor([tokens[-1]], dtype=torch.int32)
-        run = torch.tensor([run_of(number, len(tokens) - 1, 0)], dtype=torch.int32)
+        run = torch.tensor([run_of(number, len(tokens) - 1, 0, 0)], dtype=torch.int32)
         with torch.inference_mode():
             backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
         assert backbone.pending.num_waiting(number) == 0

@@ -17,9 +17,9 @@ BYTES = byte_tokenizer()
 def step(of: Sequence) -> tuple[list[int], list[int]]:
     """The tokens of its next step, and what comes beside them."""
     encoded = of.step()
-    tokens_N, run_14 = encoded.tensors
+    tokens_N, run_15 = encoded.tensors
     assert encoded.length == len(tokens_N)
-    return tokens_N.tolist(), run_14[0].tolist()
+    return tokens_N.tolist(), run_15[0].tolist()
 
 
 def say(of: Sequence, token: int, exit_block: int = 4) -> Said | None:
@@ -30,11 +30,11 @@ def say(of: Sequence, token: int, exit_block: int = 4) -> Said | None:
 def test_a_prompt_is_one_step_and_every_token_another() -> None:
     one = sequence([1, 2, 3], max_tokens=2)
     one.begin(NUMBER)
-    assert step(one) == ([1, 2, 3], [1, 5, 0, 5])
+    assert step(one) == ([1, 2, 3], [1, 5, 0, 5, 3])
     said = say(one, 50, exit_block=1)
     assert said is not None
     assert (said.chosen.token, said.chosen.log_probability, said.ended, said.exit) == (50, -0.5, None, 1)
-    assert step(one) == ([50], [1, 5, 3, 5])
+    assert step(one) == ([50], [1, 5, 3, 5, 3])
     said = say(one, 51)
     assert said is not None
     assert said.ended == one.ended == "length"
@@ -48,10 +48,10 @@ def test_a_long_prompt_is_several_steps_of_which_the_last_brings_a_token() -> No
     for _ in range(2):
         found.append(step(one))
         assert say(one, 99) is None
-    assert found == [([1, 2], [0, 1, 0, 17]), ([3, 4], [0, 1, 2, 17])]
-    assert step(one) == ([5], [0, 1, 4, 17])
+    assert found == [([1, 2], [0, 1, 0, 17, 5]), ([3, 4], [0, 1, 2, 17, 5])]
+    assert step(one) == ([5], [0, 1, 4, 17, 5])
     assert say(one, 99) is not None
-    assert step(one) == ([99], [0, 1, 5, 17])
+    assert step(one) == ([99], [0, 1, 5, 17, 5])
 
 
 def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() -> None:
@@ -60,9 +60,9 @@ def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() 
     for token in (50, 51):
         assert say(one, token) is not None
     one.begin(2)
-    assert step(one) == ([1, 2, 50], [0, 2, 0, 11])
+    assert step(one) == ([1, 2, 50], [0, 2, 0, 11, 2])
     assert say(one, 7) is None
-    assert step(one) == ([51], [0, 2, 3, 11])
+    assert step(one) == ([51], [0, 2, 3, 11, 2])
     said = say(one, 52)
     assert said is not None
     assert (said.chosen.token, one.num_said) == (52, 3)
