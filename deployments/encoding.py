@@ -29,6 +29,12 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     serial: int
 
 
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Sequences are over: whatever the replica keeps of them is free."""
+
+    sequences: tuple[int, ...]
+
+
 class Part(msgspec.Struct, frozen=True, tag="part"):
     """A part of a call's reply; the one that settles the last of its inputs ends it."""
 
@@ -71,21 +77,21 @@ def _decode_other(type_: type, value: Any) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget, dec_hook=_decode_other, ext_hook=_decode_raw)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End, dec_hook=_decode_other, ext_hook=_decode_raw)
 _FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
 
 MalformedError = msgspec.MsgspecError
 
 
-def encode(message: Begin | Forget | Part | Refused) -> bytes:
+def encode(message: Begin | Forget | End | Part | Refused) -> bytes:
     """A message's bytes; arrays are copied into them."""
     return _ENCODER.encode(message)
 
 
-def from_ingress(frame: bytes | memoryview) -> Begin | Forget:
+def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:
     """What an ingress said; arrays cannot be written to. Raises MalformedError."""
     try:
-        message: Begin | Forget = _FROM_INGRESS.decode(frame)
+        message: Begin | Forget | End = _FROM_INGRESS.decode(frame)
     except PlanError as error:  # what a stage or a split says of itself
         raise MalformedError(str(error)) from error
     return message

@@ -85,6 +85,9 @@ class StageCall:
     """Whether its inputs are probes: every ramp looks at them, and they go on to the model's end when answered."""
     traced: tuple[int, ...] = ()
     """Positions of the inputs whose runs are to be told."""
+    sequences: tuple[int, ...] = ()
+    """Per input, the number of the sequence that it belongs to, of which the replica keeps something until it is ended;
+    empty where inputs belong to none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

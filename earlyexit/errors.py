@@ -19,6 +19,7 @@ OfframpError                        500 INTERNAL
 ├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
 ├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time; the same
 ├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer; the same
+├── SequenceLostError               503 UNAVAILABLE         a replica has nothing of this sequence any more; the same
 ├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached; the same
 ├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come too late
 ├── HeadLostError                   500                     Ray's head has ended under `offramp serve`
@@ -183,6 +184,10 @@ class StageUnavailableError(_RetryableError):
 
 class ControllerUnavailableError(_RetryableError):
     """The controller does not answer; requests are served without it."""
+
+
+class SequenceLostError(_RetryableError):
+    """A replica has no keys and values of this sequence, or no longer: begun anew, it goes on as it would have."""
 
 
 class VersionUnavailableError(_RetryableError):

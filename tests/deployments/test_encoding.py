@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import earlyexit.errors
-from deployments.encoding import Begin, Forget, MalformedError, Part, Refused, encode, from_ingress, from_replica
+from deployments.encoding import Begin, End, Forget, MalformedError, Part, Refused, encode, from_ingress, from_replica
 from deployments.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
 from earlyexit.errors import (
     DeadlineError,
@@ -103,6 +103,7 @@ CALLS = {
     "probe": replace(CALL, probe=True),
     "traced": replace(CALL, traced=(1,)),
     "deferred": replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")),
+    "sequences": replace(CALL, sequences=(7, 2**62 - 1)),
     "another order": replace(CALL, assignment=replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25))),
 }
 POLICIES = {
@@ -140,6 +141,7 @@ def test_a_part_of_a_reply_arrives_as_it_was_sent(chunk: Chunk) -> None:
 
 def test_what_ends_a_call_early_arrives_as_it_was_sent() -> None:
     assert from_ingress(encode(Forget(7))) == Forget(7)
+    assert from_ingress(encode(End((7, 2**62 - 1)))) == End((7, 2**62 - 1))
     assert from_replica(encode(Refused(7, "PlanError('no split')"))) == Refused(7, "PlanError('no split')")
 
 
@@ -203,7 +205,7 @@ FROM_NO_INGRESS = {
     "cut short": encode(Begin(1, CALL))[:-1],
     "too long": encode(Begin(1, CALL)) + b"\0",
     "a list": msgspec.msgpack.encode(["begin"]),
-    "unknown kind": msgspec.msgpack.encode({"type": "end", "serial": 1}),
+    "unknown kind": msgspec.msgpack.encode({"type": "close", "serial": 1}),
     "field missing": msgspec.msgpack.encode({"type": "forget"}),
     "field of another type": msgspec.msgpack.encode({"type": "forget", "serial": "1"}),
     "a replica's message": encode(Part(1, CHUNK)),

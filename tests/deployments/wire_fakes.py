@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from deployments.encoding import Begin, Forget, Part, Refused, encode, from_ingress, from_replica
+from deployments.encoding import Begin, End, Forget, Part, Refused, encode, from_ingress, from_replica
 from deployments.frames import Frames
 from deployments.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
 from deployments.stage.chunks import OpenCall
@@ -116,6 +116,8 @@ class FakeReplica:
         self.asked: asyncio.Queue[Asked] = asyncio.Queue() if asked is None else asked
         self.forgotten: asyncio.Queue[int] = asyncio.Queue()
         """Serials."""
+        self.over: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
+        """Sequences that were ended, message by message."""
         self.ended: asyncio.Queue[None] = asyncio.Queue()
         """Of every connection its end."""
         self._connections: set[Frames] = set()
@@ -159,6 +161,8 @@ class FakeReplica:
                     self.asked.put_nowait(Asked(replica=self.name, serial=serial, call=call, frames=frames))
                 case Forget(serial=serial):
                     self.forgotten.put_nowait(serial)
+                case End(sequences=sequences):
+                    self.over.put_nowait(sequences)
 
         def end() -> None:
             self._connections.discard(frames)

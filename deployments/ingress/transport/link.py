@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from deployments.encoding import Begin, Forget, MalformedError, Refused, encode, from_replica
+from deployments.encoding import Begin, End, Forget, MalformedError, Refused, encode, from_replica
 from deployments.frames import Frames
 from deployments.messages import Address, Chunk, StageCall
 
@@ -75,6 +75,11 @@ class ReplicaLink:
         finally:
             del self._calls[serial]
             self._close_if_left()
+
+    def end(self, sequences: Iterable[int]) -> None:
+        """Have the replica give up what it keeps of these; where there is no connection any more, it has already."""
+        if self._frames is not None:
+            self._frames.send(encode(End(tuple(sequences))))
 
     def leave(self) -> None:
         """Close as soon as the calls under way are done; nobody makes new ones."""

@@ -231,6 +231,19 @@ async def test_only_calls_that_are_given_up_are_forgotten(scene: Scene) -> None:
     assert scene.replica.forgotten.empty()
 
 
+# Sequences
+
+
+async def test_the_replica_is_told_which_sequences_are_over(scene: Scene) -> None:
+    scene.link.end([7, 2**62 - 1])
+    assert await soon(scene.replica.over.get()) == (7, 2**62 - 1)
+
+
+async def test_nothing_is_said_of_sequences_where_there_is_no_connection_any_more(down: Scene) -> None:
+    down.link.end([7])
+    assert down.replica.over.empty()
+
+
 # The end
 
 
