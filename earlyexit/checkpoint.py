@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from earlyexit.boundary import why_no_exit
 from earlyexit.bridges import begin_bridges, bridge_of
+from earlyexit.chat_files import copy_chat_files, write_chat_files
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
@@ -28,6 +30,8 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.tokenizer import TOKENIZER_FILE
+
+logger = logging.getLogger(__name__)
 
 STATE_FILES = (".th", ".pt", ".pth")
 CONFIG_SUFFIX = ".json"
@@ -119,10 +123,14 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put a checkpoint's fast tokenizer, or that of a file, into a model folder; raises ModelFolderError."""
+    """Put a checkpoint's fast tokenizer, or that of a file, into a model folder, with its chat template if it has one.
+
+    Raises ModelFolderError.
+    """
     local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
         shutil.copyfile(local, folder / TOKENIZER_FILE)
+        copy_chat_files(local.parent, folder)
         return
     from transformers import AutoTokenizer
 
@@ -135,6 +143,22 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
+    write_chat_files(loaded, folder)
+
+
+def ends_of(source: str) -> tuple[int, ...]:
+    """Tokens that end an answer, as a decoder's checkpoint says: its configurations and its tokenizer; else none."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    place, file = _place(source)
+    said = []
+    for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
+        try:
+            said.append(loader.from_pretrained(place, **file).eos_token_id)
+        except (OSError, ValueError) as error:  # a checkpoint may come without one of them
+            logger.info("%s: no %s: %s", source, loader.__name__, _first_line(error))
+    every = (each if isinstance(each, list) else [each] for each in said)
+    return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
 
 
 def add_ramps(

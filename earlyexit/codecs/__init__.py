@@ -17,6 +17,7 @@ CODECS = {
     "text_pair": "earlyexit.codecs.text_pair:TextPairCodec",
     "image": "earlyexit.codecs.image:ImageCodec",
     "tensor": "earlyexit.codecs.tensor:TensorCodec",
+    "prompt": "earlyexit.codecs.prompt:PromptCodec",
     "chain": "earlyexit.codecs.chain:ChainCodec",
 }
 

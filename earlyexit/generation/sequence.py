@@ -8,7 +8,7 @@ it has come to is its prompt, and no token is said twice.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,10 @@ Ended = Literal["stop", "length"]
 """Why a sequence is over, in OpenAI's words: by a token or text that ends it, or by its length."""
 
 
+def _nothing() -> npt.NDArray[np.floating]:
+    return np.empty((2, 0), dtype=np.float32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """What a step brought its caller."""
@@ -33,6 +37,8 @@ class Said:
     ended: Ended | None
     exit: int
     """The block after which the token left."""
+    likeliest_2k: npt.NDArray[np.floating] = field(default_factory=_nothing, compare=False, repr=False)
+    """The answer that the token was chosen of: see `TokenTask`."""
 
 
 class Sequence:
@@ -105,7 +111,7 @@ class Sequence:
             self.ended = "length"
         if self.ended is not None:
             text += self._text.finish()
-        return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block)
+        return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
 
 def run_of(sequence: int, start: int, limit: int, prompt: int) -> list[int]:
