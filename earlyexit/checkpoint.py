@@ -188,7 +188,7 @@ def add_ramps(
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
-    if head is not None:
+    if head is not None and not model.tied:
         model.head.load_state_dict(dict(head.weights))
     begin_bridges(model)
     return model
@@ -219,7 +219,9 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
 
     ramps = {block: ramp(block) for block in at}
     head = exit_head(last, info.head_style, info.head_pooling)
-    return EarlyExitModel(info, backbone, ramps, head).eval()
+    model = EarlyExitModel(info, backbone, ramps, head).eval()
+    model.tie()
+    return model
 
 
 def _check_image_sides(info: ModelInfo, backbone: Backbone) -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network import Network, SegmentRunner
-from earlyexit.piece import Piece
+from earlyexit.network import LateOutputs, Network, SegmentRunner
+from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.foresight import Foreseen
 from earlyexit.release import Step
 from earlyexit.split import AfterAnswer, Segment, Split
-from earlyexit.transfer import all_to_host, mark_cuda, to_device, wait_for, when_computed
+from earlyexit.transfer import all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
 from earlyexit.wire import Answer, Seen, Value, values_of
 
 
@@ -42,7 +43,18 @@ def cut_out(
     policy.check_ramps(ramps)
     if ramps:
         policy.check_task(network.task)
+        _check_foresight(network, ramps, policy)
     return Cut(network, first, end, ramps, policy, segments)
+
+
+def _check_foresight(network: Network, ramps: Sequence[int], policy: ExitPolicy) -> None:
+    if policy.foresees is None:
+        return
+    if not isinstance(network, LateOutputs):
+        raise PlanError(f"exit policy {policy.name!r} asks ramps before their outputs; this network's cannot be asked")
+    blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
+    if blind:
+        raise PlanError(f"exit policy {policy.name!r} asks a ramp's classifier, and ramps {blind} have none")
 
 
 class Cut:
@@ -76,6 +88,8 @@ class Cut:
         active = Split(first=first, end=end, batch=1, ramps=ramps)
         run = tuple(sorted(looks.union(ramps)))
         self._segments = replace(active, ramps=run).segments()
+        if policy.foresees == "states":
+            self._segments = tuple(part for segment in self._segments for part in _before_its_last(segment))
         # Where ramps look that are not active the network runs them, whatever the others are run by: one batch in fifty
         # is no reason to hold a session of ONNX Runtime, with its own copy of the weights, for every ramp.
         self._runner = network if segments is None or run != ramps else segments
@@ -117,16 +131,14 @@ class Cut:
             yield step
 
     def _step(self, segment: Segment, piece: Piece, answered: set[str]) -> Step[Piece]:
-        values, outputs_BC = self._runner.run(segment, piece)
+        foresees = self._policy.foresees is not None and segment.ramp is not None
+        values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
-        if outputs_BC is None:
+        if outputs_BC is None and not foresees:
             if not self._policy.foreknows:
                 wait_for(self._network.device)  # or nobody would learn how long the batch took
             return Step(answers=(), survivors=after)
-        said = outputs_BC, piece.state_BS
-        stay_there = self._policy.foreknows or self._network.task.large
-        outputs_BC, state_BS = said if stay_there else all_to_host(said)
-        opinion = Opinion(self._network.task, outputs_BC)
+        opinion, state_BS = self._said(segment, piece, values, outputs_BC)
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, opinion, state_BS)
         assert segment.ramp is not None
@@ -145,6 +157,19 @@ class Cut:
             return Step(answers=(), survivors=after)
         stay = [k for k, leaves in enumerate(leave_B) if not leaves]
         return Step(answers=answers, survivors=after.select(stay) if stay else None)
+
+    def _said(
+        self, segment: Segment, before: Piece, after: Tensors, outputs_BC: Tensor | None
+    ) -> tuple[Opinion, Tensor]:
+        """What the exit at a segment's end says, and the policy's state; None: it has not been asked for outputs."""
+        if outputs_BC is None:
+            assert isinstance(self._network, LateOutputs)
+            assert segment.ramp is not None
+            return Foreseen(self._network, segment.ramp, before, after), to_host(before.state_BS)
+        said = outputs_BC, before.state_BS
+        stay_there = self._policy.foreknows or self._network.task.large
+        outputs_BC, state_BS = said if stay_there else all_to_host(said)
+        return Opinion(self._network.task, outputs_BC), state_BS
 
     def _leaving(
         self, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
@@ -168,6 +193,14 @@ class Cut:
         seen = _seen(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
+
+
+def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
+    """A segment that ends at a ramp in two, so that the state before the ramp's block is known."""
+    if segment.ramp is None or segment.first == segment.end - 1:
+        return (segment,)
+    last = segment.end - 1
+    return Segment(first=segment.first, end=last, ramp=None), replace(segment, first=last)
 
 
 def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[Seen, ...]:

@@ -18,9 +18,11 @@ from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import Ramp
 from earlyexit.ramps.pooling import Pooling
+from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
 from earlyexit.slots import Attention
 from earlyexit.split import Segment
 from earlyexit.tasks.base import Task
+from earlyexit.wire import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,36 @@ class EarlyExitModel(nn.Module):
         """Temperature-scaled outputs of the exit after `block`, float32 (B, C); it looks at the first tensor."""
         outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
         return outputs_BC.float() / self.temperatures_E[block]
+
+    def foresees(self, ramp: int) -> bool:
+        return isinstance(self.exit_head(ramp), ForeseeingRamp)
+
+    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
+        return self.exit_head(ramp).gather(tensors[0], Layout(lengths_B, self.device, self.attention))
+
+    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
+        head = self.exit_head(ramp)
+        assert isinstance(head, ForeseeingRamp)
+        return head.foresee(gathered).float()
+
+    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
+        outputs_BC: Tensor = self.exit_head(ramp).classify(gathered)
+        return outputs_BC.float() / self.temperatures_E[ramp]
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Names of weights that are others': kept once, in memory and in the file."""
+        tied = self.backbone.vocabulary is not None and isinstance(self.head, VocabularyHead)
+        return {"head.classifier.weight": f"backbone.{self.backbone.vocabulary}"} if tied else {}
+
+    def tie(self) -> None:
+        """Share what is shared: the head's weights with the embedding, where they are one, and the head with ramps."""
+        for name, other in self.tied.items():
+            module, _, last = name.rpartition(".")
+            setattr(self.get_submodule(module), last, self.get_parameter(other))
+        for ramp in self.ramps.values():
+            if isinstance(ramp, NormedRamp) and isinstance(self.head, VocabularyHead):
+                ramp.share(self.head)
 
     @property
     def measures_importance(self) -> bool:

@@ -91,6 +91,27 @@ class Network(SegmentRunner, Protocol):
         ...
 
 
+@runtime_checkable
+class LateOutputs(Network, Protocol):
+    """A network whose ramps can be asked how sure they are before their outputs are computed."""
+
+    def foresees(self, ramp: int) -> bool:
+        """Whether this ramp has a classifier that says so."""
+        ...
+
+    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
+        """What the ramp's head looks at, (B, ...), of what crosses before or after its block."""
+        ...
+
+    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
+        """Log-odds that the ramp will answer as the full model, float32 (B,)."""
+        ...
+
+    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
+        """The ramp's outputs as `run` gives them, (B, *output_shape)."""
+        ...
+
+
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
     """A piece on the network's device; before block 0 with the policy's initial state.
 

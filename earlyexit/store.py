@@ -237,7 +237,8 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     model.backbone.write_files(folder)
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS_FILE)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in model.tied}
+    save_file(state, folder / WEIGHTS_FILE)
     info = {each.name: getattr(model.info, each.name) for each in fields(model.info)}
     card = ModelCard(
         **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
@@ -292,8 +293,10 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
     try:
-        model.load_state_dict(load_file(folder / WEIGHTS_FILE), assign=True)
-    except (FileNotFoundError, RuntimeError, SafetensorError) as error:
+        state = load_file(folder / WEIGHTS_FILE)
+        model.load_state_dict(state | {name: state[other] for name, other in model.tied.items()}, assign=True)
+        model.tie()
+    except (FileNotFoundError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
     if dtype not in (None, torch.float32) and model.backbone.float32_only:
         raise ModelFolderError(

@@ -27,7 +27,7 @@ class PolicySpec:
 
     name: PolicyName = "entropy"
     thresholds: float | Mapping[int, float] | None = None
-    """For entropy, confidence, share and recorded: one for all ramps or one per ramp."""
+    """For policies that compare a score with it, and recorded: one for all ramps or one per ramp."""
     confidences: float | Mapping[int, float] | None = None
     """For share: above which a principal value counts; one for all ramps or one per ramp."""
     c: float | None = None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError
 
-Score = Literal["entropy", "confidence", "share"]
+Score = Literal["entropy", "confidence", "share", "foreseen", "similar"]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -68,6 +68,15 @@ class ScoreKind:
         return 1.0 if self.larger_is_surer else -1.0
 
 
+_LIKELIHOOD = ScoreKind(
+    larger_is_surer=True,
+    lowest=0.0,
+    highest=1.0,
+    sureness=_log_odds,
+    score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
+    never=1 + 1e-6,  # another number in float32 too
+)
+
 SCORES: Mapping[Score, ScoreKind] = {
     "entropy": ScoreKind(
         larger_is_surer=False,
@@ -77,14 +86,7 @@ SCORES: Mapping[Score, ScoreKind] = {
         score_of=lambda sureness: float(np.exp(-sureness)),
         never=-SMALLEST,
     ),
-    "confidence": ScoreKind(
-        larger_is_surer=True,
-        lowest=0.0,
-        highest=1.0,
-        sureness=_log_odds,
-        score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
-        never=1 + 1e-6,  # another number in float32 too
-    ),
+    "confidence": _LIKELIHOOD,
     "share": ScoreKind(
         larger_is_surer=True,
         lowest=0.0,
@@ -93,9 +95,12 @@ SCORES: Mapping[Score, ScoreKind] = {
         score_of=_share_of,
         never=1 + 1e-6,
     ),
+    "foreseen": _LIKELIHOOD,
+    "similar": _LIKELIHOOD,
 }
 """Entropy in nats, of label tasks; confidence of any task, as `Task.score` gives it; share: that of an exit's principal
-values that lie above the ramp's confidence (PAME section 5.3)."""
+values that lie above the ramp's confidence (PAME section 5.3); foreseen and similar: before there are outputs, what
+the ramp's classifier says, and how alike the states before and after its block are (CALM section 3.4)."""
 
 
 def check_score(score: str) -> None:

@@ -37,6 +37,8 @@ class Backbone(nn.Module, ABC):
     measures_importance: ClassVar[bool] = False
     """Whether `run_blocks` takes and gives one tensor more, `importance` (N,): what attention every token has received,
     to which each block adds."""
+    vocabulary: str | None = None
+    """Of a decoder whose head has the embedding's weights: the name of these; None where a head has its own."""
     own_segments: ClassVar[str | None] = None
     """Where what computes its segments is, as in `BACKENDS`, whichever backend is named; None where that one does."""
 

@@ -39,6 +39,8 @@ class DecoderConfig:
     max_length: int = 8192
     rotary_base: float = 100000.0
     norm_eps: float = 1e-5
+    tied: bool = False
+    """Whether the full model's head has the embedding's weights."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -117,6 +119,7 @@ class DecoderBackbone(Backbone):
         self.config = config
         self.num_blocks = config.num_blocks
         self.max_length = config.max_length
+        self.vocabulary = "word.weight" if config.tied else None
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_blocks))
         self.norm = RmsNorm(config.hidden_size, config.norm_eps)

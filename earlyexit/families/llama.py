@@ -46,6 +46,7 @@ def config_of(hf_config: Any) -> DecoderConfig:
         max_length=hf_config.max_position_embeddings,
         rotary_base=float(rotary["rope_theta"]),
         norm_eps=hf_config.rms_norm_eps,
+        tied=hf_config.tie_word_embeddings,
     )
 
 
@@ -58,8 +59,8 @@ def from_weights(backbone: DecoderBackbone, weights: Mapping[str, Tensor]) -> Pr
             state[f"blocks.{k}.{ours}.weight"] = torch.cat(parts)
     backbone.load_state_dict(state)
     vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    head = {"classifier.weight": vocabulary_VD, "classifier.bias": torch.zeros(len(vocabulary_VD))}
-    final = FinalHead(style="light", pooling="last", num_outputs=len(vocabulary_VD), weights=head)
+    head = {"classifier.weight": vocabulary_VD}
+    final = FinalHead(style="vocabulary", pooling="last", num_outputs=len(vocabulary_VD), weights=head)
     return Pretrained(backbone=backbone, head=final, label_names=None)
 
 

@@ -51,6 +51,16 @@ POLICIES = {
         leaves="the share of its principal values above the ramp's confidence is at least the threshold",
         mixes=True,
     ),
+    "foreseen": _kind(
+        "foresight:ForeseenPolicy",
+        "thresholds",
+        leaves="the ramp's classifier, before its answer is computed, thinks it the full model's at least so likely",
+    ),
+    "similar": _kind(
+        "foresight:SimilarPolicy",
+        "thresholds",
+        leaves="the states before and after the ramp's block are at least so alike (cosine), whatever its answer",
+    ),
     "tabi": _kind(
         "tabi:TabiPolicy",
         *("c", "k"),

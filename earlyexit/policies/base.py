@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,14 +16,22 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.transfer import to_device, to_host
 
+Foresight = Literal["classifier", "states"]
+"""What tells how sure a ramp is before its outputs: a small classifier of its own, or how alike the states before and
+after its block are (Schuster et al. 2022, CALM, section 3.4)."""
+
 
 class Opinion:
     """What an exit says of a set of inputs; what the task makes of its outputs is computed when first asked for."""
 
     def __init__(self, task: Task, outputs_BC: Tensor) -> None:
         self.task = task
-        self.outputs_BC = outputs_BC
+        self._outputs_BC = outputs_BC
+
+    @property
+    def outputs_BC(self) -> Tensor:
         """Temperature-scaled, float32, (B, *output_shape); in host memory, or where they were computed."""
+        return self._outputs_BC
 
     @cached_property
     def score_B(self) -> Tensor:
@@ -83,6 +91,9 @@ class ExitPolicy(ABC):
     name: ClassVar[str]
     foreknows: ClassVar[bool] = False
     """Whether it never reads the outputs. They may then be on the model's device, and not computed yet."""
+    foresees: ClassVar[Foresight | None] = None
+    """By what it decides before an exit's outputs are known, which are then computed of those who leave alone. What it
+    is given is a `Foreseen`."""
     labels_only: ClassVar[bool] = False
     """Whether it is about labels, and means nothing where answers are something else."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
@@ -126,7 +137,7 @@ class ExitPolicy(ABC):
         """
         raise PlanError(
             f"exit policy {self.name!r} cannot be probed, having no score for a ramp by itself; those that can be are "
-            "entropy, confidence, share and recorded"
+            "entropy, confidence, share, foreseen, similar and recorded"
         )
 
     def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:

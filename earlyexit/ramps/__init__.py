@@ -16,6 +16,7 @@ BRIDGE = "bridge"
 
 # Style -> where its Ramp is. A style is one class there and one line here.
 RAMPS = {
+    "adapted": "earlyexit.ramps.vocabulary:AdaptedRamp",
     BRIDGE: "earlyexit.ramps.bridge:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
     "deconv": "earlyexit.ramps.maps:DeconvRamp",
@@ -23,9 +24,11 @@ RAMPS = {
     "light": "earlyexit.ramps.heads:LightRamp",
     "maps": "earlyexit.ramps.maps:MapsRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",
+    "normed": "earlyexit.ramps.vocabulary:NormedRamp",
     "pooler": "earlyexit.ramps.heads:PoolerRamp",
     "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",
     "reduced": "earlyexit.ramps.heads:ReducedRamp",
+    "vocabulary": "earlyexit.ramps.vocabulary:VocabularyHead",
 }
 if TYPE_CHECKING:
     RampStyle = str

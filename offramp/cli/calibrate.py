@@ -49,7 +49,8 @@ TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "m
 Policy = Annotated[
     str | None,
     typer.Option(
-        help="entropy, confidence or share; default: what fits the task, or the records'.", **completes(SCORES)
+        help="entropy, confidence, share, foreseen or similar; default: what fits the task, or the records'.",
+        **completes(SCORES),
     ),
 ]
 MetricName = Annotated[

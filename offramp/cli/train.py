@@ -53,7 +53,8 @@ RampStyle = Annotated[
     str,
     typer.Option(
         help="light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers), "
-        "conv (over maps) or bridge (later regions' first blocks, before a head like the full model's).",
+        "conv (over maps), bridge (later regions' first blocks, before a head like the full model's), or of decoders, "
+        "whose head ramps share: normed, or adapted (two thin layers before it, the default).",
         **completes(RAMP_STYLES),
     ),
 ]

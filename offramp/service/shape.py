@@ -67,7 +67,7 @@ class AccuracyDocument(StrictDocument):
 
     budget: float | None = Field(default=None, ge=0, lt=1)
     """Share of answers that may differ from the full model's; None: the calibration's."""
-    policy: Literal["entropy", "confidence", "share", "recorded"] | None = None
+    policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
     """None: the calibration's; where emulated accelerators decide from records, recorded."""
     thresholds: ThresholdsDocument | None = None
     """One for all ramps, or one per ramp, of which only those are used; None: the calibration's."""

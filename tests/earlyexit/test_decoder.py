@@ -182,7 +182,7 @@ def test_a_llama_of_another_make_is_refused(changes: dict[str, Any], said: str) 
     ("sizes", "said"),
     [({"num_heads": 4, "num_kv_heads": 3}, "4 heads cannot share 3 keys"), ({"head_size": 7}, "a head has 7")],
 )
-def test_sizes_that_contradict_each_other_are_refused(sizes: dict[str, int], said: str) -> None:
+def test_sizes_that_contradict_each_other_are_refused(sizes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelFolderError, match=said):
         DecoderConfig(**sizes)
 

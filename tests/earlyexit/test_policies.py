@@ -232,7 +232,8 @@ def test_policies_decide_where_they_have_a_threshold() -> None:
 def test_policies_without_a_score_of_their_own_cannot_be_probed(policy: ExitPolicy) -> None:
     assert not policy.can_look(0)
     with pytest.raises(
-        PlanError, match=r"cannot be probed.*those that can be are entropy, confidence, share and recorded"
+        PlanError,
+        match=r"cannot be probed.*those that can be are entropy, confidence, share, foreseen, similar and recorded",
     ):
         look(policy)
 

@@ -99,7 +99,7 @@ REFUSED = {
     "unknown key": ({"colour": "red"}, "colour: Extra inputs"),
     "another ramp": (
         {"ramp_style": "deep"},
-        r"ramp_style: Input should be 'bridge', 'conv', .*'light', .*, 'pooler-relu' or 'reduced'",
+        r"ramp_style: Input should be 'adapted', 'bridge', .*'light', .*, 'reduced' or 'vocabulary'",
     ),
     "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first', 'last' or 'grid'"),
     "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),

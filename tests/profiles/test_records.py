@@ -259,7 +259,7 @@ MISFITS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"losses_NR": np.full((4, 2), np.nan)}, "losses must be numbers from 0"),
     ({"losses_NR": np.full((4, 2), 0.5)}, "losses are to be 0 or 1"),
     ({"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers"),
-    ({"score": "margin"}, "one of entropy, confidence, share, not 'margin'"),
+    ({"score": "margin"}, "one of entropy, confidence, share, foreseen, similar, not 'margin'"),
     ({"ramps": (3, 1)}, r"ramps must ascend .* not \[3, 1\]"),
     ({"ramps": (1, 5)}, r"below block 5, not \[1, 5\]"),
 )

@@ -69,7 +69,9 @@ def test_there_may_be_nothing_to_probe(policy: PolicySpec, probe_share: float) -
 def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:
     patient = settings(PolicySpec(name="patience", patience=2)).plan
     check_staying(patient)
-    with pytest.raises(PlanError, match=r"with scores \(entropy, confidence, share, recorded\): of 'patience'"):
+    with pytest.raises(
+        PlanError, match=r"with scores \(entropy, confidence, share, foreseen, similar, recorded\): of 'patience'"
+    ):
         check_staying(patient.with_after_answer("stay"))
     check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_after_answer("stay"))
     check_staying(settings(None).plan.with_after_answer("stay"))

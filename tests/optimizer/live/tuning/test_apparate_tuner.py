@@ -56,5 +56,6 @@ def test_a_policy_without_thresholds_cannot_be_tuned() -> None:
     with pytest.raises(PlanError) as refused:
         check_tunable(PolicySpec(name="patience", patience=2))
     assert str(refused.value) == (
-        "the exit policy 'patience' has no thresholds to tune; those that have are entropy, confidence, share, recorded"
+        "the exit policy 'patience' has no thresholds to tune; those that have are entropy, confidence, "
+        "share, foreseen, similar, recorded"
     )

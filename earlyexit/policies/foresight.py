@@ -1,0 +1,97 @@
+"""Policies that decide before an exit's outputs are computed: CALM's other two confidences (Schuster et al. 2022, 3.4).
+
+A vocabulary of 49,152 tokens costs what blocks do; who does not leave need not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+from earlyexit.network import LateOutputs
+from earlyexit.piece import Piece, Tensors
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.threshold import ThresholdPolicy
+from earlyexit.transfer import to_device, to_host
+
+
+class Foreseen(Opinion):
+    """What a ramp says of a set of inputs: how sure it is at once, its outputs when somebody asks, of whom they ask."""
+
+    def __init__(self, network: LateOutputs, ramp: int, before: Piece, after: Tensors) -> None:
+        """`before` and `after` the segment that the ramp is at the end of."""
+        self.task = network.task
+        self._network, self._ramp = network, ramp
+        self._before, self._after = before, after
+
+    @cached_property
+    def gathered(self) -> Tensor:
+        """What the ramp's head looks at, (B, ...), where it was computed."""
+        return self._network.gathered(self._ramp, self._after, self._before.lengths_B)
+
+    @cached_property
+    def score_B(self) -> Tensor:
+        raise AssertionError("who decides before outputs are known says by what")
+
+    @property
+    def outputs_BC(self) -> Tensor:
+        return self._all_outputs
+
+    @cached_property
+    def _all_outputs(self) -> Tensor:
+        return self._network.outputs_of(self._ramp, self.gathered)
+
+    def answers(self, rows: Sequence[int] | None = None) -> Tensor:
+        if rows is None or len(rows) == len(self.gathered) or "value_B" in self.__dict__:
+            return super().answers(rows)
+        index_K = to_device(torch.tensor(rows), self.gathered.device)
+        outputs_KC = self._network.outputs_of(self._ramp, self.gathered.index_select(0, index_K))
+        return to_host(self.task.answer(outputs_KC))
+
+    def by_classifier(self) -> Tensor:
+        """How likely the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
+        self.score_B = to_host(self._network.foresee(self._ramp, self.gathered).sigmoid())
+        return self.score_B
+
+    def by_states(self) -> Tensor:
+        """Cosine of the angle between the states before and after the ramp's block, (B,), 0 where they are opposed."""
+        before = self._network.gathered(self._ramp, self._before.tensors, self._before.lengths_B)
+        alike_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
+        self.score_B = to_host(alike_B.clamp(0, 1))
+        return self.score_B
+
+
+class ForeseenPolicy(ThresholdPolicy):
+    """Leave where the ramp's classifier is sure enough that its answer will be the full model's."""
+
+    name = "foreseen"
+    larger_is_surer = True
+    foresees = "classifier"
+
+    def score(self, ramp: int, opinion: Opinion) -> Tensor:
+        assert isinstance(opinion, Foreseen)
+        return opinion.by_classifier()
+
+
+class SimilarPolicy(ThresholdPolicy):
+    """Leave where the block before the ramp hardly changed the state: CALM's saturation."""
+
+    name = "similar"
+    larger_is_surer = True
+    foresees = "states"
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:
+        super().check_ramps(ramps)
+        if 0 in ramps:
+            raise PlanError("exit policy 'similar' compares a state with that of the block before; block 0 has none")
+
+    def can_look(self, ramp: int) -> bool:
+        return ramp > 0
+
+    def score(self, ramp: int, opinion: Opinion) -> Tensor:
+        assert isinstance(opinion, Foreseen)
+        return opinion.by_states()

@@ -1,0 +1,118 @@
+"""Ramps that share a decoder's vocabulary head, and policies that decide before it is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.cut import cut_out
+from earlyexit.errors import PlanError
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.families.llama import Llama
+from earlyexit.model import EarlyExitModel
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.ramps.vocabulary import NormedRamp, VocabularyHead
+from earlyexit.store import WEIGHTS_FILE, load_model, save_model
+from earlyexit.tasks.token import TokenTask
+from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
+
+PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
+RAMPS = (1, 2)
+
+
+def sharing(style: str, seed: int = 5) -> EarlyExitModel:
+    """The small decoder with the embedding's weights in its head, and ramps at random."""
+    pretrained = Llama().from_transformers(hf_decoder(tie_word_embeddings=True))
+    torch.manual_seed(seed)
+    model = add_ramps(
+        pretrained,
+        name="tiny",
+        family="llama",
+        codec={"name": "text", "max_length": 128},
+        task=TokenTask(VOCABULARY),
+        ramps=RampOptions(at=RAMPS, style=style, pooling="last"),
+    ).requires_grad_(False)
+    assert isinstance(model.backbone, DecoderBackbone)
+    model.backbone.open_store(64, page_tokens=4)
+    return model
+
+
+def exits_of(model: EarlyExitModel, policy: ExitPolicy, bounds: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Of every token: its sequence, itself, the block it left after."""
+    sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
+    said = Handfuls(model=model, policy=policy, bounds=bounds, ramps=RAMPS).run(sequences)
+    return [(number, each.chosen.token, each.exit) for number, steps in said.items() for each in steps]
+
+
+@pytest.mark.parametrize("style", ["normed", "adapted"])
+def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: str) -> None:
+    model = sharing(style)
+    save_model(model, tmp_path)
+    with safe_open(tmp_path / WEIGHTS_FILE, "pt") as file:
+        vocabularies = [name for name in file.keys() if VOCABULARY in file.get_slice(name).get_shape()]  # noqa: SIM118
+    assert vocabularies == ["backbone.word.weight"]
+    loaded = load_model(tmp_path)
+    assert isinstance(loaded.backbone, DecoderBackbone)
+    assert isinstance(loaded.head, VocabularyHead)
+    assert loaded.head.classifier.weight is loaded.backbone.word.weight
+    loaded.backbone.open_store(64, page_tokens=4)
+    policy = ConfidencePolicy(0.02)
+    assert exits_of(loaded, policy, (0, NUM_BLOCKS)) == exits_of(model, policy, (0, NUM_BLOCKS))
+
+
+def test_a_head_of_its_own_is_kept_beside_the_embedding(tmp_path: Path) -> None:
+    model = decoder(hf_decoder())
+    save_model(model, tmp_path)
+    assert not model.tied
+    assert torch.equal(load_model(tmp_path).state_dict()["head.classifier.weight"], model.head.classifier.weight)  # type: ignore[arg-type,union-attr]
+
+
+@pytest.mark.parametrize(
+    "policy", [ForeseenPolicy({1: 0.52, 2: 0.5}), SimilarPolicy({1: 0.72, 2: 0.85})], ids=["foreseen", "similar"]
+)
+@pytest.mark.parametrize("bounds", [(0, 1, 5), (0, 2, 5), (0, 2, 3, 5)], ids=str)
+def test_who_decides_before_the_vocabulary_says_the_same_however_it_is_cut(
+    policy: ExitPolicy, bounds: tuple[int, ...]
+) -> None:
+    model = sharing("adapted")
+    found = exits_of(model, policy, bounds)
+    assert found == exits_of(model, policy, (0, NUM_BLOCKS))
+    assert {exit_block for *_, exit_block in found} == {*RAMPS, NUM_BLOCKS - 1}
+
+
+def test_the_vocabulary_is_computed_of_those_who_leave_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = sharing("normed"), []
+
+    def counted(ramp: NormedRamp, gathered: Tensor, compute: object = NormedRamp.classify) -> Tensor:
+        rows.append(len(gathered))
+        return compute(ramp, gathered)  # type: ignore[operator,no-any-return]
+
+    monkeypatch.setattr(NormedRamp, "classify", counted)
+    found = exits_of(model, ForeseenPolicy({1: 0.52, 2: 0.5}), (0, NUM_BLOCKS))
+    assert sum(rows) == sum(exit_block != NUM_BLOCKS - 1 for *_, exit_block in found) > 0
+
+
+def test_every_ramp_looks_at_probes_and_says_what_it_decides_by() -> None:
+    model, policy = sharing("normed"), ForeseenPolicy(2.0)
+    cut = cut_out(model, 0, NUM_BLOCKS, (), policy).for_probes()
+    sequences = {1: sequence(PROMPTS[1])}
+    sequences[1].begin(1)
+    piece = Handfuls(model=model)._piece(1, sequences[1])
+    seen = [each for step in cut.run(piece) for each in step.seen]
+    assert [each.block for each in seen] == [*RAMPS, NUM_BLOCKS - 1]
+    assert all(0 < each.score < 1 for each in seen[:-1])
+
+
+def test_policies_that_ask_before_outputs_refuse_ramps_that_cannot_say() -> None:
+    plain = decoder(hf_decoder())
+    with pytest.raises(PlanError, match="block 0 has none"):
+        SimilarPolicy(0.5).check_ramps((0, 1))
+    with pytest.raises(PlanError, match=r"asks a ramp's classifier, and ramps \[1, 2\] have none"):
+        cut_out(plain, 0, NUM_BLOCKS, RAMPS, ForeseenPolicy(0.5))
