@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from deployments.ingress.core.attempts import HANG_S
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, SendCall
-from deployments.ingress.core.ingress_core import HANG_S, IngressCore
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from earlyexit.errors import DeadlineError, OfframpError
 from earlyexit.member import Member
@@ -194,7 +195,7 @@ class SimulatedIngress:
         self.settled(len(numbers), False)
 
     def _send(self, send: SendCall) -> None:
-        trip, block, members, network = send
+        trip, block, members, network, _ = send
         assert isinstance(trip, Trip)
         crosses = network is not None and members is not None
         if network is not None and self._tokens is not None and self._has_networks:

@@ -7,6 +7,7 @@ from itertools import accumulate, compress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from deployments.ingress.core.entries import Watch
+from deployments.ingress.core.homes import Home
 from deployments.ingress.core.itinerary import Leg
 from earlyexit.errors import OfframpError
 
@@ -25,6 +26,7 @@ class Flight(Generic[I]):
         "cost",
         "deadline_s",
         "holder",
+        "home",
         "input",
         "settled",
         "tokens",
@@ -46,8 +48,10 @@ class Flight(Generic[I]):
         """Of these."""
         self.attempt = 0
         self.settled = False
-        self.holder: Call[I, Any] | Pause[I] | None = None
+        self.holder: Call[I, Any] | Pause[I] | Due | None = None
         """What has it; None of one that waits to be sent, and of one that is over."""
+        self.home: Home | None = None
+        """Of its sequence; None of an input that is none's."""
 
     @property
     def since_s(self) -> float:
@@ -60,6 +64,13 @@ class Flight(Generic[I]):
         return self.holder is None and not self.settled
 
 
+class Due:
+    """What has the steps of sequences that are sent next."""
+
+    __slots__ = ()
+
+
+DUE = Due()
 Tokens = Sequence[int] | None
 """The lengths of a request's inputs, one each; None where inputs have none."""
 
@@ -169,6 +180,8 @@ class SendCall(NamedTuple):
     """What its inputs came with from the stage before, others too where it `enters`; None for new ones."""
     enters: int | None = None
     """The network of the chain for which its inputs are to be encoded, those of `call.flights` alone."""
+    rows: tuple[int, ...] | None = None
+    """Of the payload, which inputs are the call's; None: all."""
 
 
 class Answered(NamedTuple):

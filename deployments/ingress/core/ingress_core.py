@@ -12,38 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NoReturn
 
+from deployments.ingress.core.attempts import HANG_S, Attempts
 from deployments.ingress.core.calls import Calls
 from deployments.ingress.core.entries import Watch
-from deployments.ingress.core.flights import (
-    Actions,
-    Answers,
-    Call,
-    Flight,
-    Flights,
-    HungUp,
-    I,
-    Pause,
-    Retried,
-    SendCall,
-    Tokens,
-    W,
-    picked,
-)
+from deployments.ingress.core.flights import Actions, Answers, Call, Flight, Flights, I, SendCall, Tokens, W, picked
+from deployments.ingress.core.homes import Home
 from deployments.ingress.core.itinerary import Itinerary, lay_out
 from deployments.ingress.core.line import Line
 from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import book_of
 from deployments.ingress.core.rules import Rules
+from deployments.ingress.core.steps import Steps
 from deployments.ingress.core.timetable import Agenda
 from deployments.reports import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.wire import Seen
 from optimizer.placement import PlacedPlan
 
-RETRY_PAUSE_S = 0.05
-"""A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
-HANG_S = 1.0
-"""How long a call outlives the last deadline of its inputs."""
 SUSPENDED_RETRY_S = 5.0
 """When to come back to a service that has no plan: planning and starting a replica take seconds."""
 
@@ -82,7 +67,11 @@ class IngressCore(Generic[I, W]):
         self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(rules, placed.plan, self._probes)
         self._line: Line[I] = Line()
+        self._steps: Steps[I, W] = Steps(self._calls, self._outcomes)
         self._agenda: Agenda[I] = Agenda()
+        self._attempts: Attempts[I, W] = Attempts(
+            self._calls, self._outcomes, self._probes, self._steps, self._agenda, most=rules.max_attempts
+        )
 
     @property
     def itinerary(self) -> Itinerary[W]:
@@ -117,7 +106,8 @@ class IngressCore(Generic[I, W]):
     @property
     def is_due(self) -> bool:
         """Whether a call would be made now."""
-        return self._line.length >= self.departures.least or self._line.tokens >= self.departures.least_tokens
+        line, departures = self._line, self.departures
+        return line.length >= departures.least or line.tokens >= departures.least_tokens or bool(self._steps)
 
     # Plans
 
@@ -136,7 +126,7 @@ class IngressCore(Generic[I, W]):
     def suspend(self, reason: str, now_s: float) -> Actions:
         """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
         self.suspended = reason
-        return self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
+        return self._outcomes.fail([*self._line.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # In
 
@@ -176,6 +166,31 @@ class IngressCore(Generic[I, W]):
             self.wake_s = min(self.wake_s, deadline_s, self.departures.held_until_s)
         return flights
 
+    def step(
+        self, given: I, home: Home, *, tokens: int, arrived_s: float, deadline_s: float, now_s: float
+    ) -> Flight[I]:
+        """Take an input of a sequence, which goes to its home or, the first one of that home, where there is room.
+
+        Its deadline is its sequence's, which its owner keeps: see `expire`. Raises what `submit` raises, and
+        SequenceLostError for a home that is no more.
+        """
+        if self.suspended is not None:
+            self.refuse(self._no_plan(), 1)
+        begins, outcomes = home.layout is None, self._outcomes
+        if begins and not home.is_again and outcomes.num_unanswered >= self._rules.max_queued:
+            outcomes.refuse_overload(1, self._rules.max_queued, now_s)
+        self._steps.check(home)
+        [flight] = made = outcomes.take((given,), (tokens,), arrived_s, deadline_s, now_s)
+        flight.home = home
+        (self._line if begins else self._steps).join(made)
+        return flight
+
+    def expire(self, flight: Flight[I], now_s: float) -> Actions:
+        """The deadline of a sequence's input has come; a call that does not let go of it is hung up."""
+        actions = self._miss_deadline((flight,), now_s)
+        self.wake_s = min(self.wake_s, self._agenda.next_s())
+        return actions
+
     def give_up(self, flights: Flights[I], reason: str, now_s: float) -> Actions:
         """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
         return self._drop(flights, reason, None, now_s)
@@ -184,13 +199,17 @@ class IngressCore(Generic[I, W]):
 
     def pump(self, now_s: float) -> Actions:
         """Send whatever may be sent now to the first stage."""
-        actions: Actions = []
+        actions: Actions = self._steps.send(now_s) if self._steps else []
         itinerary, book, share = self.itinerary, self._probes, self._rules.probe_share
         leg = itinerary.first
         unseen: Watch | None = "stay" if itinerary.stays else None
         while self.is_due:
             flights = self._line.leave(leg.budgets[0], itinerary.order, now_s)
-            watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
+            if flights[0].home is not None:
+                self._steps.settle_in(flights)
+                watch = None
+            else:
+                watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, *itinerary.entrance(probe=call.probe)))
         if not self._line.length:
@@ -232,7 +251,7 @@ class IngressCore(Generic[I, W]):
 
     def lose(self, call: Call[I, W], flights: Flights[I], error: OfframpError, now_s: float) -> Actions:
         """A stage has no answer for inputs, and will have none."""
-        return self._outcomes.fail(self._without(call, flights, now_s), error, now_s)
+        return self._outcomes.fail(self._attempts.without(call, flights, now_s), error, now_s)
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
         """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them.
@@ -243,6 +262,8 @@ class IngressCore(Generic[I, W]):
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
+        if mine[0].home is not None:
+            return self._steps.go_on(call, flights, block, payload, now_s)
         # Nearly always somebody waits for the first, and to ask about all of them costs.
         if mine[0].settled and not any(self.is_awaited(call, flight) for flight in mine):
             for flight in mine:
@@ -256,17 +277,9 @@ class IngressCore(Generic[I, W]):
         return [SendCall(call, block, payload)]
 
     def fail(self, call: Call[I, W], flights: Flights[I], now_s: float) -> Actions:
-        """Nothing more comes of these inputs of a call: after a pause they start again, if they may."""
-        mine, most = self._without(call, flights, now_s), self._rules.max_attempts
-        actions: Actions = []
-        exhausted = [flight for flight in mine if flight.attempt + 1 >= most]
-        if exhausted:
-            message = f"{call.leg.slot} failed {most} times under this input"
-            actions += self._outcomes.fail(exhausted, StageUnavailableError(message, retry_after_s=1.0), now_s)
-        again = [flight for flight in mine if not flight.settled]
-        if again:
-            self._agenda.pauses.add(now_s + RETRY_PAUSE_S, Pause(call.leg.slot, again))
-            self.wake_s = min(self.wake_s, now_s + RETRY_PAUSE_S)
+        """Nothing more comes of these inputs of a call: they start again later, if they may; see `Attempts.fail`."""
+        actions = self._attempts.fail(call, flights, now_s)
+        self.wake_s = min(self.wake_s, self._agenda.next_s())
         return actions
 
     # Later
@@ -278,11 +291,8 @@ class IngressCore(Generic[I, W]):
         self.departures.wake(now_s)
         for flights in agenda.deadlines.pop(now_s):
             actions += self._miss_deadline(flights, now_s)
-        for flight in agenda.hanging.pop(now_s):
-            actions += self._hang_up(flight, now_s)
-        for pause in agenda.pauses.pop(now_s):
-            self._line.rejoin(again := pause.end())
-            actions.append(Retried(pause.slot, len(again)))
+        actions += self._attempts.hang_up(now_s)
+        actions += self._attempts.begin(self._line, now_s)
         if self.suspended is not None:
             actions += self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
         self.wake_s = min(agenda.next_s(), self.departures.held_until_s)
@@ -308,13 +318,6 @@ class IngressCore(Generic[I, W]):
             **self.counts.totals(),
         )
 
-    def _without(self, call: Call[I, W], flights: Flights[I], now_s: float) -> list[Flight[I]]:
-        """Take away from a call what it will not bring to an end; what of the inputs it had."""
-        mine = self._calls.take_away(call, flights, now_s)
-        if call.watch is not None and self._probes is not None:
-            self._probes.forget(mine)
-        return mine
-
     def _miss_deadline(self, flights: Flights[I], now_s: float) -> Actions:
         """Of a request."""
         deadline_s = flights[0].deadline_s
@@ -323,19 +326,6 @@ class IngressCore(Generic[I, W]):
                 self._agenda.hanging.add(deadline_s + HANG_S, flight)
         error = DeadlineError(f"no answer within {deadline_s - flights[0].arrived_s:g} s")
         return self._drop(flights, error.kind, error, now_s)
-
-    def _hang_up(self, flight: Flight[I], now_s: float) -> Actions:
-        """Give up the call that has an input, unless it has others that are not past their deadline for so long."""
-        call = flight.holder
-        if not isinstance(call, Call):
-            return []
-        inside = call.inside()
-        until_s = max(each.deadline_s for each in inside) + HANG_S
-        if until_s > now_s:  # the others may leave before, and this one not
-            if until_s < math.inf:
-                self._agenda.hanging.add(until_s, flight)
-            return []
-        return [HungUp(call), *self.fail(call, inside, now_s)]
 
     def _no_plan(self) -> StageUnavailableError:
         return StageUnavailableError(f"there is no plan to serve by: {self.suspended}", retry_after_s=SUSPENDED_RETRY_S)

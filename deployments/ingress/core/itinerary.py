@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from deployments.ingress.core.homes import Layout
 from deployments.ingress.core.routing import weight_of
 from deployments.messages import Assignment
 from earlyexit.errors import PlanError
@@ -96,6 +97,8 @@ class Itinerary(Generic[W]):
         self._all_crossings = crossings_of_all(plan)
         self._block_s = tuple(block_s)
         self._later = tuple(legs[leg.index + 1 :] for leg in legs)
+        self.layout: Layout = tuple((leg.slot, leg.first, leg.first + leg.num_blocks) for leg in legs)
+        """Where sequences have their keys and values."""
         hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
         self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
 

@@ -7,7 +7,7 @@ import string
 
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.attempts import HANG_S
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,

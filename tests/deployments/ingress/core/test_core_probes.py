@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.attempts import HANG_S
 from earlyexit.errors import DeadlineError
 from earlyexit.split import AfterAnswer, Split
 from earlyexit.wire import Seen

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.attempts import HANG_S
 from earlyexit.errors import DeadlineError
 from earlyexit.split import AfterAnswer
 from optimizer.placement import PlacedPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
+from deployments.ingress.core.attempts import HANG_S, RETRY_PAUSE_S
 from earlyexit.errors import (
     PlanError,
 )

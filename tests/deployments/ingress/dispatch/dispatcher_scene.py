@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
+from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import LiveFlight, Query
 from deployments.ingress.dispatch.dispatcher import Dispatcher

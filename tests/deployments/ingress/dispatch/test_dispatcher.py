@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, SUSPENDED_RETRY_S
+from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
 from earlyexit.signature import Encoded
 from earlyexit.split import Split

@@ -1,0 +1,67 @@
+"""Where the keys and values of a sequence are. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+Layout = tuple[tuple[str, int, int], ...]
+"""Of a plan: slot, first block, and the block after the last, leg by leg. Where two plans have the same, a replica that
+kept keys and values under the one has them under the other, whatever its splits, ramps and batches are."""
+SERIAL_BITS: Final = 32
+NAME_BITS: Final = 30
+"""Together what a sequence's number may have: replicas know nothing of who counts."""
+
+
+class Home:
+    """Of one sequence from one beginning to its end, or until it is lost; its inputs share it.
+
+    Whoever begins anew gets another: nothing of a late reply to the old one can be taken for the new.
+    """
+
+    __slots__ = ("is_again", "is_over", "layout", "number", "replicas")
+
+    def __init__(self, number: int, *, is_again: bool = False) -> None:
+        """`number`: one that no other sequence has at any replica."""
+        self.number = number
+        self.is_again = is_again
+        """Whether its sequence was let in before, and lost."""
+        self.layout: Layout | None = None
+        """Of the plan by which its first input was sent; None before."""
+        self.replicas: dict[str, str] = {}
+        """By slot, the one that has what the blocks there made; whoever carries the first call there says which."""
+        self.is_over = False
+        """Whether nobody asks for it any more; a call that is under way may."""
+
+
+class Homes(NamedTuple):
+    """Of a call's sequences at one slot: all have the same replica there, or none yet."""
+
+    slot: str
+    each: Sequence[Home]
+
+    @property
+    def replica(self) -> str | None:
+        return self.each[0].replicas.get(self.slot)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple([home.number for home in self.each])
+
+    def choose(self, replica: str) -> None:
+        """They have their home there from now on."""
+        for home in self.each:
+            home.replicas[self.slot] = replica
+
+
+class Numbers:
+    """Of the sequences of one ingress, none of which any other ingress, or the one before it, gives."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._next = rng.getrandbits(NAME_BITS) << SERIAL_BITS
+
+    def new(self) -> int:
+        """From 1 on: 0 is no sequence's."""
+        self._next += 1
+        return self._next
