@@ -98,6 +98,19 @@ class WirePiece:
     state_BS: npt.NDArray[np.generic] | None
     """The exit policy's state; None of inputs that come from no block: the policy's initial state stands for it."""
 
+    def select(self, keep: Sequence[int]) -> WirePiece:
+        """The inputs at the given positions, in the given order."""
+        index_K, size = np.array(keep, dtype=np.intp), len(self.sample_ids)
+        ends_B = np.cumsum(self.lengths_B)
+        rows_M = np.concatenate([np.arange(ends_B[k] - self.lengths_B[k], ends_B[k]) for k in keep])
+        return WirePiece(
+            sample_ids=tuple([self.sample_ids[k] for k in keep]),
+            next_block=self.next_block,
+            lengths_B=self.lengths_B[index_K],
+            tensors=tuple([values[index_K if len(values) == size else rows_M] for values in self.tensors]),
+            state_BS=None if self.state_BS is None else self.state_BS[index_K],
+        )
+
 
 def entering(
     sample_ids: Sequence[str],

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import LiveFlight, Query
@@ -56,9 +57,16 @@ class Networks:
         self._left_s = 0.0
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: Homes | None = None,
     ) -> None:
-        del weight, batch, avoided
+        del weight, batch, avoided, homes
         piece, size = call.piece, len(call.piece.sample_ids)
         if piece.next_block:
             self.took_s.append(time.perf_counter() - self._left_s)
@@ -76,6 +84,9 @@ class Networks:
         )
         self._left_s = time.perf_counter()
         take(Chunk(going_on=GoingOn(piece=survivors, timings=(TIMING,) * size)))
+
+    def end(self, replica: str, sequence: int) -> None:
+        raise AssertionError("there are no sequences")
 
 
 class CountsNothing:

@@ -40,7 +40,7 @@ TOKENS = np.arange(8, dtype=np.int32)
 HIDDEN = np.zeros((8, 32), dtype=np.float32)
 
 class Stages:
-    async def call(self, call, *, weight, batch, avoided, take):
+    async def call(self, call, *, weight, batch, avoided, take, homes=None):
         await asyncio.sleep(0)
         piece = call.piece
         if call.assignment.stage.end == 12:

@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 
+from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.routing import FillFirst, fill_first
 from deployments.ingress.core.rules import Rules
@@ -81,7 +82,14 @@ class _AnswersAtOnce:
     """A stage that knows every answer."""
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: Homes | None = None,
     ) -> None:
         await asyncio.sleep(0)
         timing = Timing(queue_s=0.0, compute_s=0.0)
@@ -93,6 +101,9 @@ class _AnswersAtOnce:
                 )
             )
         )
+
+    def end(self, replica: str, sequence: int) -> None:
+        raise AssertionError("there are no sequences")
 
 
 class _CountsNothing:

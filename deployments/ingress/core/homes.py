@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 Layout = tuple[tuple[str, int, int], ...]
 """Of a plan: slot, first block, and the block after the last, leg by leg. Where two plans have the same, a replica that
@@ -53,6 +53,20 @@ class Homes(NamedTuple):
         """They have their home there from now on."""
         for home in self.each:
             home.replicas[self.slot] = replica
+
+
+class Sequential(Protocol):
+    """An input that may be of a sequence."""
+
+    @property
+    def home(self) -> Home | None: ...
+
+
+def homes_of(slot: str, inputs: Sequence[Sequential]) -> Homes | None:
+    """Of a call to a slot; None where its inputs are of no sequences."""
+    if not inputs or inputs[0].home is None:
+        return None
+    return Homes(slot, [each.home for each in inputs if each.home is not None])
 
 
 class Numbers:

@@ -54,7 +54,7 @@ class IngressCore(Generic[I, W]):
         """Why there is no plan to serve by; None where there is one."""
         self.wake_s = math.inf
         """When to call `wake`, at the latest."""
-        self._ways = ways
+        self.ways = ways
         self._rules = rules
         self._rng = rng
         self._calls: Calls[I, W] = Calls(
@@ -116,7 +116,7 @@ class IngressCore(Generic[I, W]):
         if placed.epoch < self.itinerary.epoch:
             return
         before = self.itinerary
-        self._calls.follow(lay_out(placed, self._ways, before))
+        self._calls.follow(lay_out(placed, self.ways, before))
         if self._probes is not None and not self.itinerary.stays:
             self._probes.stop_staying()
         if placed.epoch > before.epoch:

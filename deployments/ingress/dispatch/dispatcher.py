@@ -6,23 +6,25 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
+from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, Retried, SendCall
+from deployments.ingress.core.homes import Home, Homes, homes_of
 from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.dispatch.alarm import Alarm, Later, on_loop
 from deployments.ingress.dispatch.cutting import cuts_of, is_measured
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
 from deployments.ingress.dispatch.entrance import ChainEntrance, Way
+from deployments.ingress.dispatch.replies import NOBODY, by_block, requests_of
 from deployments.ingress.transport.transport import Transport
-from deployments.messages import Chunk, StageCall, Timing
+from deployments.messages import Chunk, StageCall
 from earlyexit.clock import Clock
 from earlyexit.errors import ExecutionError, InputError, OfframpError
 from earlyexit.signature import Encoded
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.wire import WirePiece
 from optimizer.placement import PlacedPlan
 
 # A child of the logger that Serve writes as JSON, with the request id where there is one.
@@ -30,11 +32,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MISFIT = "the encoded inputs do not fit together"
 LiveCall = Call[Query, Transport]
-
-_NOBODY: LiveFlight = Flight(
-    Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), 0.0, 0.0, 0
-)
-"""Whom a reply names that its call does not have."""
 
 
 class DispatchMetrics(Protocol):
@@ -47,21 +44,6 @@ class DispatchMetrics(Protocol):
     def hop(self, slot: str, seconds: float) -> None: ...
 
     def retried(self, slot: str, num_inputs: int) -> None: ...
-
-
-class Alarm(Protocol):
-    """What `later` gives."""
-
-    def cancel(self) -> None: ...
-
-
-Later = Callable[[float, Callable[[], None]], Alarm]
-"""Has something called after so many seconds."""
-
-
-def on_loop(seconds: float, call: Callable[[], None]) -> Alarm:
-    """By the running event loop."""
-    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 class Dispatcher:
@@ -144,6 +126,38 @@ class Dispatcher:
         self._set_alarm()
         return flights
 
+    def step(
+        self, encoded: Encoded, home: Home, deadline_s: float, settle: Settle, *, arrived_s: float, request_id: str = ""
+    ) -> LiveFlight:
+        """Take an input of a sequence; see `submit` and `IngressCore.step`, of whose errors SequenceLostError is one.
+
+        Nothing ends it at its deadline: see `expire`.
+        """
+        serial = self._serial + 1
+        query = Query(key="", encoded=encoded, serial=serial, request_id=request_id, settle=settle)
+        with self._counting_refusals(1):
+            flight = self.core.step(
+                query,
+                home,
+                tokens=encoded.length,
+                arrived_s=arrived_s,
+                deadline_s=deadline_s,
+                now_s=self._clock.now_s(),
+            )
+        self._serial = serial
+        self._plan_turn()
+        return flight
+
+    def expire(self, flight: LiveFlight) -> None:
+        """The deadline of a sequence's input has come: its owner is told, and a call that hangs is ended."""
+        self._do(self.core.expire(flight, self._clock.now_s()))
+
+    def end(self, home: Home) -> None:
+        """Nobody asks for a sequence any more, or not there: replicas may forget it."""
+        home.is_over = True
+        for slot, replica in home.replicas.items():
+            self.core.ways[slot].end(replica, home.number)
+
     def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
         """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
         self._do(self.core.give_up(flights, reason, self._clock.now_s()))
@@ -187,8 +201,8 @@ class Dispatcher:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case SendCall(call, _, payload, None):
-                    self._send(call, payload, call.flights)
+                case SendCall(call, _, payload, None, rows):
+                    self._send(call, payload if rows is None else payload.select(rows), call.flights)
                 case SendCall(call, block, payload, int(network)):
                     self._enter(call, block, network, payload)
                 case Answered(flights, block, answers, _):
@@ -201,7 +215,7 @@ class Dispatcher:
                         for flight in flights:
                             flight.input.settle(flight, error)
                 case HungUp(call):
-                    requests = _requests_of(call.flights)
+                    requests = requests_of(call.flights)
                     logger.warning("%s hangs under %d inputs of %s", call.leg.slot, len(call.flights), requests)
                     self._tasks.pop(call).cancel()
                 case Retried(slot, number):
@@ -253,13 +267,13 @@ class Dispatcher:
             self._send(call, entering.piece, entering.flights)
 
     def _lose(self, call: LiveCall, flights: Sequence[LiveFlight], error: Exception, why: str) -> None:
-        logger.warning("%d inputs of %s are lost, %s: %r", len(flights), _requests_of(flights), why, error)
+        logger.warning("%d inputs of %s are lost, %s: %r", len(flights), requests_of(flights), why, error)
         said = ExecutionError(f"{why}: {type(error).__name__}: {error}")
         self._do(self.core.lose(call, flights, said, self._clock.now_s()))
         self._plan_turn()
 
     def _send(self, call: LiveCall, piece: WirePiece, flights: Sequence[LiveFlight]) -> None:
-        now_s = self._clock.now_s()
+        now_s, homes = self._clock.now_s(), homes_of(call.leg.slot, flights)
         stage_call = StageCall(
             piece=piece,
             # An input that nobody waits for any more has no time left: the stage drops it unrun.
@@ -269,23 +283,32 @@ class Dispatcher:
             reserve_s=call.reserve_s,
             assignment=call.leg.assignment,
             probe=call.probe,
+            sequences=() if homes is None else homes.numbers,
         )
-        self._tasks[call] = self._begin(self._carry(call, stage_call, flights))
+        self._tasks[call] = self._begin(self._carry(call, stage_call, flights, homes))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, context=self._context.copy())
 
-    async def _carry(self, call: LiveCall, stage_call: StageCall, flights: Sequence[LiveFlight]) -> None:
+    async def _carry(
+        self, call: LiveCall, stage_call: StageCall, flights: Sequence[LiveFlight], homes: Homes | None
+    ) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
         by_id = dict(zip(stage_call.piece.sample_ids, flights, strict=True))
         weight, batch = call.leg.weigh(stage_call.piece.next_block, flights)
         avoided, take = self.core.itinerary.avoided, partial(self._take, call, by_id)
         try:
-            await call.leg.transport.call(stage_call, weight=weight, batch=batch, avoided=avoided, take=take)
+            await call.leg.transport.call(
+                stage_call, weight=weight, batch=batch, avoided=avoided, take=take, homes=homes
+            )
         except Exception as error:
             left = call.inside()
-            logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), _requests_of(left), error)
+            logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), requests_of(left), error)
         self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
+        if homes is not None:
+            for home in homes.each:
+                if home.is_over:  # before it had its place there, maybe
+                    self.end(home)
         if call.num_inside:
             self._do(self.core.fail(call, call.inside(), self._clock.now_s()))
             self._plan_turn()
@@ -296,16 +319,16 @@ class Dispatcher:
         actions: list[Action] = []
         core.departures.hear(call.leg.slot, chunk.busy, now_s)
         if chunk.seen:
-            core.see(call, [(flights.get(seen.sample_id, _NOBODY), seen) for seen in chunk.seen])
-        for block, mine, answers in _by_block(flights, chunk.answers):
+            core.see(call, [(flights.get(seen.sample_id, NOBODY), seen) for seen in chunk.seen])
+        for block, mine, answers in by_block(flights, chunk.answers):
             actions += core.answer(call, mine, block, now_s, answers)
-        for block, mine, answers in _by_block(flights, chunk.early):
+        for block, mine, answers in by_block(flights, chunk.early):
             actions += core.answer_early(call, mine, block, now_s, answers)
         for sample_id, error in chunk.lost:
-            actions += core.lose(call, [flights.get(sample_id, _NOBODY)], error, now_s)
+            actions += core.lose(call, [flights.get(sample_id, NOBODY)], error, now_s)
         if chunk.going_on is not None:
             piece = chunk.going_on.piece
-            mine = [flights.get(sample_id, _NOBODY) for sample_id in piece.sample_ids]
+            mine = [flights.get(sample_id, NOBODY) for sample_id in piece.sample_ids]
             actions += core.go_on(call, mine, piece.next_block, piece, now_s)
         self._do(actions)
         timings = chunk.timings
@@ -313,22 +336,3 @@ class Dispatcher:
             inside_s = max(timing.queue_s + timing.compute_s for timing in timings)
             self._metrics.hop(call.leg.slot, max(0.0, now_s - call.started_s - inside_s))
         self._plan_turn()
-
-
-def _by_block(
-    flights: Mapping[str, LiveFlight], answers: Sequence[tuple[Answer, Timing]]
-) -> Iterable[tuple[int, list[LiveFlight], list[Answer]]]:
-    """Answers by the block after which they left; nearly always one."""
-    by_block: defaultdict[int, tuple[list[LiveFlight], list[Answer]]] = defaultdict(lambda: ([], []))
-    for answer, _ in answers:
-        mine, said = by_block[answer.exit]
-        mine.append(flights.get(answer.sample_id, _NOBODY))
-        said.append(answer)
-    for block, (mine, said) in by_block.items():
-        yield block, mine, said
-
-
-def _requests_of(flights: Sequence[LiveFlight]) -> str:
-    """The first few requests of the inputs, for the log."""
-    found = sorted({flight.input.request_id for flight in flights})
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.routing import FillFirst
 from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import Board
 from deployments.messages import Address, Chunk, StageCall
+from earlyexit.errors import SequenceLostError
 
 LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
@@ -20,14 +22,26 @@ class Transport(Protocol):
     """One stage, as its callers see it."""
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: Homes | None = None,
     ) -> None:
         """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
 
         `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
-        out while there are others. Returns when all inputs are settled. Raises whatever happens on the way; inputs that
-        no part has settled by then may be sent again.
+        out while there are others; `homes`: where its inputs are of sequences, theirs; those that have none here get
+        one. Returns when all inputs are settled. Raises SequenceLostError for sequences whose replica has gone or is
+        left out, and whatever happens on the way; inputs that no part has settled by then may be sent again.
         """
+        ...
+
+    def end(self, replica: str, sequence: int) -> None:
+        """Nobody asks for a sequence any more that has its home at a replica, which may be gone."""
         ...
 
 
@@ -38,6 +52,8 @@ class _Replica:
     link: ReplicaLink
     load: int = 0
     """Weight of this ingress's calls that it has."""
+    sequences: set[int] = field(default_factory=set)
+    """Of this ingress, that have their home there."""
     position: int = -1
     """Among those that are offered; -1 where it is not."""
 
@@ -57,6 +73,8 @@ class LinkTransport:
         self._offered: list[_Replica] = []
         self._router = FillFirst(phase)
         """Of the offered ones, by their positions."""
+        self._homes = FillFirst(phase)
+        """The same, by the sequences that they have."""
         self._some_offered = asyncio.Event()
 
     def follow(self, board: Board) -> None:
@@ -69,13 +87,26 @@ class LinkTransport:
         board.follow(tell)
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: Homes | None = None,
     ) -> None:
         if avoided != self._avoided:
             self._avoided = avoided
             self._offer()
+        if homes is not None and homes.replica is not None:
+            await self._at_home(homes.replica).call(call, take)
+            return
         while not self._offered:
             await self._some_offered.wait()
+        if homes is not None:
+            await self._find_home(homes, call.assignment.stage.splits[0].batch).call(call, take)
+            return
         replica = self._offered[self._router.take(weight, batch)]
         replica.load += weight
         try:
@@ -84,6 +115,33 @@ class LinkTransport:
             replica.load -= weight
             if replica.position >= 0:
                 self._router.load(replica.position, -weight)
+
+    def end(self, replica: str, sequence: int) -> None:
+        found = self._replicas.get(replica)
+        if found is None or sequence not in found.sequences:
+            return
+        found.sequences.remove(sequence)
+        if found.position >= 0:
+            self._homes.load(found.position, -1)
+        found.link.end((sequence,))
+
+    def _at_home(self, name: str) -> ReplicaLink:
+        """The way to a sequence's replica; raises SequenceLostError.
+
+        One that drains finishes the calls that it has. To begin anew elsewhere costs one run over what a sequence has
+        come to, and to wait until all are over would hold up whoever wants the replica gone.
+        """
+        replica = self._replicas.get(name)
+        if replica is None or replica.position < 0:
+            raise SequenceLostError(f"the sequence is lost: {name} takes no calls any more", retry_after_s=1.0)
+        return replica.link
+
+    def _find_home(self, homes: Homes, batch: int) -> ReplicaLink:
+        """For sequences that are counted as what they will be, one input of every batch: fill-first too."""
+        replica = self._offered[self._homes.take(len(homes.each), batch)]
+        replica.sequences.update([home.number for home in homes.each])
+        homes.choose(replica.link.replica)
+        return replica.link
 
     def _follow(self, addresses: Mapping[str, Address]) -> None:
         for name in self._replicas.keys() - addresses.keys():
@@ -96,13 +154,17 @@ class LinkTransport:
         """To calls from now on: those that are up, without the avoided ones where that leaves any."""
         for replica in self._offered:
             replica.position = -1
+            if not replica.link.is_up:  # it has forgotten them
+                replica.sequences.clear()
         up = {name: replica for name, replica in self._replicas.items() if replica.link.is_up}
         self._offered = [replica for name, replica in up.items() if name not in self._avoided] or [*up.values()]
-        self._router = FillFirst(self._phase)
+        self._router, self._homes = FillFirst(self._phase), FillFirst(self._phase)
         for position, replica in enumerate(self._offered):
             replica.position = position
             self._router.add(position)
             self._router.load(position, replica.load)
+            self._homes.add(position)
+            self._homes.load(position, len(replica.sequences))
         if self._offered:
             self._some_offered.set()
         else:

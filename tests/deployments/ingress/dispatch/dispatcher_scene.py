@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import LiveFlight, Query
@@ -120,14 +121,30 @@ class ManualStage:
     def __init__(self) -> None:
         self.calls: list[StageCallLog] = []
         self.called = asyncio.Event()
+        self.room = "r1"
+        """The replica that takes sequences which have none."""
+        self.over: list[tuple[str, int]] = []
+        """Sequences that were ended, each with its replica."""
 
     async def call(
-        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: Homes | None = None,
     ) -> None:
+        if homes is not None and homes.replica is None:
+            homes.choose(self.room)
         log = StageCallLog(call, weight, batch, avoided)
         self.calls.append(log)
         self.called.set()
         await log.reply(take)
+
+    def end(self, replica: str, sequence: int) -> None:
+        self.over.append((replica, sequence))
 
     @property
     def names(self) -> list[str]:

@@ -1,0 +1,77 @@
+"""Which replica takes the inputs of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from earlyexit.errors import SequenceLostError
+from tests.deployments.ingress.transport.transport_scene import Slot
+from tests.deployments.wire_fakes import soon, turns
+
+
+@pytest.fixture
+async def slot() -> AsyncIterator[Slot]:
+    slot = Slot()
+    yield slot
+    await slot.end()
+
+
+async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewest_full_batches_of_them_are(
+    slot: Slot,
+) -> None:
+    await slot.has("a", "b")
+    [x, y], first = await slot.begun(1, 2)
+    [z], second = await slot.begun(3)
+    assert {first, second} == {"a", "b"}
+    await slot.begun(4)  # to the fuller one
+    for home, replica in ((z, second), (x, first), (y, first)):
+        slot.call_of(home)
+        (found := await slot.asked()).answer()
+        assert (home.replicas, found.replica) == ({"slot": replica}, replica)
+    assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
+
+
+async def test_a_sequence_that_is_over_is_ended_once_and_makes_room(slot: Slot) -> None:
+    await slot.has("a", "b")
+    _, first = await slot.begun(1, 2, 3)
+    _, second = await slot.begun(4)
+    slot.transport.end(first, 1)
+    slot.transport.end(first, 1)
+    slot.transport.end(first, 2)
+    slot.transport.end("gone", 3)
+    over = slot.replicas[first].over
+    assert [await soon(over.get()), await soon(over.get()), over.empty()] == [(1,), (2,), True]
+    [[home], again] = await slot.begun(5)
+    assert {again, (await slot.begun(6, 7))[1]} <= {first, second}
+    slot.transport.end(again, home.number)
+    assert await soon(slot.replicas[again].over.get()) == (5,)
+
+
+@pytest.mark.parametrize("why", ["gone", "avoided", "dead"])
+async def test_a_sequence_is_lost_with_its_replica(slot: Slot, why: str) -> None:
+    await slot.has("a", "b")
+    [home], first = await slot.begun(1)
+    [other] = {"a", "b"} - {first}
+    if why == "gone":
+        await slot.has(other)
+    elif why == "dead":
+        slot.replicas[first].die()
+        await turns()
+        await soon(slot.replicas[first].ended.get())
+    lost = slot.call_of(home, avoided=(first,) if why == "avoided" else ())
+    with pytest.raises(SequenceLostError, match=first):
+        await soon(lost.task)
+    assert (await slot.begun(2))[1] == other
+
+
+async def test_a_connection_that_ended_has_taken_its_sequences_along(slot: Slot) -> None:
+    await slot.has("a")
+    await slot.begun(1, 2, 3)
+    slot.replicas["a"].drop()
+    await soon(slot.replicas["a"].words.get())
+    slot.transport.end("a", 1)
+    await slot.begun(4)
+    slot.transport.end("a", 4)
+    assert await soon(slot.replicas["a"].over.get()) == (4,)
