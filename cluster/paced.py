@@ -46,6 +46,7 @@ class PacedRunner(Runner[P]):
         `wait`: for so many seconds at most, or until the condition is told of a change.
         """
         self.inner = inner
+        self.memory = inner.memory
         self.pace = Pace(table, ramps, time_scale * slowness, length=length)
         self.dispatch: Dispatch = "work-conserving"
         """Of the engine it runs for; a deferred batch that is not full was waited with, and starts when chosen."""

@@ -43,6 +43,8 @@ class ChainNetwork:
         """
         first, last = members[0], members[-1]
         for member in members:
+            if member.kept_bytes:
+                raise ModelFolderError(f"{member.info.name} keeps something of sequences: it cannot be part of a chain")
             if member.task.spec() != last.task.spec():
                 raise ModelFolderError(f"{member.info.name} and {last.info.name} give different answers: no chain")
             if (member.dtype, member.device) != (first.dtype, first.device):

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
-from earlyexit.engine import Batch, BatchEngine, Dispatch
+from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
-from earlyexit.loop import MOST_BATCHES, DeviceLoop
+from earlyexit.loop import DeviceLoop
 from earlyexit.member import Member
-from earlyexit.order import DEFAULT, OrderSpec
+from earlyexit.memory import Hands, Memory, lost
 from earlyexit.release import GoesOn, Inside, Lost, P, Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
 
-logger = logging.getLogger(__name__)
-
 
 class Runner(Protocol[P]):
     """What computes a device's batches."""
+
+    memory: Memory[P] | None = None
+    """What its network keeps of sequences; None where it keeps nothing."""
 
     def from_wire(self, wire: WirePiece) -> P:
         """A payload on this device."""
@@ -86,6 +87,8 @@ class Device(Generic[P]):
         self.engine = engine
         self._loop = DeviceLoop(engine)
         self.runner = runner
+        self._memory = runner.memory
+        self._hands = None if self._memory is None else Hands(self._memory)
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
@@ -101,6 +104,8 @@ class Device(Generic[P]):
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
         with self.lock:
             choice = self._loop.begin(self.clock.now_s())
+            if self._hands is not None and choice.batch is not None:
+                self._hands.take(choice.batch.members)
         if choice.dropped:
             self._release([_too_late(member) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
@@ -124,20 +129,43 @@ class Device(Generic[P]):
             coming_back = self._attempt(batch, inside)
         with self.lock:
             self._loop.leave(batch, self.clock.now_s())
+            if self._hands is not None:
+                back = {id(member) for going in coming_back for member in going.members}
+                self._hands.let_go(member for member in batch.members if id(member) not in back)
         return coming_back
 
     def requeue(self, coming_back: Iterable[GoesOn[P]]) -> None:
         """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
         for going in coming_back:
             with self.lock:
+                if self._hands is not None:
+                    going = self._without_over(going, self._hands)
                 is_hosted = self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s())
-            if not is_hosted:
-                self._release([going])
+            if not is_hosted and going.members:
+                self._release([self._leaving(going)])
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
         while isinstance(batch := self.start_next(), Batch):
             self.requeue(self.run(batch))
+
+    def admit(self, wire: WirePiece, members: list[Member[P]]) -> list[Member[P]]:
+        """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`."""
+        if self._memory is None:
+            return members
+        with self.lock:
+            errors = self._memory.admit(wire, [member.sequence for member in members])
+        pairs = list(zip(members, errors, strict=True))
+        self._lose([Lost(member=member, error=error) for member, error in pairs if error is not None])
+        return [member for member, error in pairs if error is None]
+
+    def end(self, sequences: Collection[int]) -> None:
+        """Sequences are over: their queued inputs are lost, and what is kept of them goes, if need be after a batch."""
+        with self.lock:
+            queued = self.engine.take_out(sequences)
+            if self._hands is not None:
+                self._hands.end(sequences)
+        self._lose([_over(member) for member in queued])
 
     def _attempt(self, batch: Batch[P], inside: Inside[P]) -> list[GoesOn[P]]:
         try:
@@ -190,6 +218,23 @@ class Device(Generic[P]):
             if self._loop.may_begin:
                 self.on_room()
 
+    def _without_over(self, going: GoesOn[P], hands: Hands[P]) -> GoesOn[P]:
+        """Without, and no longer in hand; who is over is lost."""
+        keep = [k for k, member in enumerate(going.members) if not hands.is_over(member)]
+        hands.let_go(going.members)
+        if len(keep) == len(going.members):
+            return going
+        self._lose([_over(member) for k, member in enumerate(going.members) if k not in keep])
+        return GoesOn(members=tuple(going.members[k] for k in keep), piece=going.piece.select(keep))
+
+    def _leaving(self, going: GoesOn[P]) -> GoesOn[P]:
+        """With whatever has to go along."""
+        return going if self._memory is None else replace(going, piece=self._memory.take_along(going.piece))
+
+    def _lose(self, lost: list[Release[P]]) -> None:
+        if lost:
+            self._release(lost)
+
     def _release(self, releases: list[Release[P]]) -> None:
         with self._delivering:
             self._deliver(releases)
@@ -198,116 +243,11 @@ class Device(Generic[P]):
         members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
         going = GoesOn(members=members, piece=survivors)
         if not self.engine.hosts(survivors.next_block):
-            self._release([going])
+            self._release([self._leaving(going)])
             return []
         for member, single in zip(members, survivors.singles(), strict=True):
             member.payload = single
         return [going]
-
-
-def ignore_death() -> None:
-    """Leave it to `is_alive`."""
-
-
-class DeviceThread(Generic[P]):
-    """A device in a thread of its own, and one more where batches overlap: they never wait for anything but work.
-
-    Should a thread end by an error (the model's own are answered, this is something else), `on_death` is called.
-    """
-
-    def __init__(self, device: Device[P], name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
-        self._device = device
-        self._name = name
-        self._on_death = on_death
-        self._clock = device.clock
-        self._wake = threading.Condition(device.lock)
-        self._stopping = False
-        self._started = False
-        self._threads = [self._new_thread(name)]
-        device.on_room = self._wake.notify
-
-    def start(self) -> None:
-        """Begin to take work."""
-        with self._wake:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
-
-    def stop(self) -> None:
-        """Finish the running batches and end; what is queued stays queued."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def is_alive(self) -> bool:
-        """Whether the device still takes work."""
-        return all(thread.is_alive() for thread in self._threads)
-
-    def submit(self, next_block: int, members: Sequence[Member[P]], fallback: Sequence[Split] = ()) -> None:
-        """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
-        with self._wake:
-            self._device.engine.submit(next_block, members, self._clock.now_s(), fallback)
-            self._wake.notify()
-
-    def follow(
-        self,
-        splits: Sequence[Split],
-        dispatch: Dispatch,
-        policy: Any,
-        order: OrderSpec = DEFAULT,
-        entry: int | None = None,
-    ) -> None:
-        """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
-
-        The first that let batches overlap bring the second thread, which then stays.
-        """
-        with self._wake:
-            self._device.engine.follow(splits, dispatch, order, entry)
-            self._device.runner.follow(policy)
-            if any(split.overlap_below is not None for split in splits):
-                self._add_thread()
-            self._wake.notify()
-
-    def forget(self, origin: object) -> int:
-        """Throw out the queued members of an origin; how many there were."""
-        with self._wake:
-            return self._device.engine.forget(origin)
-
-    def _new_thread(self, name: str) -> threading.Thread:
-        return threading.Thread(target=self._loop, name=name, daemon=True)
-
-    def _add_thread(self) -> None:
-        if len(self._threads) < MOST_BATCHES and not self._stopping:
-            self._threads.append(self._new_thread(f"{self._name}-beside"))
-            if self._started:
-                self._threads[-1].start()
-
-    def _loop(self) -> None:
-        try:
-            self._work()
-        except BaseException:
-            logger.exception("the device thread ends")
-            self._on_death()
-            raise
-
-    def _work(self) -> None:
-        while (batch := self._next()) is not None:
-            coming_back = self._device.run(batch)
-            with self._wake:
-                self._device.requeue(coming_back)
-
-    def _next(self) -> Batch[P] | None:
-        with self._wake:
-            while not self._stopping:
-                found = self._device.start_next()
-                if isinstance(found, Batch):
-                    if self._device.may_begin:  # a batch so small that another may begin beside it at once
-                        self._wake.notify()
-                    return found
-                self._wake.wait(None if found is None else max(0.0, found - self._clock.now_s()))
-        return None
 
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
@@ -328,6 +268,10 @@ def _steps(runner: Runner[P], batch: Batch[P]) -> Iterator[Step[P]]:
 
 def _too_late(member: Member[P]) -> Lost[P]:
     return Lost(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
+
+
+def _over(member: Member[P]) -> Lost[P]:
+    return Lost(member=member, error=lost(member.sequence, "it was ended"))
 
 
 def _failed(member: Member[P], error: Exception) -> Lost[P]:

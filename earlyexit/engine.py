@@ -212,6 +212,12 @@ class BatchEngine(Generic[P]):
         self._let_drained_vanish()
         return forgotten
 
+    def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
+        """Throw out, and give, the queued members of sequences that are over."""
+        found = [member for queue in self._deepest_first for member in queue.take_out(sequences)]
+        self._let_drained_vanish()
+        return found
+
     def choose(self, now_s: float) -> Choice[P]:
         """The next batch of a device that is free at `now_s`, taken off its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]

@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.errors import InputError, OverloadedError
+from earlyexit.member import NO_SEQUENCE
+from earlyexit.memory import MemoryUse
 
-TRIAL = 0
-"""The number of sequences that are none: warm-ups and profiles. What they leave behind is nobody's."""
+TRIAL = NO_SEQUENCE
+"""Warm-ups and profiles: what they leave behind is nobody's."""
 RETRY_S = 1.0
 """When pages may be free again: of what sequences last, about the least."""
 PAGE_TOKENS = 16
@@ -57,7 +59,11 @@ class Run:
 
 
 class KvStore:
-    """Pages of one replica, and who has them; not thread-safe."""
+    """Pages of one replica, and who has them.
+
+    Not thread-safe: who enters and who is freed is for one thread at a time to say. Several may compute at once, each
+    on sequences of its own.
+    """
 
     def __init__(
         self,
@@ -80,6 +86,7 @@ class KvStore:
         self._values = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.num_blocks)]
         self._free = list(range(num_pages))[::-1]
         self._pages: dict[int, npt.NDArray[np.int64]] = {}
+        self._peak_pages = 0
         self._of_trials = num_pages * page_tokens
 
     @property
@@ -90,6 +97,21 @@ class KvStore:
     def sequences(self) -> frozenset[int]:
         """Who has pages."""
         return frozenset(self._pages)
+
+    @property
+    def use(self) -> MemoryUse:
+        """How many pages are reserved, and were at most."""
+        return MemoryUse(
+            sequences=len(self._pages),
+            pages=self.num_pages - len(self._free),
+            peak_pages=self._peak_pages,
+            num_pages=self.num_pages,
+            page_tokens=self.page_tokens,
+        )
+
+    def room_of(self, sequence: int) -> int:
+        """How many tokens its pages hold; 0 where it has none."""
+        return len(self._pages.get(sequence, ())) * self.page_tokens
 
     def pages_for(self, tokens: int) -> int:
         """How many so many tokens take."""
@@ -111,6 +133,7 @@ class KvStore:
         if needed > len(self._free):
             message = f"{needed} pages are needed for keys and values, {len(self._free)} of {self.num_pages} are free"
             raise OverloadedError(message, retry_after_s=RETRY_S)
+        self._peak_pages = max(self._peak_pages, self.num_pages - len(self._free) + needed)
         self._pages[sequence] = np.array([self._free.pop() for _ in range(needed)], dtype=np.int64)
 
     def free(self, sequence: int) -> None:

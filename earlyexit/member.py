@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -14,6 +14,8 @@ from earlyexit.order import Order, take_from
 from earlyexit.split import Budget, Split
 
 P = TypeVar("P")
+NO_SEQUENCE = 0
+"""The number of the sequence of inputs that belong to none: those of networks that keep nothing, warm-ups, profiles."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class Member(Generic[P]):
     """Whoever gave it to the engine."""
     probe: bool = False
     """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
+    sequence: int = NO_SEQUENCE
+    """The number of its sequence, of which the network keeps something until it is ended."""
     answered: bool = False
     """Whether its answer was released already: then it stays, and no later ramp answers it again."""
     since_s: float = 0.0
@@ -110,6 +114,13 @@ class Queue(Generic[P]):
         before = len(self.members)
         self.members = [member for member in self.members if member.origin is not origin]
         return before - len(self.members)
+
+    def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
+        """Throw out, and give, those of some sequences."""
+        found = [member for member in self.members if member.sequence in sequences]
+        if found:
+            self.members = [member for member in self.members if member.sequence not in sequences]
+        return found
 
     def move_to(self, other: Queue[P]) -> None:
         """Have everyone wait in another queue."""

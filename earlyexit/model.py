@@ -13,6 +13,7 @@ from earlyexit.boundary import Boundary
 from earlyexit.chain import Chain
 from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
+from earlyexit.memory import Memory
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
@@ -89,6 +90,15 @@ class EarlyExitModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of every token of a sequence, in all its blocks; 0: nothing."""
+        return self.backbone.kept_bytes
+
+    def open_memory(self, tokens: int) -> Memory[Piece]:
+        """Room for so many tokens of sequences: see `Backbone.open_memory`."""
+        return self.backbone.open_memory(tokens)
 
     def boundary(self, block: int) -> Boundary:
         """What crosses after a block; -1 for what the network takes."""

@@ -6,20 +6,19 @@ to. Its hidden state waits there, and when a later token comes by it is filled i
 - *compute*: the blocks run on it as well, in the same batch, so that what they keep is what the full model would;
 - *copy*: every block makes keys and values of the state that it left with (Schuster et al. 2022, CALM: state
   propagation).
+
+Tokens of one sequence may pass a block twice (a batch that failed runs again), or one while an older one is still under
+way (who is answered may stay inside): what is noted of one never touches what is noted of newer ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from earlyexit.kv import Run
-
-Fill = Literal["compute", "copy"]
-"""How blocks that a token has skipped come to its keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,12 @@ class Behind:
         """Of the tokens before `end`; None where there are none."""
         kept = min(self.end, end) - self.start
         return None if kept <= 0 else Behind(self.start, self.hidden_nD[:kept])
+
+    def since(self, start: int) -> Behind | None:
+        """Of the tokens from `start` on; None where there are none."""
+        if start >= self.end:
+            return None
+        return Behind(max(start, self.start), self.hidden_nD[max(0, start - self.start) :])
 
 
 @dataclass(slots=True)
@@ -65,17 +70,28 @@ class Pending:
 
     def moved(self, sequence: int, first: int, end: int, rows: Behind) -> None:
         """Blocks `first` to `end` - 1 have seen `rows`, which now wait before `end`, behind what waits there."""
+        self.through(sequence, first, rows.end, until=end)
         waiting = self._by_sequence.setdefault(sequence, {})
-        for block in [block for block in waiting if first <= block < end]:
-            del waiting[block]
+        there = waiting.get(end)
         before = self.older(sequence, end, rows.start)
-        waiting[end] = rows if before is None else joined(before, rows)
+        after = None if there is None else there.since(rows.end)
+        waiting[end] = joined(rows if before is None else joined(before, rows), after)
 
-    def through(self, sequence: int, first: int) -> None:
-        """All blocks from `first` on have seen everything."""
+    def through(self, sequence: int, first: int, token: int, *, until: int | None = None) -> None:
+        """All blocks from `first` on, or those before `until`, have seen the tokens before `token`."""
         waiting = self._by_sequence.get(sequence, {})
-        for block in [block for block in waiting if block >= first]:
-            del waiting[block]
+        for block in [block for block in waiting if block >= first and (until is None or block < until)]:
+            newer = waiting.pop(block).since(token)
+            if newer is not None:
+                waiting[block] = newer
+
+    def leave(self, sequence: int, block: int, end: int) -> Behind | None:
+        """Take away what waits before a block of the tokens before `end`; None where nothing does."""
+        found = self._by_sequence.get(sequence, {}).get(block)
+        if found is None:
+            return None
+        self.through(sequence, block, end, until=block + 1)
+        return found.before(end)
 
     def forget(self, sequence: int) -> None:
         """The sequence is over."""

@@ -108,8 +108,13 @@ def reorder_linears(model: nn.Module) -> None:
 
 
 def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
-    """The model itself, its linear layers and convolutions reordered; on a GPU its segments, captured."""
+    """The model itself, its linear layers and convolutions reordered; on a GPU its segments, captured.
+
+    What keeps something of sequences is never captured: every run of it reads another number of places.
+    """
     if model.device.type == "cuda":
+        if model.kept_bytes:
+            return model
         return CapturedSegments(model, recorder_of(model.device))
     reorder_convolutions(model)
     reorder_linears(model)

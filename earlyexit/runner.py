@@ -12,6 +12,7 @@ from torch import Tensor
 from earlyexit.cut import Cut, cut_out
 from earlyexit.device import warm_up_length
 from earlyexit.engine import Batch
+from earlyexit.memory import Memory
 from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
@@ -29,8 +30,18 @@ class TorchRunner:
     leave, and the state that another policy gave an input begins anew.
     """
 
-    def __init__(self, network: Network, policy: ExitPolicy, segments: SegmentRunner | None = None) -> None:
-        """`segments` computes what is no probe, once prepared where it needs that; None for the network itself."""
+    def __init__(
+        self,
+        network: Network,
+        policy: ExitPolicy,
+        segments: SegmentRunner | None = None,
+        memory: Memory[Piece] | None = None,
+    ) -> None:
+        """`segments` computes what is no probe, once prepared where it needs that; None for the network itself.
+
+        `memory`: what the network keeps of sequences.
+        """
+        self.memory = memory
         self._network = network
         self._slow = segments if isinstance(segments, PreparedSegments) else None
         self._segments = segments if self._slow is None else _OnceReady(network, self._slow)

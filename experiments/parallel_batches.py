@@ -27,7 +27,8 @@ from deployments.stage.build import build_policy
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import read_labelled
-from earlyexit.device import Device, DeviceThread
+from earlyexit.device import Device
+from earlyexit.device_thread import DeviceThread
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece

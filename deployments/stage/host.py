@@ -15,9 +15,10 @@ from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
 from deployments.stage.watched import WatchedRunner
 from earlyexit.clock import Clock
-from earlyexit.device import Deliver, Device, DeviceThread, OnBatch, Runner, ignore_batch, ignore_death
+from earlyexit.device import Deliver, Device, OnBatch, Runner, ignore_batch
+from earlyexit.device_thread import DeviceThread, ignore_death
 from earlyexit.engine import BatchEngine
-from earlyexit.member import Member
+from earlyexit.member import NO_SEQUENCE, Member
 from earlyexit.times import ObservedTimes
 from optimizer.plan import PolicySpec
 
@@ -104,12 +105,17 @@ class StageHost:
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
         self.follow(call.assignment)
-        members = self._members(call, opened)
-        self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
+        members = self._thread.admit(call.piece, self._members(call, opened))
+        if members:
+            self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
 
     def forget(self, opened: OpenCall) -> None:
         """Throw out what is queued of a call that nobody waits for any more."""
         self._thread.forget(opened)
+
+    def end(self, sequences: Collection[int]) -> None:
+        """Sequences are over: what is queued of them is lost, what is kept of them is free once no batch needs it."""
+        self._thread.end(sequences)
 
     def check(self) -> None:
         """Raise RuntimeError where the replica must be replaced."""
@@ -166,6 +172,7 @@ class StageHost:
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()
         singles = self._runner.from_wire(call.piece).singles()
+        sequences = call.sequences or (NO_SEQUENCE,) * len(singles)
         return [
             Member(
                 sample_id=single.sample_ids[0],
@@ -175,8 +182,9 @@ class StageHost:
                 reserve_s=call.reserve_s,
                 origin=opened,
                 probe=call.probe,
+                sequence=sequence,
             )
-            for single, tokens, remaining_s in zip(
-                singles, call.piece.lengths_B.tolist(), call.remaining_s, strict=True
+            for single, tokens, remaining_s, sequence in zip(
+                singles, call.piece.lengths_B.tolist(), call.remaining_s, sequences, strict=True
             )
         ]

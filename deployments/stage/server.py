@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from deployments.encoding import Begin, Forget, MalformedError, Part, Refused, encode, from_ingress
+from deployments.encoding import Begin, End, Forget, MalformedError, Part, Refused, encode, from_ingress
 from deployments.frames import LONGEST, Frames
 from deployments.messages import Address, Chunk, StageCall
 from deployments.stage.chunks import OpenCall, chunks_by_call
@@ -85,6 +85,8 @@ class _Connection:
     def __init__(self, server: CallServer, host: StageHost) -> None:
         self.frames = Frames(self._hear_word, self._end, self._open, longest=2 * WORD_BYTES)
         self._calls: dict[int, OpenCall] = {}
+        self._sequences: set[int] = set()
+        """That came over it, and were not ended."""
         self._server = server
         self._host = host
         self._is_known = False
@@ -118,11 +120,14 @@ class _Connection:
                 self._begin(message.serial, message.call)
             case Forget():
                 self._forget(message.serial)
+            case End():
+                self._end_sequences(self._sequences.intersection(message.sequences))
 
     def _begin(self, serial: int, call: StageCall) -> None:
         opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))
         if call.traced:
             opened.begun = {call.piece.sample_ids[position]: [] for position in call.traced}
+        self._sequences.update(call.sequences)
         self._server.count(+1)
         try:
             self._host.submit(call, opened)
@@ -145,6 +150,11 @@ class _Connection:
         if opened is not None:  # else its last part was on its way
             self._host.forget(opened)
 
+    def _end_sequences(self, sequences: set[int]) -> None:
+        if sequences:
+            self._sequences -= sequences
+            self._host.end(sequences)
+
     def _close(self, serial: int) -> OpenCall | None:
         opened = self._calls.pop(serial, None)
         if opened is not None:
@@ -154,5 +164,6 @@ class _Connection:
     def _end(self) -> None:
         for serial in tuple(self._calls):  # nobody waits for the rest
             self._forget(serial)
+        self._end_sequences(set(self._sequences))
         self._sender.close()
         self._server.left(self)

@@ -20,6 +20,7 @@ class WatchedRunner:
 
     def __init__(self, runner: Runner[Any]) -> None:
         self._runner = runner
+        self.memory = runner.memory
 
     def from_wire(self, wire: WirePiece) -> Any:
         return self._runner.from_wire(wire)

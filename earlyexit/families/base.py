@@ -14,8 +14,9 @@ from earlyexit.boundary import Boundary
 from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.layout import Layout
+from earlyexit.memory import Memory
 from earlyexit.named import NamedSpec
-from earlyexit.piece import Tensors
+from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
 
@@ -50,6 +51,19 @@ class Backbone(nn.Module, ABC):
     num_blocks: int
     max_length: int = 1
     """The longest input in tokens, special tokens included; 1 where inputs have none."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of every token of a sequence until that ends; 0: nothing, and inputs have no sequence."""
+        return 0
+
+    def open_memory(self, tokens: int) -> Memory[Piece]:
+        """Room for so many tokens of sequences, which it then uses: before anything runs, where it keeps something.
+
+        On the weights' device, in their type. Raises InputError for too few tokens, ModelFolderError where it keeps
+        nothing.
+        """
+        raise ModelFolderError("this network keeps nothing of sequences")
 
     @property
     @abstractmethod

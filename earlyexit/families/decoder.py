@@ -9,7 +9,8 @@ other, and blocks are cut, fused and left early as those of encoders are. Weight
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import is_
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,11 @@ from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
 from earlyexit.generation.sequence import sequence_of
-from earlyexit.kv import TRIAL, KvShape, KvStore, Places, Run
+from earlyexit.kv import PAGE_TOKENS, TRIAL, KvShape, KvStore, Places, Run
+from earlyexit.kv_memory import KvMemory
 from earlyexit.layout import Layout
-from earlyexit.pending import Behind, Fill, Pending, joined
+from earlyexit.memory import Fill
+from earlyexit.pending import Behind, Pending, joined
 from earlyexit.piece import Tensors
 
 
@@ -126,27 +129,42 @@ class DecoderBackbone(Backbone):
         """Behind the last block: what its exit looks at."""
         self.fill: Fill = "compute"
         """How blocks that a token has skipped come to its keys and values."""
-        self.pending = Pending()
-        self._kv: KvStore | None = None
+        self._memory: KvMemory | None = None
 
     @property
     def kv(self) -> KvStore:
         """The store; raises ModelFolderError before there is one."""
-        if self._kv is None:
-            raise ModelFolderError("a decoder needs a store of keys and values: see `open_store`")
-        return self._kv
+        return self.memory.kv
 
-    def open_store(self, num_pages: int, **options: int) -> KvStore:
+    @property
+    def pending(self) -> Pending:
+        """Tokens that left early."""
+        return self.memory.pending
+
+    @property
+    def memory(self) -> KvMemory:
+        """What it keeps of sequences; raises ModelFolderError before there is any."""
+        if self._memory is None:
+            raise ModelFolderError("a decoder needs a store of keys and values: see `open_store`")
+        return self._memory
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.config.kv.bytes_per_token(self.word.weight.element_size())
+
+    def open_store(self, num_pages: int, **options: int) -> KvMemory:
         """A new store of so many pages, on the weights' device and in their type, which it then uses."""
         weight = self.word.weight
-        self._kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
-        self.pending = Pending()
-        return self._kv
+        kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
+        self._memory = KvMemory(kv, Pending())
+        return self._memory
+
+    def open_memory(self, tokens: int) -> KvMemory:
+        return self.open_store(tokens // PAGE_TOKENS)
 
     def end(self, sequence: int) -> None:
         """Give back all that a sequence holds."""
-        self.kv.free(sequence)
-        self.pending.forget(sequence)
+        self.memory.end(sequence)
 
     @property
     def inputs(self) -> Boundary:
@@ -154,28 +172,28 @@ class DecoderBackbone(Backbone):
         return (ids, _RUN)
 
     def boundary(self, block: int) -> Boundary:
-        return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True), _RUN)
+        return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True), _RUN, _BEHIND)
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
         token_ids_N, run_B5 = inputs
-        return self.word(token_ids_N), run_B5
+        return self.word(token_ids_N), run_B5, run_B5.new_zeros(len(run_B5))
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Also on tokens of the same sequences that left before one of these blocks: see `Pending`."""
-        hidden_ND, run_B5 = hidden
-        runs = _runs(run_B5, layout)
-        for run in runs:
+        hidden_ND, run_B5, behind_B = hidden
+        runs, behind = _runs(run_B5, behind_B, layout)
+        for run in runs:  # at a replica they have entered; whoever runs a network himself need not ask first
             self.kv.enter(run.sequence, run.limit)
-        rows = _Rows(self, runs, hidden_ND)
+        rows = _Rows(self, runs, behind, hidden_ND)
         stops = sorted({first, *(block for run in runs for block in self.pending.blocks(run, first, end))})
         for at, until in zip(stops, [*stops[1:], end], strict=True):
             rows.join(at)
             rows.run(at, until)
-        own_ND = rows.settle(first, end)
-        return self.norm(own_ND) if end == self.num_blocks else own_ND, run_B5
+        after_ND = rows.settle(first, end)
+        return self.norm(after_ND) if end == self.num_blocks else after_ND, run_B5, behind_B
 
     def rotary(self, position_N: Tensor) -> Tensors:
         """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each."""
@@ -192,31 +210,56 @@ class DecoderBackbone(Backbone):
 
 _RUN = TensorSpec(name="run", shape=(5,), dtype="int32", below=1)
 """Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
+_BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
+"""Of every input, how many of its first rows came along from another replica, of tokens that left there."""
 
 
-def _runs(run_B5: Tensor, layout: Layout) -> list[Run]:
-    return [
-        Run(sequence=sequence_of(high, low), start=start, length=length, limit=limit)
-        for (high, low, start, limit, _), length in zip(run_B5.tolist(), layout.lengths_B.tolist(), strict=True)
+def _runs(run_B5: Tensor, behind_B: Tensor, layout: Layout) -> tuple[list[Run], list[int]]:
+    """Of every input its rows, those that came along included, and how many these are."""
+    behind = behind_B.tolist()
+    numbers = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
+    runs = [
+        Run(sequence=sequence_of(high, low), start=start - came_along, length=length, limit=limit)
+        for (high, low, start, limit, *_), came_along, length in numbers
     ]
+    return runs, behind
 
 
 class _Rows:
     """The rows of one call of `run_blocks`: every run's own and, before them, those of its tokens that are behind."""
 
-    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], hidden_ND: Tensor) -> None:
+    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
+        """`came`: how many of each run's first rows came along from another replica."""
+        self.runs = runs
         self._backbone = backbone
-        self._runs = runs
-        self._spans = list(runs)
         self._copied: list[Behind | None] = [None] * len(runs)
+        self._came: list[Tensor | None] = [None] * len(runs)
+        """Of these, what is passed on as it came."""
         self._rows_MD = hidden_ND
+        if backbone.fill == "copy" and any(came):
+            self._set_apart(came)
+        self._spans = list(self.runs)
         self._index()
+
+    def _set_apart(self, behind: Sequence[int]) -> None:
+        """What came along is copied, not run."""
+        rows = torch.split(self._rows_MD, [run.length for run in self.runs])
+        self._copied = [
+            Behind(run.start, rows_nD[:count]) if count else None
+            for run, rows_nD, count in zip(self.runs, rows, behind, strict=True)
+        ]
+        self._came = [None if each is None else each.hidden_nD for each in self._copied]
+        self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, behind, strict=True)])
+        self.runs = [
+            replace(run, start=run.start + count, length=run.length - count)
+            for run, count in zip(self.runs, behind, strict=True)
+        ]
 
     def join(self, block: int) -> None:
         """Take along what waits before a block."""
         pending = self._backbone.pending
         starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
-        found = [pending.older(run.sequence, block, start) for run, start in zip(self._runs, starts, strict=True)]
+        found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
         if not any(found):
             return
         if self._backbone.fill == "copy":
@@ -245,19 +288,21 @@ class _Rows:
     def settle(self, first: int, end: int) -> Tensor:
         """Note who is behind from here on: what was, and the own rows too, which may leave at an exit here.
 
-        Gives the runs' own rows, packed (N, D).
+        Gives the rows of what was given, packed (N, D).
         """
         pending, is_last = self._backbone.pending, end == self._backbone.num_blocks
         rows = self._split()
-        for run, span, rows_nD, copied in zip(self._runs, self._spans, rows, self._copied, strict=True):
+        for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
             if is_last:
-                pending.through(run.sequence, first)
+                pending.through(run.sequence, first, run.end)
             elif run.sequence != TRIAL:
                 waiting = Behind(span.start, rows_nD)
                 pending.moved(run.sequence, first, end, waiting if copied is None else joined(copied, waiting))
-        if all(span is run for span, run in zip(self._spans, self._runs, strict=True)):
+        if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
             return self._rows_MD
-        return torch.cat([rows_nD[-run.length :] for run, rows_nD in zip(self._runs, rows, strict=True)])
+        own = (rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True))
+        parts = zip(self._came, own, strict=True)
+        return torch.cat([each for pair in parts for each in pair if each is not None])
 
     def _split(self) -> tuple[Tensor, ...]:
         return torch.split(self._rows_MD, [span.length for span in self._spans])
@@ -267,7 +312,7 @@ class _Rows:
         self._places = kv.places(self._spans)
         self._rotary = backbone.rotary(self._places.position_N)
         self._copies: tuple[Tensor, Tensors, Places] | None = None
-        copied = [(each, run) for each, run in zip(self._copied, self._runs, strict=True) if each is not None]
+        copied = [(each, run) for each, run in zip(self._copied, self.runs, strict=True) if each is not None]
         if copied:
             runs = [Run(sequence=run.sequence, start=each.start, length=len(each.hidden_nD)) for each, run in copied]
             places = kv.places(runs)

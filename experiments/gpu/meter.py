@@ -89,6 +89,7 @@ class MeteredRunner:
     def __init__(self, inner: TorchRunner, meter: Meter) -> None:
         self._inner = inner
         self._meter = meter
+        self.memory = inner.memory
 
     def from_wire(self, wire: WirePiece) -> Piece:
         return self._inner.from_wire(wire)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,13 +54,14 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
     )
 
 
-def call_of(sample_ids: Sequence[str]) -> StageCall:
+def call_of(sample_ids: Sequence[str], sequences: tuple[int, ...] = ()) -> StageCall:
     """One input per letter, or per id, with time for ever."""
     return StageCall(
         piece=piece_of(sample_ids),
         remaining_s=(math.inf,) * len(sample_ids),
         reserve_s=0.0,
         assignment=ASSIGNMENT,
+        sequences=sequences,
     )
 
 
@@ -178,6 +179,8 @@ class FakeHost:
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[tuple[StageCall, OpenCall]] = asyncio.Queue()
         self.forgotten: asyncio.Queue[OpenCall] = asyncio.Queue()
+        self.over: asyncio.Queue[set[int]] = asyncio.Queue()
+        """Sequences that were ended, at once."""
         self.refuses: Exception | None = None
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
@@ -187,6 +190,9 @@ class FakeHost:
 
     def forget(self, opened: OpenCall) -> None:
         self.forgotten.put_nowait(opened)
+
+    def end(self, sequences: Collection[int]) -> None:
+        self.over.put_nowait(set(sequences))
 
 
 class Caller:
@@ -204,8 +210,11 @@ class Caller:
         for frame in first or (address.word.encode(),):
             self.frames.send(frame)
 
-    def begin(self, serial: int, sample_ids: str) -> None:
-        self.frames.send(encode(Begin(serial, call_of(sample_ids))))
+    def begin(self, serial: int, sample_ids: str, sequences: tuple[int, ...] = ()) -> None:
+        self.frames.send(encode(Begin(serial, call_of(sample_ids, sequences))))
+
+    def end(self, *sequences: int) -> None:
+        self.frames.send(encode(End(sequences)))
 
     def forget(self, serial: int) -> None:
         self.frames.send(encode(Forget(serial)))

@@ -13,6 +13,7 @@ from earlyexit.clock import Clock, ManualClock
 from earlyexit.device import Device
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
+from earlyexit.memory import Memory
 from earlyexit.release import GoesOn, Looked, Lost, Release, Step, Told
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
@@ -67,6 +68,7 @@ class FakeRunner:
     runs: list[str] = field(default_factory=list)
     """The first block and the inputs of every run."""
     policies: list[str] = field(default_factory=list)
+    memory: Memory[Letters] | None = None
 
     def run(self, batch: Batch[Letters]) -> Iterator[Step[Letters]]:
         names = tuple(member.sample_id for member in batch.members)

@@ -16,15 +16,16 @@ from earlyexit.families.decoder import DecoderConfig
 from earlyexit.families.llama import Llama
 from earlyexit.generation.sequence import Sequence, run_of, sequence_of
 from earlyexit.layout import Layout
+from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import arbitrary_tensors
-from earlyexit.pending import Fill
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Segment
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, sequence
 from tests.earlyexit.stories import encode, read_pieces, read_stories
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
+NOBODYS = torch.zeros(1, 5, dtype=torch.int32)
 SOMETIMES = ConfidencePolicy(0.4)
 """Between the confidences of the random ramps: some tokens leave at each."""
 
@@ -152,7 +153,7 @@ def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
 def test_a_decoder_without_a_store_says_so(reference: LlamaForCausalLM) -> None:
     backbone = Llama().from_transformers(reference).backbone
     with pytest.raises(ModelFolderError, match="a decoder needs a store of keys and values"):
-        backbone.run_blocks(0, 1, (torch.zeros(1, 48), torch.zeros(1, 5, dtype=torch.int32)), layout_of(1))
+        backbone.run_blocks(0, 1, (torch.zeros(1, 48), NOBODYS, NOBODYS[:, 0]), layout_of(1))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**31 - 1, 2**31, 2**62 - 1])

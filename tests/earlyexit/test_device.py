@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Device, DeviceThread
+from earlyexit.device import Device
+from earlyexit.device_thread import DeviceThread
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.release import Release, Told

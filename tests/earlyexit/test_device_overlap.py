@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Device, DeviceThread
+from earlyexit.device import Device
+from earlyexit.device_thread import DeviceThread
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.piece import Piece

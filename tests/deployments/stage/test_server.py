@@ -232,6 +232,37 @@ async def test_the_end_of_a_connection_forgets_its_calls_and_nobody_elses(scene:
     assert scene.host.forgotten.empty()
 
 
+# Sequences
+
+
+async def test_sequences_are_ended_by_whoever_sent_them_and_once(scene: Scene) -> None:
+    here, there = await scene.caller(), await scene.caller()
+    here.begin(1, "ab", (7, 8))
+    await scene.opened()
+    there.begin(1, "x", (9,))
+    await scene.opened()
+    here.end(7, 9)
+    assert await soon(scene.host.over.get()) == {7}
+    here.end(7)
+    here.end(8)
+    assert await soon(scene.host.over.get()) == {8}
+
+
+async def test_the_end_of_a_connection_ends_its_sequences_after_its_calls_are_forgotten(scene: Scene) -> None:
+    here, there = await scene.caller(), await scene.caller()
+    here.begin(1, "a", (7,))
+    await scene.release(answers("a", await scene.opened()))  # between two steps
+    here.begin(2, "bc", (8, 5))
+    opened = await scene.opened()
+    there.begin(1, "x", (9,))
+    await scene.opened()
+    here.end(5)
+    assert await soon(scene.host.over.get()) == {5}
+    here.frames.abort()
+    assert await soon(scene.host.over.get()) == {7, 8}
+    assert await soon(scene.host.forgotten.get()) is opened
+
+
 # The end
 
 
