@@ -4,9 +4,10 @@ import random
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.kv import TRIAL, KvShape, KvStore, Run
+from earlyexit.kv import COPIED_TOKENS, TRIAL, KvShape, KvStore, Run
 
 SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
 
@@ -24,6 +25,7 @@ def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters()
     kv.enter(1, 9)
     kv.enter(1, 9)  # as every step of it does
     assert kv.free_pages == 3
+    assert (kv.room_of(1), kv.room_of(2)) == (12, 0)
     kv.free(1)
     kv.free(1)
     assert kv.free_pages == 6
@@ -74,6 +76,55 @@ def test_what_is_no_sequence_takes_no_page_and_disturbs_nobody() -> None:
     trial = Run(sequence=TRIAL, start=100, length=7)
     kv.write(0, kv.places([trial]), torch.ones(7, 1, 2), torch.ones(7, 1, 2))
     assert kv.held(0, 1, 4)[0].abs().sum() == 0
+
+
+def test_a_sequence_lies_side_by_side_where_it_fits_and_in_the_tightest_gap() -> None:
+    kv = store(8)
+    for number, pages in ((1, 3), (2, 1), (3, 2), (4, 1), (5, 1)):
+        kv.enter(number, 4 * pages)
+    for number in (1, 3):
+        kv.free(number)
+    kv.enter(6, 8)
+    assert kv.stretch_of(Run(sequence=6, start=6, length=1)) == slice(4 * 4, 4 * 4 + 7)
+
+
+def test_scattered_pages_are_taken_where_no_gap_is_wide_enough() -> None:
+    kv = store(4)
+    for number in range(1, 5):
+        kv.enter(number, 4)
+    for number in (1, 3):
+        kv.free(number)
+    kv.enter(5, 8)
+    run = Run(sequence=5, start=0, length=8)
+    assert kv.stretch_of(run) is None
+    assert kv.place_of(run, 0).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_rows_attend_alike_wherever_their_tokens_lie_and_whoever_is_beside(scattered: bool) -> None:
+    torch.manual_seed(0)
+    kv = KvStore(KvShape(num_blocks=1, num_heads=2, head_size=4), 32, page_tokens=16)
+    for number in range(100, 132 if scattered else 100):
+        kv.enter(number, 1)
+    for number in range(100, 132, 2):
+        kv.free(number)
+    ends = {1: COPIED_TOKENS + 9, 2: 5, 3: 40, 4: 7}
+    written = {}
+    for number, end in ends.items():
+        kv.enter(number, end)
+        written[number] = keys, values = torch.randn(end, 2, 4), torch.randn(end, 2, 4)
+        kv.write(0, kv.places([Run(sequence=number, start=0, length=end)]), keys, values)
+    lengths = {1: 1, 2: 5, 3: 1, 4: 3}
+    runs = [Run(sequence=k, start=ends[k] - length, length=length) for k, length in lengths.items()]
+    assert (kv.stretch_of(runs[0]) is None) == scattered
+    queries_NHd = torch.randn(sum(lengths.values()), 6, 4)
+    found = kv.attend(0, kv.places(runs), queries_NHd)
+    parts = (torch.split(each, [*lengths.values()]) for each in (found, queries_NHd))
+    for run, own, queries in zip(runs, *parts, strict=True):
+        keys, values = (each.repeat_interleave(3, dim=1).transpose(0, 1) for each in written[run.sequence])
+        seen = torch.arange(run.end)[None] <= torch.arange(run.start, run.end)[:, None]
+        expected = scaled_dot_product_attention(queries.transpose(0, 1), keys, values, attn_mask=seen)
+        torch.testing.assert_close(own, expected.transpose(0, 1))
 
 
 def test_two_thousand_sequences_leave_every_page_free() -> None:
