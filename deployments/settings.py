@@ -173,6 +173,13 @@ class IngressSettings(Settings):
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)
+    prompt_chunk: int = Field(default=256, ge=1)
+    """Of models that generate: tokens of a prompt that run in one step, beside the steps of others. More make a first
+    token sooner, and everybody else's next one later."""
+    ttft_slo_s: float | None = Field(default=None, gt=0)
+    """Of models that generate: until the first token. What cannot keep it is refused with 503; None: nothing is."""
+    tpot_slo_s: float | None = Field(default=None, gt=0)
+    """Of models that generate: per token after the first, on average over a sequence; the same."""
     access_log: bool = False
     """Log every request, as JSON with its id; costs about 5 % of an ingress."""
 

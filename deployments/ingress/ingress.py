@@ -31,6 +31,9 @@ from deployments.ingress.dispatch.build import build_core, encode_of, taken_inpu
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.dispatch.entrance import entrance_of
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
+from deployments.ingress.generation.build import build_generation
+from deployments.ingress.generation.request import GenerateRequest
+from deployments.ingress.generation.stream import Stream
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.server.in_serve import replace_server
 from deployments.ingress.server.outright import Outright, Site
@@ -52,7 +55,7 @@ from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
-from earlyexit.errors import OfframpError, PlanError
+from earlyexit.errors import InputError, OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
@@ -107,6 +110,9 @@ class Ingress(RpcMethods):
             inputs=taken_inputs(self.card),
             trace=trace,
             encode=encode,
+        )
+        self._generation = build_generation(
+            codec, self.task, self._dispatcher, self._settings, self._clock, trace=trace
         )
         self.version = self._settings.version
         store, repository = RayStore(), self._settings.repository
@@ -213,6 +219,14 @@ class Ingress(RpcMethods):
             await self._started.wait()
         return await self._service.infer(request)
 
+    async def generate(self, request: GenerateRequest) -> Stream:
+        """Begin a sequence; raises what `GenerateService.start` does, and InputError of a model that generates none."""
+        if not self._started.is_set():
+            await self._started.wait()
+        if self._generation is None:
+            raise InputError(f"model {self.card.name!r} generates no text")
+        return self._generation.start(request)
+
     async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
         """Another version's ingress asks; an error is a value, so that it arrives as what it is."""
         try:
@@ -237,7 +251,9 @@ class Ingress(RpcMethods):
         Raises PlanError for what is no plan of this application; an older plan than the present is ignored.
         """
         if "plan" in document:
-            self._dispatcher.follow(parse_placed(document))
+            self._dispatcher.follow(placed := parse_placed(document))
+            if self._generation is not None:
+                self._generation.follow(placed)
         else:
             self._dispatcher.suspend(str(document.get("reason", "the controller has none")))
         return self._core.placed.epoch

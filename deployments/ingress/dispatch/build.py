@@ -20,6 +20,7 @@ from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import PlanError
 from earlyexit.store import ModelCard
 from earlyexit.tasks import find_task
+from earlyexit.tasks.token import TokenTask
 from optimizer.placement import initial_placement
 from optimizer.plan import NO_RAMPS, Plan
 from profiles.records import ExitRecords
@@ -33,11 +34,13 @@ def build_core(
     settings: ServeSettings, card: ModelCard, transports: Mapping[str, Transport]
 ) -> IngressCore[Query, Transport]:
     """`transports`: by slot, to all that a plan may ever use; raises PlanError for a plan that needs others."""
+    generates = card.task.get("name") == TokenTask.name
     rules = Rules(
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
-        slo_s=settings.slo_s,
+        slo_s=settings.tpot_slo_s if generates else settings.slo_s,
+        admits=not generates,  # sequences are let in, not their steps: see `Loop.admit`
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,
         shape=probe_shape(settings, card),

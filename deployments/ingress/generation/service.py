@@ -1,0 +1,232 @@
+"""From prompts to streams: sends a sequence's next step when the answer to its last has come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tokenizers import Tokenizer
+
+from deployments.ingress.api.service import ABANDONED
+from deployments.ingress.dispatch.alarm import Alarm, Later, on_loop
+from deployments.ingress.dispatch.departure import LiveFlight
+from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.generation.loop import Course, Loop, LoopRules
+from deployments.ingress.generation.request import GenerateRequest
+from deployments.ingress.generation.stream import Stream
+from deployments.settings import ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
+from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.text import TextStream
+from earlyexit.signature import Encoded
+from earlyexit.wire import Answer, Numbers
+from optimizer.placement import PlacedPlan
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class _Running:
+    """One sequence, its stream, and the step that is under way."""
+
+    __slots__ = ("course", "deadline_s", "flight", "request_id", "sequence", "settle", "stream", "timer")
+
+    def __init__(
+        self,
+        sequence: TokenSequence,
+        course: Course[Encoded],
+        deadline_s: float,
+        request_id: str,
+        settle: Callable[[_Running, LiveFlight, Answer | OfframpError], None],
+    ) -> None:
+        self.sequence = sequence
+        self.course = course
+        self.stream = Stream(sequence.num_prompt)
+        self.deadline_s = deadline_s
+        self.request_id = request_id
+        self.settle = partial(settle, self)
+        self.flight: LiveFlight | None = None
+        self.timer: Alarm | None = None
+
+
+class GenerateService:
+    """Of one ingress, on its event loop. No task belongs to a sequence: steps are sent where answers come."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        ends: Sequence[int],
+        max_length: int,
+        dispatcher: Dispatcher,
+        settings: ServeSettings,
+        clock: Clock,
+        *,
+        later: Later = on_loop,
+        rng: random.Random | None = None,
+        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+    ) -> None:
+        """`ends`: the task's; `max_length`: the model's, of prompt and answer together.
+
+        `trace`: told of every sequence's first step, whose request is traced up to its first token or chunk.
+        """
+        self._tokenizer = tokenizer
+        self._ends = tuple(ends)
+        self._max_length = max_length
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._clock = clock
+        self._later = later
+        self._trace = trace
+        rules = LoopRules(
+            max_attempts=settings.max_attempts,
+            ttft_slo_s=settings.ttft_slo_s,
+            tpot_slo_s=settings.tpot_slo_s,
+            num_ingresses=settings.ingress_replicas,
+        )
+        # Another generator in every ingress: their sequences meet at replicas, and have different numbers.
+        self.loop = Loop(rules, dispatcher.core.placed.plan, rng or random.SystemRandom())
+        self._due: list[_Running] = []
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Another plan is in force."""
+        self.loop.follow(placed.plan)
+
+    def start(self, request: GenerateRequest) -> Stream:
+        """Begin a sequence, whose first token comes as soon as it can.
+
+        Raises InputError for what means nothing, UnprocessableInputError for a prompt that is too long, AdmissionError
+        where an SLO would not be kept, OverloadedError and StageUnavailableError.
+        """
+        now_s = self._clock.now_s()
+        timeout_s = self._timeout_s(request.timeout_s)
+        sequence = TokenSequence(
+            request.prompt,
+            TextStream(self._tokenizer, request.prompt, request.stops),
+            max_tokens=request.max_tokens,
+            max_length=self._max_length,
+            ends=() if request.ignores_ends else self._ends,
+            sampling=request.sampling,
+            chunk=self._settings.prompt_chunk,
+        )
+        self._dispatcher.check(1, math.inf)
+        self.loop.admit(sequence.num_prompt, now_s)
+        course = self.loop.begin(sequence, now_s)
+        running = _Running(sequence, course, now_s + timeout_s, request.request_id, self._settle)
+        try:
+            self._step(running)
+        except OfframpError as refusal:
+            self.loop.end(course, refusal.kind)
+            raise
+        if self._trace is not None and running.flight is not None:
+            self._trace([running.flight])
+        running.stream.when_aborted = partial(self._abort, running)
+        running.timer = self._later(timeout_s, partial(self._expire, running, timeout_s))
+        return running.stream
+
+    def _timeout_s(self, asked: float | None) -> float:
+        longest = self._settings.max_timeout_s
+        if asked is not None and not 0 < asked <= longest:
+            raise InputError(f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken")
+        return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
+
+    def _step(self, running: _Running) -> None:
+        """Have a decoder run what comes next; raises what `Dispatcher.step` does."""
+        course = running.course
+        running.flight = self._dispatcher.step(
+            course.sequence.step(),
+            course.home,
+            running.deadline_s,
+            running.settle,
+            arrived_s=self._clock.now_s(),
+            request_id=running.request_id,
+        )
+
+    def _settle(self, running: _Running, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+        if flight is not running.flight:
+            return
+        running.flight = None
+        if isinstance(outcome, OfframpError):
+            self._failed(running, outcome)
+            return
+        try:
+            assert isinstance(outcome.value, Numbers), "tokens and their log-probabilities"
+            said = running.sequence.answered(outcome.value.numpy(), outcome.exit)
+        except Exception as error:  # it is this one's; whoever came in the same reply goes on
+            logger.exception("an answer to %s makes no token", running.request_id)
+            self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
+            return
+        if said is not None:
+            self.loop.said(running.course, said.exit, self._clock.now_s())
+            running.stream.put(said)
+            if said.ended is not None:
+                self._end(running, said.ended)
+                return
+        self._send_soon(running)
+
+    def _send_soon(self, running: _Running) -> None:
+        # A turn later, when those who wait for what was said have had theirs: a token goes out before the next is asked
+        # for. So all steps that came of one part of a reply are sent together, too.
+        self._due.append(running)
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        due, self._due = self._due, []
+        for running in due:
+            self._resume(running)
+
+    def _resume(self, running: _Running) -> None:
+        if running.course.is_over:
+            return
+        try:
+            self._step(running)
+        except OfframpError as error:
+            self._failed(running, error)
+
+    def _failed(self, running: _Running, error: OfframpError) -> None:
+        """A step has no answer: where the sequence can go on elsewhere, it does."""
+        course = running.course
+        is_lost = isinstance(error, SequenceLostError)
+        if not is_lost and not (course.home.is_again and isinstance(error, OverloadedError)):
+            self._fail(running, error)
+            return
+        self._dispatcher.end(course.home)
+        logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
+        try:
+            pause_s = self.loop.again(course)
+        except OfframpError as too_often:
+            self._fail(running, too_often)
+            return
+        if pause_s:
+            self._later(pause_s, partial(self._resume, running))
+        else:
+            self._send_soon(running)
+
+    def _fail(self, running: _Running, error: OfframpError) -> None:
+        running.stream.fail(error)
+        self._end(running, error.kind)
+
+    def _abort(self, running: _Running) -> None:
+        """Nobody reads any more."""
+        if running.flight is not None:
+            self._dispatcher.give_up((running.flight,), ABANDONED)
+        self._end(running, ABANDONED)
+
+    def _expire(self, running: _Running, timeout_s: float) -> None:
+        flight, running.flight = running.flight, None
+        if flight is not None:
+            self._dispatcher.expire(flight)
+        if not running.course.is_over:
+            self._fail(running, DeadlineError(f"not everything was said within {timeout_s:g} s"))
+
+    def _end(self, running: _Running, reason: str) -> None:
+        """Whatever it holds is free; of one whose step a call has still, the timer sees to that call."""
+        self.loop.end(running.course, reason)
+        self._dispatcher.end(running.course.home)
+        flight = running.flight
+        if running.timer is not None and (flight is None or flight.holder is None):
+            running.timer.cancel()

@@ -1,0 +1,268 @@
+"""Sequences from their prompt to their end, whatever becomes of the replicas that they run on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from deployments.ingress.generation.stream import Stream
+from earlyexit.errors import (
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    OverloadedError,
+    StageUnavailableError,
+    UnprocessableInputError,
+)
+from tests.deployments.ingress.generation.generate_scene import (
+    MAX_LENGTH,
+    SLOTS,
+    GenerateScene,
+    expected,
+    placed,
+    tokens_of,
+)
+from tests.deployments.wire_fakes import turns
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2)
+
+
+async def test_a_prompt_longer_than_a_chunk_is_shown_in_parts_and_what_follows_is_said() -> None:
+    scene = GenerateScene()
+    stream = scene.start(*PROMPT)
+    assert await tokens_of(stream) == expected(PROMPT, 5)
+    assert scene.replicas.log == ["r1 gets 1"] * 6  # two parts of the prompt, and no step after the last token
+    assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
+
+
+async def test_sequences_run_side_by_side_and_those_that_come_together_are_sent_together() -> None:
+    scene = GenerateScene()
+    prompts = [(7, 8), (9,), (1, 2, 3)]
+    streams = [scene.start(*prompt) for prompt in prompts]
+    said = await asyncio.gather(*map(tokens_of, streams))
+    assert said == [expected(prompt, 5) for prompt in prompts]
+    assert scene.replicas.log == ["r1 gets 3"] * 5
+    counts = scene.service.loop.counts
+    assert (counts.begun, counts.ended, counts.prompt_tokens, counts.exits.total()) == (3, {"length": 3}, 6, 15)
+
+
+async def test_a_token_is_read_before_the_next_one_is_asked_for() -> None:
+    scene = GenerateScene()
+    scene.replicas.holds = True
+    streams = [scene.start(1), scene.start(2)]
+    readers = [asyncio.create_task(_logged(stream, scene.replicas.log)) for stream in streams]
+    await turns()
+    scene.replicas.answer()
+    await turns()
+    assert scene.replicas.log == ["r1 gets 2", "read", "read", "r1 gets 2"]
+    for each in readers:
+        each.cancel()
+
+
+async def _logged(stream: Stream, log: list[str]) -> None:
+    await anext(stream)
+    log.append("read")
+
+
+# Replicas that go
+
+
+async def test_a_sequence_whose_replica_dies_goes_on_elsewhere_and_says_nothing_twice() -> None:
+    scene = GenerateScene()
+    stream = scene.start(*PROMPT, max_tokens=8)
+    said = [(await anext(stream)).chosen.token for _ in range(3)]
+    scene.replicas.holds = True
+    await turns()
+    scene.replicas.die("r1")
+    scene.replicas.holds = False
+    assert said + await tokens_of(stream) == expected(PROMPT, 8)
+    assert scene.service.loop.counts.lost == 1
+    assert scene.is_empty
+
+
+async def test_a_plan_that_moves_the_blocks_moves_sequences_and_one_that_does_not_leaves_them() -> None:
+    scene = GenerateScene()
+    stream = scene.start(*PROMPT, max_tokens=9)
+    said = [(await anext(stream)).chosen.token for _ in range(2)]
+    scene.follow(placed(epoch=2))
+    said.append((await anext(stream)).chosen.token)
+    assert scene.service.loop.counts.lost == 0
+    scene.follow(placed(epoch=3, slot=SLOTS[1]))
+    assert said + await tokens_of(stream) == expected(PROMPT, 9)
+    assert (scene.service.loop.counts.lost, scene.is_empty) == (1, True)
+
+
+async def test_a_sequence_that_is_lost_again_and_again_without_a_token_is_given_up() -> None:
+    scene = GenerateScene()
+    scene.replicas.holds = True
+    stream = scene.start(1)
+    await turns()
+    for again in range(3):
+        for name in sorted(scene.replicas.shown):
+            scene.replicas.die(name)
+        scene.replicas.start("r1")
+        await turns()
+        await scene.alarms.until(1.0 + again)
+    with pytest.raises(StageUnavailableError, match="3 times without a token"):
+        await anext(stream)
+    assert scene.service.loop.counts.ended == {"stage_unavailable": 1}
+    assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_happens_no_token_is_lost_or_repeated_and_nothing_is_kept(seed: int) -> None:
+    rng = random.Random(seed)
+    scene = GenerateScene(max_attempts=100)
+    prompts = [tuple(rng.randrange(1, 98) for _ in range(rng.randint(1, 12))) for _ in range(8)]
+    streams = [scene.start(*prompt, max_tokens=rng.randint(1, 12)) for prompt in prompts]
+    readers = [asyncio.create_task(tokens_of(stream)) for stream in streams]
+    aborted = rng.sample(range(8), 2)
+    epoch = 1
+    while not all(reader.done() for reader in readers):
+        match rng.randrange(6):
+            case 0:
+                name = rng.choice(["r1", "r2"])
+                if name in scene.replicas.shown:
+                    scene.replicas.die(name)
+                    scene.replicas.start(name)
+            case 1:
+                epoch += 1
+                scene.follow(placed(epoch=epoch, slot=rng.choice(SLOTS)))
+            case 2:
+                scene.replicas.holds = not scene.replicas.holds
+            case 3:
+                streams[rng.choice(aborted)].abort()
+            case _:
+                scene.replicas.answer()
+        await turns()
+        await scene.alarms.until(scene.clock.now_s() + 0.02)
+    for k, (prompt, reader) in enumerate(zip(prompts, readers, strict=True)):
+        whole = expected(prompt, 12)
+        assert reader.result() == whole[: len(reader.result())]
+        assert k in aborted or len(reader.result()) == streams[k].num_said
+    scene.replicas.holds = False
+    scene.replicas.answer()
+    await turns()
+    await scene.alarms.until(1000.0)
+    assert scene.is_empty
+
+
+# Ends before the end
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["between steps", "under way"])
+async def test_a_reader_who_leaves_frees_what_the_sequence_holds_and_the_others_go_on(held: bool) -> None:
+    scene = GenerateScene()
+    stream, other = scene.start(1), scene.start(2)
+    await anext(stream)
+    if held:
+        scene.replicas.holds = True
+        await turns()
+    stream.abort()
+    assert scene.service.loop.num_running == 1
+    scene.replicas.holds = False
+    scene.replicas.answer()
+    assert await tokens_of(other) == expected((2,), 5)
+    await turns()
+    assert scene.is_empty
+    assert scene.service.loop.counts.ended == {"abandoned": 1, "length": 1}
+
+
+async def test_a_sequence_that_nobody_wants_any_more_before_a_replica_had_it_is_ended_there_all_the_same() -> None:
+    scene = GenerateScene()
+    for name in ("r1", "r2"):
+        scene.replicas.die(name)
+    stream = scene.start(1)
+    await turns()
+    stream.abort()
+    scene.replicas.start("r1")
+    await turns()
+    assert scene.is_empty
+
+
+async def test_the_deadline_is_the_whole_sequences() -> None:
+    scene = GenerateScene(default_timeout_s=2.0)
+    stream = scene.start(1, max_tokens=20)
+    await anext(stream)
+    scene.replicas.holds = True
+    await turns()
+    await scene.alarms.until(2.0)
+    with pytest.raises(DeadlineError, match="within 2 s"):
+        await tokens_of(stream)
+    await scene.alarms.until(10.0)  # the call is hung up
+    assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
+
+
+async def test_a_call_that_hangs_under_a_sequence_that_was_given_up_is_hung_up_too() -> None:
+    scene = GenerateScene(default_timeout_s=2.0)
+    scene.replicas.holds = True
+    stream = scene.start(1)
+    await turns()
+    stream.abort()
+    await scene.alarms.until(10.0)
+    await turns()
+    assert not scene.dispatcher._tasks
+
+
+async def test_an_answer_that_makes_no_token_ends_its_own_sequence_alone() -> None:
+    scene = GenerateScene()
+    scene.replicas.holds = True
+    bad, good = scene.start(1), scene.start(2)
+    await turns()
+    scene.replicas.garbles = scene.replicas.open[0].call.sequences[0]
+    scene.replicas.holds = False
+    scene.replicas.answer()
+    with pytest.raises(ExecutionError, match="makes no token"):
+        await tokens_of(bad)
+    assert await tokens_of(good) == expected((2,), 5)
+
+
+# At the door
+
+
+async def test_pages_that_are_full_refuse_a_new_sequence_at_its_first_token_and_make_a_running_one_wait() -> None:
+    scene = GenerateScene()
+    running = scene.start(1, max_tokens=6)
+    await anext(running)
+    scene.replicas.refuses = OverloadedError("no pages", retry_after_s=1.0)
+    with pytest.raises(OverloadedError, match="no pages"):
+        await anext(scene.start(2))
+    scene.follow(placed(epoch=2, slot=SLOTS[1]))
+    await turns()
+    scene.replicas.refuses = None
+    await scene.alarms.until(0.1)
+    assert running.num_said == 6
+    assert scene.is_empty
+
+
+async def test_what_means_nothing_is_refused_before_anything_runs() -> None:
+    scene = GenerateScene()
+    for prompt, changes, error in (
+        ((), {}, InputError),
+        ((1,) * MAX_LENGTH, {}, UnprocessableInputError),
+        ((1,), {"max_tokens": 0}, InputError),
+        ((1,), {"timeout_s": 0.0}, InputError),
+        ((1,), {"timeout_s": 1e6}, InputError),
+    ):
+        with pytest.raises(error):
+            scene.start(*prompt, **changes)
+    assert (scene.is_empty, scene.alarms.num_set, scene.service.loop.counts.begun) == (True, 0, 0)
+
+
+async def test_too_many_sequences_and_a_service_without_a_plan_are_refused_at_once() -> None:
+    scene = GenerateScene(max_queued=1)
+    scene.start(1)
+    with pytest.raises(OverloadedError):
+        scene.start(2)
+    scene.dispatcher.suspend("nothing is left")
+    with pytest.raises(StageUnavailableError):
+        scene.start(3)
+    assert scene.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
+
+
+async def test_a_length_beyond_the_models_ends_there() -> None:
+    scene = GenerateScene()
+    prompt = (1,) * (MAX_LENGTH - 2)
+    assert await tokens_of(scene.start(*prompt, max_tokens=50)) == expected(prompt, 2)
