@@ -181,6 +181,12 @@ def test_the_table_of_folders_names_every_package() -> None:
     assert {package for package in packages if "." not in package} <= set(named)
 
 
+def test_every_folder_of_sources_is_a_package_that_is_installed() -> None:
+    packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
+    folders = {path.parent for top in packages if "." not in top for path in (ROOT / top).rglob("*.py")}
+    assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
+
+
 def test_the_example_image_copies_every_package() -> None:
     packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
     copied = set(re.findall(r"^COPY (\w+) \1$", read(ROOT / "examples" / "kuberay" / "Dockerfile"), flags=re.MULTILINE))

@@ -38,6 +38,14 @@ CALLER = "offramp.caller"
 """Of an ASGI scope: whom the gate let in."""
 REQUEST_ID = "offramp.request_id"
 """Of an ASGI scope: once it was asked for."""
+SERVER_ERROR = 500
+OPENAI_CODES = {
+    "unauthorized": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "rate_limit": "rate_limit_exceeded",
+}
+GENERATED = ("/generate", "/generate_stream")
+"""Ends of paths that only models have which generate, beside all below /v1."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -102,7 +110,7 @@ class Endpoint:
             name = request_id(request)
             asked = (name, request.method, request.url.path)
             logger.exception("request %s: %s %s", *asked, extra={"request_id": name})
-            return json_response(_error_body(request, "internal", FAILED), status=500)
+            return json_response(_error_body(request, "internal", FAILED, 500), status=500)
 
     def _handler(self, request: Request) -> Handler:
         handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
@@ -110,7 +118,7 @@ class Endpoint:
             return handler
         asked = f"{request.method} {request.url.path}"
         if not self._handlers:
-            raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
+            raise UnknownPathError(f"{asked}: there is no such path{_hint(request)}; see /openapi.json")
         allowed = tuple(self._handlers)
         message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
         raise MethodNotAllowedError(message, allowed=allowed)
@@ -163,8 +171,14 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(to_json(content), status_code=status, media_type=JSON)
 
 
+def _hint(request: Request) -> str:
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    generates = path.startswith("/v1/") or path.endswith(GENERATED)
+    return " here, models that generate have it" if generates else ""
+
+
 def _error(request: Request, error: OfframpError) -> Response:
-    response = json_response(_error_body(request, error.kind, str(error)), status=error.http_status)
+    response = json_response(_error_body(request, error.kind, str(error), error.http_status), status=error.http_status)
     if isinstance(error, MethodNotAllowedError):
         response.headers["allow"] = ", ".join(error.allowed)
     if isinstance(error, UnauthorizedError):
@@ -175,11 +189,20 @@ def _error(request: Request, error: OfframpError) -> Response:
     return response
 
 
-def _error_body(request: Request, kind: str, message: str) -> dict[str, object]:
+def _error_body(request: Request, kind: str, message: str, status: int) -> dict[str, object]:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     if path.startswith("/v2"):  # the protocol's errors are a string
         return {"error": message}
+    if path.startswith("/v1/"):
+        return openai_error(kind, message, status)
     return {"error": {"kind": kind, "message": message}, "request_id": request_id(request)}
+
+
+def openai_error(kind: str, message: str, status: int) -> dict[str, object]:
+    """An error as OpenAI's clients read it; `kind` is ours where they have no word for it."""
+    type_ = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
+    code = OPENAI_CODES.get(kind, kind)
+    return {"error": {"message": message, "type": type_, "param": None, "code": code}}
 
 
 def _authorization(scope: Scope) -> str | None:

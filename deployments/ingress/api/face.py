@@ -61,6 +61,9 @@ VERSION = version("offramp")
 """Read once: it lies in a file."""
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 """Of the protocol, by Triton's names."""
+GENERATES = "token"
+"""The task whose answers only make sense one after the other."""
+WHERE_IT_GENERATES = "ask /v1/completions, /v1/chat/completions or /v2/models/{model}/generate"
 GONE = 499
 """The status where nobody is left to read the response; so it is counted."""
 REFUSALS = (InputError, AdmissionError, RateLimitError)
@@ -101,7 +104,12 @@ class Face:
             self._gate.charge(caller, len(asked.rows))
 
     async def answer(self, asked: InferRequest, *, names_version: bool) -> tuple[Served, list[Answer]]:
-        """Who answered: another version's ingress where the request names none and is that one's to answer."""
+        """Who answered: another version's ingress where the request names none and is that one's to answer.
+
+        Raises InputError of a model that generates.
+        """
+        if self._backend.signature.task.name == GENERATES:
+            raise InputError(f"model {self._backend.card.name!r} generates text: {WHERE_IT_GENERATES}")
         chosen = None if names_version else self._backend.choose(asked.request_id)
         return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
 

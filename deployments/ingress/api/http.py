@@ -191,10 +191,11 @@ def build_lane(
     cors_origins: Sequence[str] = (),
     endpoint: EndpointOf | None = None,
     prefix: str = "/",
+    more: Iterable[tuple[str, Mapping[str, Handler]]] = (),
 ) -> Lane:
     """What is asked most, by its whole path: the same endpoints behind the same gate, without routing.
 
-    `prefix`: that of the service's paths.
+    `prefix`: that of the service's paths; `more`: further ones, which name model and version or neither.
     """
     endpoint, routes, root = endpoint or Endpoint, Routes(backend, gate), prefix.rstrip("/")
     model = {"model": backend.card.name}
@@ -203,6 +204,7 @@ def build_lane(
         ("/predict", routes.predict, {}),
         (MODEL + "/infer", routes.v2_infer, model),
         (VERSION + "/infer", routes.v2_infer, version),
+        *((path, handlers["POST"], version) for path, handlers in more if "POST" in handlers),
     )
     lane: dict[bytes, LanePath] = {}
     for path, handler, params in asked:

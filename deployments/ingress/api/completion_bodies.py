@@ -1,0 +1,158 @@
+"""What is asked of a model that generates, in OpenAI's words and in those of Triton's generate extension."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.ingress.api.bodies import TimeoutSeconds
+from earlyexit.errors import InputError
+
+MOST_STOPS = 16
+MOST_TOP_LOGPROBS = 20
+MOST_LOGPROBS = 5
+"""OpenAI's bounds, of messages and of texts."""
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+    }
+)
+"""Parameters that change no answer."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{"n": (1,), "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},)},
+    **{"suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],)},
+    **{"function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],)},
+    **{"repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,)},
+}
+"""Parameters that are not served, with what may be said of them nevertheless, since it asks for nothing."""
+
+Stop = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+Tokens = Annotated[int, Field(ge=1)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    def check_served(self) -> None:
+        """Raise InputError that names the parameters which are not served."""
+        extra = self.model_extra or {}
+        not_served = [name for name, value in extra.items() if value is not None and not _is_nothing(name, value)]
+        if not_served:
+            served = ", ".join(type(self).model_fields)
+            raise InputError(f"not served: {', '.join(map(repr, sorted(not_served)))}; served are {served}")
+
+
+def _is_nothing(name: str, value: object) -> bool:
+    return name in IGNORED or value in NEUTRAL.get(name, ())
+
+
+class StreamOptions(BaseModel):
+    """Of a stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    """One more chunk before the end, which has no choices, and says how many tokens there were."""
+    include_obfuscation: bool | None = None
+    """Of no consequence."""
+
+
+class DrawnBody(_Asked):
+    """How tokens are drawn, and when an answer is over; None stands for the default, wherever it may be said."""
+
+    temperature: float | None = None
+    """0: always the likeliest token."""
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    """None: another one every time."""
+    stop: Stop | None = None
+    """Texts that end the answer, and are not said."""
+    max_tokens: Tokens | None = None
+    ignore_eos: bool | None = None
+    """Go on after tokens that end answers: for measurements."""
+    timeout_s: TimeoutSeconds | None = None
+    """Seconds for the whole answer."""
+    exits: bool | None = None
+    """Say of every token at which block it left."""
+
+
+class _OpenAiBody(DrawnBody):
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class CompletionBody(_OpenAiBody):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    """A text, whose own words make no special tokens, or tokens; or a list of one of them."""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    """Of every token its log-probability, and those of so many of the likeliest."""
+    echo: bool | None = None
+    """Say the prompt, too."""
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(_Asked):
+    """A message; what else it may have must be null or empty."""
+
+    role: Annotated[str, Field(min_length=1)]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def as_text(self) -> dict[str, str]:
+        """As a chat template takes it; raises InputError for parts that are no text, and for calls of tools."""
+        asked = [name for name, value in (self.model_extra or {}).items() if value not in (None, [], {}, "")]
+        if asked:
+            raise InputError(f"messages: {', '.join(map(repr, asked))} of a message is not served; texts are")
+        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        others = [part.type for part in parts if part.type != "text" or part.text is None]
+        if others:
+            raise InputError(f"messages: a part of type {others[0]!r} is not served; texts are")
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}
+
+
+class ChatBody(_OpenAiBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Tokens | None = None
+    """The newer name of `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+
+
+class GenerateParameters(DrawnBody):
+    """Of Triton's generate extension, and what we add to them."""
+
+
+class GenerateBody(DrawnBody):
+    """`POST /v2/models/{model}/generate`, and `/generate_stream`; parameters may stand beside the text, too."""
+
+    text_input: str
+    id: str | None = None
+    parameters: GenerateParameters = Field(default_factory=GenerateParameters)
+
+    def drawn(self) -> DrawnBody:
+        """All parameters, wherever they stood; raises InputError for those that are not served, or said twice."""
+        self.check_served()
+        self.parameters.check_served()
+        names = set(DrawnBody.model_fields)
+        beside, inside = self.model_fields_set & names, self.parameters.model_fields_set & names
+        if both := beside & inside:
+            raise InputError(f"{', '.join(sorted(both))}: said twice, in `parameters` and beside them")
+        said = {name: getattr(self, name) for name in beside}
+        return self.parameters.model_copy(update=said)

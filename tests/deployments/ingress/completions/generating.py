@@ -1,0 +1,156 @@
+"""An ingress whose model says what a test has written down, a token whenever the test lets it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from deployments.ingress.access.gate import Gate
+from deployments.ingress.api.http import build_app, build_lane
+from deployments.ingress.api.signature import Signature
+from deployments.ingress.completions.http import generate_paths
+from deployments.ingress.generation.request import GenerateRequest
+from deployments.ingress.generation.stream import Stream
+from deployments.ingress.server.server import HttpServer
+from earlyexit.clock import ManualClock
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.errors import ExecutionError
+from earlyexit.generation.sequence import Sequence
+from earlyexit.generation.text import TextStream
+from earlyexit.store import ModelCard
+from earlyexit.tasks.token import TokenTask
+from tests.deployments.ingress.api.faces import FakeBackend
+from tests.earlyexit.codecs.prompts import END
+from tests.model_cards import a_card
+
+VOCABULARY = 259
+OTHER = 48
+"""The second likeliest token of every answer; never drawn."""
+NOW_S = 1_800_000_000.0
+TEXT = {"model": "tales", "prompt": "Once", "max_tokens": 50}
+CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Tell"}], "max_tokens": 50}
+ASKED = {"text_input": "Once", "max_tokens": 50}
+V2 = "/v2/models/tales/generate"
+
+
+def tales(**changes: Any) -> ModelCard:
+    task = {"name": "token", "vocab_size": VOCABULARY, "ends": [END]}
+    return a_card(name="tales", codec={"name": "prompt", "max_length": 128}, task=task, num_blocks=4, **changes)
+
+
+@dataclass
+class Teller(FakeBackend):
+    """Says `answer` and an end, byte by byte; even places leave after block 1, odd ones after block 3."""
+
+    codec: PromptCodec = field(kw_only=True)
+    card: ModelCard = field(default_factory=tales)
+    answer: bytes = b"a mouse"
+    goes_on: bool = False
+    """Whether it never comes to an end by itself."""
+    breaks_after: int | None = None
+    """Tokens after which the model fails."""
+    may_say: asyncio.Semaphore | None = None
+    """Permits, one for every token."""
+    asked: list[GenerateRequest] = field(default_factory=list)
+    computed: int = 0
+    aborted: list[str] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(self.codec, TokenTask(VOCABULARY, (END,)))
+
+    async def generate(self, request: GenerateRequest) -> Stream:
+        self._fail()
+        self.asked.append(request)
+        sequence = Sequence(
+            request.prompt,
+            TextStream(self.codec.tokenizer, request.prompt, request.stops),
+            max_tokens=request.max_tokens,
+            max_length=128,
+            ends=() if request.ignores_ends else (END,),
+            sampling=request.sampling,
+            chunk=128,
+        )
+        stream = Stream(len(request.prompt))
+        self.streams.append(stream)
+        task = asyncio.get_running_loop().create_task(self._say(sequence, stream))
+
+        def aborted() -> None:
+            self.aborted.append(request.request_id)
+            task.cancel()
+
+        stream.when_aborted = aborted
+        return stream
+
+    async def _say(self, sequence: Sequence, stream: Stream) -> None:
+        sequence.begin(1)
+        tokens = spelt(self.codec, self.answer)
+        for place in range(10_000):
+            if self.may_say is not None:
+                await self.may_say.acquire()
+            if place == self.breaks_after:
+                stream.fail(ExecutionError("the model failed on this input: ValueError"))
+                return
+            token = tokens[place % len(tokens)] if self.goes_on or place < len(tokens) else END
+            self.computed += 1
+            answer_2k = np.array([[token, OTHER], [-0.25, -40.0]], dtype=np.float32)
+            sequence.step()
+            said = sequence.answered(answer_2k, 1 if place % 2 == 0 else 3)
+            assert said is not None
+            stream.put(said)
+            if said.ended is not None:
+                return
+
+
+def spelt(codec: PromptCodec, text: bytes) -> list[int]:
+    """A token for every byte, halves of characters too."""
+    byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+    token_of = {byte_of[codec.tokenizer.id_to_token(token)]: token for token in range(256)}
+    return [token_of[byte] for byte in text]
+
+
+def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx.AsyncClient:
+    """Of the whole application, in this process."""
+    app = build_app(teller, gate, more=generate_paths(teller, gate, ManualClock(NOW_S)), **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@asynccontextmanager
+async def listening(teller: Teller, gate: Gate | None = None, *, lane: bool = True) -> AsyncIterator[int]:
+    """Our HTTP server over it, at a port; `lane`: by the fast lane, as ingresses have it."""
+    paths = generate_paths(teller, gate, ManualClock(NOW_S))
+    lanes = build_lane(teller, gate, more=paths) if lane else {}
+    app: Any = build_app(teller, gate, more=paths)
+    server = HttpServer(app, lane=lanes, outright=lane)
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    await server.listen([bound])
+    task = asyncio.create_task(server.serve())
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def events(body: str) -> list[Any]:
+    """Every event's JSON, or its text where it is none."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [json.loads(line) if line.startswith("{") else line for line in lines]
+
+
+def text_of(chunks: list[Any]) -> str:
+    """What the chunks of any route say together."""
+    choices = [choice for chunk in chunks if isinstance(chunk, dict) for choice in chunk.get("choices", [])]
+    spoken = [choice.get("text", choice.get("delta", {}).get("content", "")) for choice in choices]
+    return "".join([*spoken, *(each["text_output"] for each in chunks if "text_output" in each)])

@@ -1,0 +1,82 @@
+"""Triton's generate extension."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deployments.ingress.completions.generating import ASKED, V2, Teller, client_of, events, text_of
+from tests.earlyexit.codecs.prompts import prompt_codec
+
+HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Teller:
+    return Teller(codec=prompt_codec(tmp_path))
+
+
+async def asked(teller: Teller, path: str, body: dict[str, Any]) -> Any:
+    async with client_of(teller) as client:
+        return await client.post(path, json=body)
+
+
+@pytest.mark.parametrize("path", [V2, "/v2/models/tales/versions/1/generate"])
+async def test_a_text_is_answered_as_a_whole(teller: Teller, path: str) -> None:
+    response = await asked(teller, path, ASKED | {"id": "7", "parameters": {"exits": True}})
+    assert response.json() == {
+        **HEAD,
+        "text_output": "a mouse",
+        "finish_reason": "stop",
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "exits": {"1": 4, "3": 4},
+        "token_exits": [1, 3, 1, 3, 1, 3, 1, 3],
+    }
+    assert teller.asked[0].sampling.temperature == 0
+
+
+async def test_a_stream_brings_its_parts_and_at_last_why_it_ended(teller: Teller) -> None:
+    response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
+    *parts, last = events(response.text)
+    assert text_of(parts) == "a mouse"
+    assert parts[0] == {**HEAD, "text_output": "a"}
+    counts = {"prompt_tokens": 5, "completion_tokens": 8, "exits": {"1": 4, "3": 4}}
+    assert last == {**HEAD, "text_output": "", "finish_reason": "stop", **counts}
+
+
+async def test_parameters_stand_beside_the_text_or_below_it_but_not_in_both(teller: Teller) -> None:
+    drawn = {"temperature": 0.5, "stop": ["x"], "max_tokens": 7}
+    await asked(teller, V2, {"text_input": "a", **drawn, "seed": 1})
+    await asked(teller, V2, {"text_input": "a", "parameters": drawn | {"seed": 1}})
+    assert teller.asked[0].sampling == teller.asked[1].sampling
+    assert {(request.stops, request.max_tokens) for request in teller.asked} == {(("x",), 7)}
+    said = await asked(teller, V2, {"text_input": "a", "max_tokens": 3, "parameters": {"max_tokens": 3}})
+    assert (said.status_code, "said twice" in said.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"text_input": ""}, "the prompt is empty"),
+        ({}, "text_input"),
+        ({"text_input": "a", "bad_words": "x"}, "'bad_words'"),
+        ({"text_input": "a", "parameters": {"beam_width": 2}}, "'beam_width'"),
+        ({"text_input": "a", "max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_the_protocols_form(teller: Teller, body: dict[str, Any], named: str) -> None:
+    for path in (V2, f"{V2}_stream"):
+        response = await asked(teller, path, body)
+        assert response.status_code == 400
+        assert named in response.json()["error"]
+
+
+async def test_errors_in_mid_stream_and_unknown_models_are_too(teller: Teller) -> None:
+    teller.breaks_after = 2
+    *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)
+    assert (text_of(parts), list(last)) == ("a ", ["error"])
+    assert (await asked(teller, "/v2/models/others/generate", ASKED)).status_code == 404
+    assert (await asked(teller, "/v2/models/tales/versions/2/generate", ASKED)).status_code == 404

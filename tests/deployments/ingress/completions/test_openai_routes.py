@@ -1,0 +1,334 @@
+"""OpenAI's routes: whole answers and streams, in the form that its clients read, and what breaks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.ingress.access.rates import Limit
+from earlyexit.errors import DeadlineError, OverloadedError
+from tests.deployments.ingress.api.faces import BEARER, FakeBackend, gate
+from tests.deployments.ingress.api.faces import client_of as client_of_labels
+from tests.deployments.ingress.completions.generating import (
+    CHAT,
+    NOW_S,
+    TEXT,
+    Teller,
+    client_of,
+    events,
+    listening,
+    text_of,
+)
+from tests.earlyexit.codecs.prompts import BEGIN, prompt_codec
+
+ROUTES = [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)]
+BOTH = pytest.mark.parametrize(("path", "body"), ROUTES, ids=["text", "chat"])
+NAMED = {"x-request-id": "r7"}
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Teller:
+    return Teller(codec=prompt_codec(tmp_path))
+
+
+async def asked(teller: Teller, path: str, body: dict[str, Any], **headers: str) -> Any:
+    async with client_of(teller) as client:
+        return await client.post(path, json=body, headers={**NAMED, **headers})
+
+
+async def test_a_text_is_gone_on_with(teller: Teller) -> None:
+    response = await asked(teller, "/v1/completions", TEXT)
+    assert response.status_code == 200
+    assert response.json() == {
+        "id": "cmpl-r7",
+        "object": "text_completion",
+        "created": int(NOW_S),
+        "model": "tales",
+        "choices": [{"index": 0, "text": "a mouse", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13},
+        "offramp": {"exits": {"1": 4, "3": 4}},
+    }
+    [request] = teller.asked
+    assert (request.prompt[0], request.max_tokens, request.request_id) == (BEGIN, 50, "r7")
+    assert teller.counted == [("/v1/completions", 200)]
+
+
+async def test_messages_are_answered(teller: Teller) -> None:
+    response = await asked(teller, "/v1/chat/completions", CHAT)
+    said = response.json()
+    assert (said["id"], said["object"]) == ("chatcmpl-r7", "chat.completion")
+    message = {"role": "assistant", "content": "a mouse", "refusal": None}
+    assert said["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    assert teller.asked[0].prompt == teller.codec.chat([{"role": "user", "content": "Tell"}])
+
+
+async def test_parts_of_a_message_are_one_text(teller: Teller) -> None:
+    parts = [{"type": "text", "text": "Te"}, {"type": "text", "text": "ll"}]
+    await asked(teller, "/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": parts}]})
+    await asked(teller, "/v1/chat/completions", CHAT)
+    assert teller.asked[0].prompt == teller.asked[1].prompt
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "answer", [b"a mouse", "naïve 🐭 mouse".encode(), b"half \xf0\x9f"], ids=["ascii", "wide", "half"]
+)
+async def test_streamed_text_is_the_unstreamed_byte_for_byte(
+    teller: Teller, path: str, body: dict[str, Any], answer: bytes
+) -> None:
+    teller.answer = answer
+    for stop in (None, ["use"], ["e"], ["zz", "ous"]):
+        whole = (await asked(teller, path, body | {"stop": stop})).json()["choices"][0]
+        response = await asked(teller, path, body | {"stop": stop, "stream": True})
+        assert response.headers["content-type"].startswith("text/event-stream")
+        chunks = events(response.text)
+        assert text_of(chunks) == (whole["text"] if "text" in whole else whole["message"]["content"])
+        assert chunks[-1] == "[DONE]"
+        assert chunks[-2]["choices"][0]["finish_reason"] == whole["finish_reason"]
+        assert "\ufffd" not in text_of(chunks)
+
+
+@BOTH
+async def test_chunks_are_what_clients_expect(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    teller.answer = "a 🐭!".encode()
+    response = await asked(teller, path, body | {"stream": True, "stream_options": {"include_usage": True}})
+    *chunks, usage, done = events(response.text)
+    assert done == "[DONE]"
+    assert len({(each["id"], each["created"], each["model"], each["object"]) for each in [*chunks, usage]}) == 1
+    *begun, last = chunks
+    assert [each["choices"][0]["finish_reason"] for each in begun] == [None] * len(begun)
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["choices"][0].get("delta", {}) == {}  # no text rides on the chunk that ends an answer
+    assert last["choices"][0].get("text", "") == ""
+    assert last["offramp"] == {"exits": {"1": 4, "3": 4}}
+    assert [each["usage"] for each in chunks] == [None] * len(chunks)
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 8
+    spoken = [each["choices"][0] for each in begun]
+    if "chat" in path:
+        assert spoken[0]["delta"] == {"role": "assistant", "content": ""}
+        spoken = spoken[1:]
+    assert [each.get("text") or each["delta"]["content"] for each in spoken] == ["a", " ", "🐭", "!"]
+
+
+@BOTH
+async def test_without_being_asked_a_stream_says_no_usage(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    chunks = events((await asked(teller, path, body | {"stream": True})).text)
+    assert all("usage" not in each for each in chunks[:-1])
+    assert all(each["choices"] for each in chunks[:-1])
+
+
+@BOTH
+async def test_of_every_token_is_told_where_it_left(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    teller.answer = "a🐭".encode()
+    whole = (await asked(teller, path, body | {"exits": True})).json()
+    assert whole["offramp"] == {"exits": {"1": 3, "3": 3}, "token_exits": [1, 3, 1, 3, 1, 3]}
+    chunks = events((await asked(teller, path, body | {"exits": True, "stream": True})).text)[:-1]
+    told = [each["offramp"]["token_exits"] for each in chunks if "offramp" in each]
+    assert told == [[1], [3, 1, 3, 1], [3]]  # a mouse has four bytes; the end has no text
+
+
+async def test_probabilities_of_messages(teller: Teller) -> None:
+    whole = (await asked(teller, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2})).json()
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert content[0] == {
+        "token": "a",
+        "logprob": -0.25,
+        "bytes": [97],
+        "top_logprobs": [
+            {"token": "a", "logprob": -0.25, "bytes": [97]},
+            {"token": "Q", "logprob": -40.0, "bytes": [81]},
+        ],
+    }
+    assert "".join(each["token"] for each in content) == "a mouse"
+    streamed = await asked(teller, "/v1/chat/completions", CHAT | {"logprobs": True, "stream": True})
+    pieces = [each["choices"][0]["logprobs"] for each in events(streamed.text)[:-1]]
+    assert [each["content"][0]["token"] for each in pieces if each] == list("a mouse")
+
+
+async def test_probabilities_of_texts(teller: Teller) -> None:
+    whole = (await asked(teller, "/v1/completions", TEXT | {"logprobs": 1})).json()
+    logprobs = whole["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list("a mouse")
+    assert logprobs["text_offset"] == list(range(7))
+    assert logprobs["token_logprobs"] == [-0.25] * 7
+    assert logprobs["top_logprobs"][2] == {"m": -0.25}
+    streamed = events((await asked(teller, "/v1/completions", TEXT | {"logprobs": 0, "stream": True})).text)
+    assert [each["choices"][0]["logprobs"]["text_offset"] for each in streamed[:7]] == [[k] for k in range(7)]
+
+
+async def test_a_prompt_may_be_tokens_and_may_be_said_again(teller: Teller) -> None:
+    tokens = list(teller.codec.tokens("Once"))
+    for prompt in (tokens, [tokens], ["Once"]):
+        await asked(teller, "/v1/completions", TEXT | {"prompt": prompt})
+    assert {request.prompt for request in teller.asked} == {tuple(tokens)}
+    said = await asked(teller, "/v1/completions", TEXT | {"echo": True})
+    assert said.json()["choices"][0]["text"] == "Oncea mouse"
+    streamed = await asked(teller, "/v1/completions", TEXT | {"echo": True, "stream": True})
+    assert text_of(events(streamed.text)) == "Oncea mouse"
+
+
+async def test_what_draws_tokens_is_passed_on(teller: Teller) -> None:
+    drawn = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -1, "stop": "x", "ignore_eos": True, "timeout_s": 3}
+    await asked(teller, "/v1/completions", TEXT | drawn | {"max_tokens": 3})
+    [request] = teller.asked
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 5, 2**63 - 1)
+    assert (request.stops, request.ignores_ends, request.timeout_s, request.max_tokens) == (("x",), True, 3, 3)
+
+
+async def test_defaults_are_those_of_openai(teller: Teller) -> None:
+    await asked(teller, "/v1/completions", {"model": "tales", "prompt": "Once"})
+    chat = {"model": "tales", "messages": CHAT["messages"]}
+    await asked(teller, "/v1/chat/completions", chat)
+    await asked(teller, "/v1/chat/completions", chat | {"max_completion_tokens": 9})
+    assert [request.max_tokens for request in teller.asked] == [16, 127, 9]  # of 256, all that the model has
+    assert {request.sampling.temperature for request in teller.asked} == {1.0}
+    assert len({request.sampling.seed for request in teller.asked}) == 3
+
+
+NOTHING = {"n": 1, "presence_penalty": 0, "logit_bias": {}, "user": "me", "response_format": {"type": "text"}}
+
+
+@BOTH
+async def test_what_asks_for_nothing_is_taken(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    response = await asked(teller, path, body | NOTHING | {"tools": None, "tool_choice": "auto", "suffix": None})
+    assert response.status_code == 200, response.text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"n": 2}, "'n'"),
+        ({"presence_penalty": 0.5, "logit_bias": {"5": 1}}, "'logit_bias', 'presence_penalty'"),
+        ({"tools": [{"type": "function"}]}, "'tools'"),
+        ({"response_format": {"type": "json_object"}}, "'response_format'"),
+        ({"guided_json": "x"}, "'guided_json'"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens is 1000000000; this model takes 128 tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: only with stream"),
+        ({"timeout_s": -1}, "timeout_s"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+async def test_what_is_not_served_is_named(
+    teller: Teller, path: str, body: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    for streams in ({}, {} if "stream_options" in change else {"stream": True}):
+        response = await asked(teller, path, body | change | streams)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert named in error["message"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+    assert teller.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "named"),
+    [
+        ("/v1/completions", {"prompt": ""}, "the prompt is empty"),
+        ("/v1/completions", {"prompt": []}, "the prompt is empty"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "2 prompts"),
+        ("/v1/completions", {"prompt": [5, 999]}, "token 999"),
+        ("/v1/completions", {"prompt": [5], "echo": True}, "echo"),
+        ("/v1/completions", {"echo": True, "logprobs": 1}, "logprobs with echo"),
+        ("/v1/completions", {"logprobs": 6}, "logprobs"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "4"}]}, "no tools here"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "'tool_calls'"),
+        ("/v1/chat/completions", {"top_logprobs": 3}, "only with logprobs"),
+        ("/v1/chat/completions", {"max_completion_tokens": 3}, "say different things"),
+    ],
+)
+async def test_bad_requests_are_told_what_is_wrong(
+    teller: Teller, path: str, change: dict[str, Any], named: str
+) -> None:
+    response = await asked(teller, path, dict(ROUTES)[path] | change)
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]
+
+
+@BOTH
+async def test_another_model_is_unknown(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    for name in ("gpt-4", "tales:2"):
+        response = await asked(teller, path, body | {"model": name})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await asked(teller, path, body | {"model": "tales:1"})).status_code == 200
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(OverloadedError("no pages are left", retry_after_s=2.5), 503), (DeadlineError("too late"), 504)],
+)
+async def test_what_goes_wrong_before_the_first_token_has_a_status(
+    teller: Teller, path: str, body: dict[str, Any], failure: Exception, status: int
+) -> None:
+    teller.failure = failure
+    refused = await asked(teller, path, body | {"stream": True})
+    assert refused.status_code == status
+    assert refused.json()["error"]["message"] == str(failure)
+    assert refused.headers.get("retry-after") == ("3" if status == 503 else None)
+    teller.failure, teller.breaks_after = None, 0
+    broken = await asked(teller, path, body | {"stream": True})
+    assert (broken.status_code, broken.json()["error"]["code"]) == (500, "execution")
+
+
+@BOTH
+async def test_what_goes_wrong_later_is_an_event(teller: Teller, path: str, body: dict[str, Any]) -> None:
+    teller.breaks_after = 3
+    response = await asked(teller, path, body | {"stream": True})
+    *chunks, error, done = events(response.text)
+    assert (response.status_code, text_of(chunks), done) == (200, "a m", "[DONE]")
+    assert error["error"]["type"] == "server_error"
+    assert (await asked(teller, path, body)).status_code == 500
+
+
+async def test_models_are_listed(teller: Teller) -> None:
+    async with client_of(teller) as client:
+        listed = (await client.get("/v1/models")).json()
+        assert (await client.get("/v1/models/tales")).json() == listed["data"][0]
+        assert (await client.get("/v1/models/others")).status_code == 404
+    [model] = listed["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("tales", "model", 128)
+    assert model["offramp"] == {"chats": True, "version": "1", "num_blocks": 4, "ramps": [0, 1, 2]}
+
+
+async def test_keys_and_rates_are_kept_as_everywhere(teller: Teller) -> None:
+    async with client_of(teller, gate(Limit(rate_per_s=0.1, burst=1.0), of="inputs")) as client:
+        bare = await client.post("/v1/completions", json=TEXT)
+        assert (bare.status_code, bare.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert (await client.post("/v1/completions", json=TEXT, headers=BEARER)).status_code == 200
+        second = await client.post("/v1/completions", json=TEXT, headers=BEARER)
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "retry-after" in second.headers
+
+
+async def test_a_model_that_generates_predicts_nothing_and_the_other_way_round(teller: Teller) -> None:
+    said = await asked(teller, "/predict", {"inputs": "Once"})
+    assert (said.status_code, "ask /v1/completions" in said.text) == (400, True)
+    tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    said = await asked(teller, "/v2/models/tales/infer", {"inputs": [tensor]})
+    assert (said.status_code, "ask /v1/completions" in said.text) == (400, True)
+    async with client_of_labels(FakeBackend()) as client:
+        for path in ("/v1/completions", "/v1/models", "/v2/models/intents/generate"):
+            said = await client.post(path, json={})
+            assert (said.status_code, "models that generate have it" in said.text) == (404, True)
+
+
+async def test_the_lane_has_every_route_that_generates(teller: Teller) -> None:
+    async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for path, body in ROUTES:
+            response = await client.post(path, json=body | {"stream": True}, headers=NAMED)
+            assert text_of(events(response.text)) == "a mouse"
+            assert response.headers["x-request-id"] == "r7"
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tales"

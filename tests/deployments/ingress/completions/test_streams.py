@@ -1,0 +1,143 @@
+"""Streams over our HTTP server: when chunks leave, what a slow reader costs, and what ends with its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.ingress.api.http import build_app
+from deployments.ingress.completions.http import generate_paths
+from earlyexit.clock import ManualClock
+from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
+from tests.earlyexit.codecs.prompts import prompt_codec
+
+WAY = pytest.mark.parametrize("lane", [True, False], ids=["lane", "asgi"])
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Teller:
+    return Teller(codec=prompt_codec(tmp_path), may_say=asyncio.Semaphore(0))
+
+
+def permits(teller: Teller) -> asyncio.Semaphore:
+    assert teller.may_say is not None
+    return teller.may_say
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110 - a server and its caller take turns on one loop
+            await asyncio.sleep(0)
+
+
+class Reader:
+    """A caller that reads an answer's bytes as they come."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def ask(cls, port: int, body: dict[str, Any], path: str = "/v1/completions", limit: int = 65536) -> Reader:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: here\r\nx-request-id: r7\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        return cls(reader, writer)
+
+    async def event(self) -> Any:
+        """The next one's JSON."""
+        async with asyncio.timeout(PATIENCE_S):
+            line = b""
+            while not line.startswith(b"data: "):
+                line = await self.reader.readline()
+                assert line, "the connection ended"
+            return json.loads(line[6:])
+
+
+@WAY
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)])
+async def test_the_first_chunk_arrives_before_the_second_token_is_computed(
+    teller: Teller, lane: bool, path: str, body: dict[str, Any]
+) -> None:
+    async with listening(teller, lane=lane) as port:
+        reader = await Reader.ask(port, body | {"stream": True}, path)
+        permits(teller).release()
+        first = await reader.event()
+        if "delta" in first["choices"][0]:
+            assert first["choices"][0]["delta"]["role"] == "assistant"
+            first = await reader.event()
+        assert (first["choices"][0].get("text") or first["choices"][0]["delta"]["content"]) == "a"
+        assert teller.computed == 1
+        permits(teller).release()
+        assert (await reader.event())["choices"][0]
+        assert teller.computed == 2
+        reader.writer.close()
+        await until(lambda: teller.aborted == ["r7"])
+
+
+@WAY
+@pytest.mark.parametrize("streams", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("num_said", [0, 2])
+async def test_a_caller_that_leaves_ends_its_sequence(teller: Teller, lane: bool, streams: bool, num_said: int) -> None:
+    async with listening(teller, lane=lane) as port:
+        reader = await Reader.ask(port, TEXT | {"stream": streams})
+        await until(lambda: len(teller.asked) == 1)
+        for _ in range(num_said):
+            permits(teller).release()
+        await until(lambda: teller.computed == num_said)
+        if streams and num_said:
+            await reader.event()
+        reader.writer.close()
+        await until(lambda: teller.aborted == ["r7"])
+        for _ in range(20):
+            permits(teller).release()
+        await asyncio.sleep(0)
+        assert teller.computed == num_said
+
+
+async def test_a_slow_reader_is_waited_for_and_what_he_has_not_taken_is_bounded_by_what_he_asked(
+    teller: Teller,
+) -> None:
+    teller.may_say, teller.goes_on, teller.answer = None, True, b"x"
+    app = build_app(teller, more=generate_paths(teller, None, ManualClock()))
+    body = [{"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}]
+    room, sent = asyncio.Semaphore(0), []
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await room.acquire()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+    task = asyncio.create_task(app(scope, receive, send))
+    await until(lambda: teller.computed == 50 and len(sent) > 1)
+    assert len(sent) == 2  # the head, and the first event, which nobody has taken
+    for _ in range(60):
+        room.release()
+    await task
+    assert text_of(events(b"".join(each.get("body", b"") for each in sent).decode())) == "x" * 50
+    assert teller.aborted == []
+
+
+async def test_events_pass_any_proxy_as_they_are(teller: Teller) -> None:
+    teller.may_say = None
+    async with listening(teller) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        response = await client.post(
+            "/v1/completions", json=TEXT | {"stream": True}, headers={"accept-encoding": "gzip"}
+        )
+    assert "content-encoding" not in response.headers
+    assert "content-length" not in response.headers
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "no-transform" in response.headers["cache-control"]
+    assert events(response.text)[-1] == "[DONE]"
