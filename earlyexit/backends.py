@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BACKENDS = {
     "torch": "earlyexit.reordered:torch_segments",
     "onnx": "earlyexit.onnx_backend:onnx_segments",
+    "auto": "earlyexit.fastest:FastestSegments",
 }
 if TYPE_CHECKING:
     BackendName = str
@@ -31,3 +32,9 @@ def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num
     place = model.backbone.own_segments or BACKENDS[backend]
     segments: SegmentRunner = imported(place)(model, folder, num_threads)
     return segments
+
+
+def computed_by(segments: SegmentRunner | None) -> str | None:
+    """Which backends were found to be faster, where that was asked and is decided: of a chain its networks'."""
+    found = {getattr(each, "backend", None) for each in getattr(segments, "runners", (segments,))}
+    return " and ".join(sorted(name for name in found if name is not None)) or None

@@ -111,20 +111,21 @@ class ChainSegments:
 
     def __init__(self, network: ChainNetwork, runners: Sequence[SegmentRunner]) -> None:
         self._network = network
-        self._runners = tuple(runners)
+        self.runners = tuple(runners)
+        """By network."""
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         network, own = locate(self._network.chain, segment)
-        return self._network.crossed(network, own, self._runners[network].run(own, piece))
+        return self._network.crossed(network, own, self.runners[network].run(own, piece))
 
     def is_ready(self, segment: Segment) -> bool:
         network, own = locate(self._network.chain, segment)
-        runner = self._runners[network]
+        runner = self.runners[network]
         return not isinstance(runner, PreparedSegments) or runner.is_ready(own)
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
         located = [(*locate(self._network.chain, segment), budget) for segment, budget in segments.items()]
-        for place, runner in enumerate(self._runners):
+        for place, runner in enumerate(self.runners):
             if isinstance(runner, PreparedSegments):
                 runner.prepare({own: budget for network, own, budget in located if network == place})
 

@@ -120,7 +120,7 @@ DEVICE_NAMES = ("cpu", "cuda")
 ORDER_NAMES = ("arrival", "deadline", "shortest", "das")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
-Backend = Annotated[str, typer.Option(help="torch or onnx.", **completes(BACKENDS))]
+Backend = Annotated[str, typer.Option(help="torch, onnx, or auto: whichever is faster here.", **completes(BACKENDS))]
 OrderOf = Annotated[
     str | None,
     typer.Option(

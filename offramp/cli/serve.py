@@ -66,7 +66,9 @@ HopDtype = Annotated[
         help="Hidden states between stages: same (as --dtype, the default) or float16.", **completes(HOP_DTYPES)
     ),
 ]
-Backend = Annotated[str | None, typer.Option(help="torch (default) or onnx.", **completes(BACKENDS))]
+Backend = Annotated[
+    str | None, typer.Option(help="torch (default), onnx, or auto: whichever is faster here.", **completes(BACKENDS))
+]
 AttentionOption = Annotated[
     str | None,
     typer.Option("--attention", help="auto (default), padded, slotted or apart.", **completes(ATTENTIONS)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from cluster.devices import find_device
-from earlyexit.backends import BACKENDS, BackendName
+from earlyexit.backends import BACKENDS, BackendName, computed_by
 from earlyexit.boundary import FloatName
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
@@ -96,7 +96,7 @@ class Bench:
             num_blocks=self.model.num_blocks,
             ramps=self.model.ramp_indices,
             device=self.job.device,
-            backend=self.job.backend,
+            backend=computed_by(self.splits.segments) or self.job.backend,
             dtype=self.job.dtype,
             kind="measured",
             tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices, self.model.chain.starts),

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.backends import computed_by
+from earlyexit.chain_network import ChainNetwork, ChainSegments
+from earlyexit.errors import PlanError
+from earlyexit.fastest import FastestSegments
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner
+from earlyexit.piece import Piece, Tensors
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.split import Budget, Segment
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.cuts import piece_of
+from tests.earlyexit.models import small
+from tests.earlyexit.tokens import random_inputs
+
+WHOLE = Segment(first=0, end=2, ramp=None)
+FULL = {
+    Segment(first=0, end=1, ramp=0): Budget(inputs=4),
+    Segment(first=1, end=2, ramp=None): Budget(inputs=4, tokens=24),
+}
+
+
+class Timed:
+    """A backend whose every run takes the same processor time."""
+
+    def __init__(self, model: EarlyExitModel, seconds: float, advance: Callable[[float], None]) -> None:
+        self.model = model
+        self.sizes: list[tuple[int, int]] = []
+        self.prepared: list[set[Segment]] = []
+        self._seconds = seconds
+        self._advance = advance
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        self.sizes.append((len(piece), int(piece.lengths_B.sum())))
+        self._advance(self._seconds)
+        return self.model.run(segment, piece)
+
+
+class Prepared(Timed):
+    def is_ready(self, segment: Segment) -> bool:
+        return any(segment in each for each in self.prepared)
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        self.prepared.append(set(segments))
+
+
+class Machine:
+    """Two backends and the clock by which they are timed."""
+
+    def __init__(self, *, torch_s: float, onnx_s: float) -> None:
+        self.now_s = 0.0
+        self.model = small(LabelTask(("no", "yes")), seed=0, num_blocks=2, max_length=64)
+        self.by_torch: list[Timed] = []
+        self.by_onnx: list[Prepared] = []
+        self._seconds = torch_s, onnx_s
+
+    def segments(self) -> FastestSegments:
+        return FastestSegments(
+            self.model, Path(), 1, by_torch=self._torch, by_onnx=self._onnx, now_s=lambda: self.now_s
+        )
+
+    def _torch(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+        self.by_torch.append(Timed(model, self._seconds[0], self._advance))
+        return self.by_torch[-1]
+
+    def _onnx(self, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+        self.by_onnx.append(Prepared(model, self._seconds[1], self._advance))
+        return self.by_onnx[-1]
+
+    def _advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def some_piece(model: EarlyExitModel) -> Piece:
+    return piece_of(model, ConfidencePolicy(0.5), random_inputs(np.random.default_rng(0), [3]))
+
+
+def test_onnx_computes_what_it_computes_faster_and_prepares_what_comes_later() -> None:
+    machine = Machine(torch_s=0.003, onnx_s=0.002)
+    segments = machine.segments()
+    segments.prepare(FULL)
+    segments.prepare({WHOLE: Budget(inputs=2)})
+    [onnx] = machine.by_onnx
+    assert segments.backend == "onnx"
+    assert onnx.prepared == [set(FULL), {WHOLE}]
+    assert segments.is_ready(WHOLE)
+    assert not segments.is_ready(Segment(first=1, end=2, ramp=0))
+    before = len(onnx.sizes)
+    segments.run(WHOLE, some_piece(machine.model))
+    assert len(onnx.sizes) == before + 1
+
+
+def test_torch_computes_the_model_itself_where_it_is_no_slower() -> None:
+    machine = Machine(torch_s=0.25, onnx_s=0.25)
+    segments = machine.segments()
+    segments.prepare(FULL)
+    assert segments.backend == "torch"
+    # Tried on a copy: what torch puts in the places of modules could not be exported any more.
+    assert machine.by_torch[0].model is not machine.model
+    assert machine.by_torch[-1].model is machine.model
+    assert segments.is_ready(WHOLE)
+
+
+def test_both_are_tried_on_full_batches_within_their_tokens() -> None:
+    machine = Machine(torch_s=0.001, onnx_s=0.002)
+    machine.segments().prepare(FULL)
+    assert set(machine.by_torch[0].sizes) == set(machine.by_onnx[0].sizes) == {(4, 64), (1, 16)}
+
+
+@pytest.mark.parametrize(("fastest_s", "backend"), [(0.0005, "onnx"), (0.0015, "torch")])
+def test_the_fastest_of_several_runs_counts(fastest_s: float, backend: str) -> None:
+    machine = Machine(torch_s=0.001, onnx_s=0.0)
+    segments = machine.segments()
+    open_onnx = machine._onnx
+
+    def uneven(model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+        runner = open_onnx(model, folder, num_threads)
+        seconds = iter([0.1, 0.1, fastest_s, 0.1, 0.1])
+        machine.by_onnx[-1]._advance = lambda _: machine._advance(next(seconds))
+        return runner
+
+    segments = FastestSegments(
+        machine.model, Path(), 1, by_torch=machine._torch, by_onnx=uneven, now_s=lambda: machine.now_s
+    )
+    segments.prepare({WHOLE: Budget(inputs=4)})
+    assert segments.backend == backend
+
+
+def test_torch_computes_what_onnx_runtime_cannot() -> None:
+    def refuse(*_: object) -> SegmentRunner:
+        raise PlanError("ONNX Runtime is not installed")
+
+    machine = Machine(torch_s=0.001, onnx_s=0.0)
+    segments = FastestSegments(machine.model, Path(), 1, by_torch=machine._torch, by_onnx=refuse)
+    segments.prepare(FULL)
+    assert segments.backend == "torch"
+    assert machine.by_torch[-1].model is machine.model
+
+
+def test_before_anything_is_prepared_the_network_itself_is_asked() -> None:
+    machine = Machine(torch_s=0.001, onnx_s=0.002)
+    segments = machine.segments()
+    assert not segments.is_ready(WHOLE)
+    assert segments.backend is None
+    [hidden], outputs_BC = segments.run(WHOLE, some_piece(machine.model))
+    [expected], logits_BC = machine.model.run(WHOLE, some_piece(machine.model))
+    assert torch.equal(hidden, expected)
+    assert outputs_BC is not None
+    assert logits_BC is not None
+    assert torch.equal(outputs_BC, logits_BC)
+
+
+def test_who_was_faster_is_told_of_every_network_of_a_chain() -> None:
+    machines = [Machine(torch_s=0.001, onnx_s=0.002), Machine(torch_s=0.002, onnx_s=0.001)]
+    machines[0].model.info = replace(machines[0].model.info, name="a smaller one")
+    found = [machine.segments() for machine in machines]
+    chain = ChainSegments(ChainNetwork([machine.model for machine in machines]), found)
+    assert computed_by(chain) is None
+    for each in found:
+        each.prepare(FULL)
+    assert computed_by(chain) == "onnx and torch"
+    assert computed_by(found[0]) == "torch"
+    assert computed_by(machines[0].model) is None
