@@ -14,12 +14,15 @@ from typing import Any
 from deployments.ingress.api.openapi import openapi_document
 from deployments.ingress.api.signature import Signature
 from earlyexit import errors
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.text import TextCodec
 from earlyexit.policies import POLICIES
 from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.token import TokenTask
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
-"""Routes and statuses are those of every model."""
+"""Routes and statuses are those of every model that does not generate."""
+THAT_GENERATES = Signature(PromptCodec(max_length=2), TokenTask(2))
 
 Rows = Callable[[], Iterator[str]]
 
@@ -73,10 +76,16 @@ def renewed(text: str, tables: Mapping[str, Rows]) -> str:
 
 
 def _operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, operations in openapi_document(ANY_MODEL)["paths"].items():
+    paths = {path: of_path for each in (ANY_MODEL, THAT_GENERATES) for path, of_path in _paths(each).items()}
+    for path, operations in paths.items():
         for method, operation in operations.items():
             if method != "parameters":
                 yield method, path, operation
+
+
+def _paths(signature: Signature) -> dict[str, Any]:
+    found: dict[str, Any] = openapi_document(signature)["paths"]
+    return found
 
 
 if __name__ == "__main__":

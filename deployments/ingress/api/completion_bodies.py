@@ -156,3 +156,18 @@ class GenerateBody(DrawnBody):
             raise InputError(f"{', '.join(sorted(both))}: said twice, in `parameters` and beside them")
         said = {name: getattr(self, name) for name in beside}
         return self.parameters.model_copy(update=said)
+
+
+class OpenAiErrorDetail(BaseModel):
+    """What went wrong, as OpenAI says it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(BaseModel):
+    """Every error in /v1."""
+
+    error: OpenAiErrorDetail

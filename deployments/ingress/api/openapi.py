@@ -20,7 +20,9 @@ from deployments.ingress.api.bodies import (
     V2Model,
     V2Server,
 )
+from deployments.ingress.api.completion_bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
 from deployments.ingress.api.endpoint import EXIT_HEADER, SCORE_HEADER
+from deployments.ingress.api.face import GENERATES
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody
 from deployments.ingress.api.signature import Signature
 from earlyexit.signature import Column
@@ -91,6 +93,7 @@ SCHEMES = {
     "page": {"type": "http", "scheme": "basic", "description": "For GET: any user name, the key as the password."},
 }
 JSON = "application/json"
+EVENTS = "text/event-stream"
 OBJECT, TEXT = {"type": "object"}, {"type": "string"}
 STREAM = "The live page's stream of events, newest state once a second"
 FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
@@ -105,16 +108,23 @@ def openapi_document(
         [(body, "validation") for body in (*BODIES, *ORDERS)], ref_template="#/components/schemas/{model}"
     )
     _say_of_the_model(schemas["$defs"], signature)
+    if generates := signature.task.name == GENERATES:
+        schemas["$defs"] |= generate_schemas()
     named = _parameter("model", None if model is None else [model])
     versions = [version]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": {
-            "/predict": {"post": _predict(signature)},
-            **_model_paths("/v2/models/{model}", [named]),
-            **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
-            "/v2": {"get": _get("Server metadata", _reference(V2Server), v2=True)},
+            **({} if generates else {"/predict": {"post": _predict(signature)}}),
+            **_model_paths("/v2/models/{model}", [named], generates=generates),
+            **_model_paths(
+                "/v2/models/{model}/versions/{version}",
+                [named, _parameter("version", versions)],
+                generates=generates,
+            ),
+            **(_openai_paths(named) if generates else {}),
+            "/v2": {"get": _get("Server metadata", _reference(V2Server), error=V2Error)},
             "/v2/health/live": {"get": _health("Whether the process answers", Live)},
             "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
             **_version_paths(named),
@@ -125,7 +135,7 @@ def openapi_document(
                 | {"parameters": [LIMIT]}
             },
             "/dashboard": {"get": _get("The live page", TEXT, kinds=("text/html",))},
-            "/dashboard/events": {"get": _get(STREAM, TEXT, ("503",), kinds=("text/event-stream",))},
+            "/dashboard/events": {"get": _get(STREAM, TEXT, ("503",), kinds=(EVENTS,))},
             "/dashboard/{asset}": {"parameters": [_parameter("asset", None)], "get": _file("A file of the live page")},
             "/openapi.json": {"get": _get("This description")},
             "/docs": {"get": _get("This description, to read and try", TEXT, kinds=("text/html",))},
@@ -163,6 +173,16 @@ def answer_schemas(signature: Signature) -> dict[str, Any]:
     return {PREDICT_ONE: one, PREDICT_MANY: many}
 
 
+def generate_schemas() -> dict[str, Any]:
+    """What is asked of a model that generates."""
+    bodies: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, GenerateBody, OpenAiError)
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    found: dict[str, Any] = schemas["$defs"]
+    return found
+
+
 def _predict(signature: Signature) -> dict[str, Any]:
     answer = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (PREDICT_ONE, PREDICT_MANY)]}
     operation = _operation("Answer one input or a list of inputs", PredictBody, answer)
@@ -178,16 +198,44 @@ def _shape(column: Column) -> str:
     return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
-def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    infer = _operation("Open Inference Protocol v2", V2Body, _reference(V2Answer), v2=True)
+def _openai_paths(named: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's; streams are events of JSON."""
+    texts = _operation("Go on with a text", CompletionBody, OBJECT, error=OpenAiError)
+    chats = _operation("Answer messages", ChatBody, OBJECT, error=OpenAiError)
+    for each in (texts, chats):
+        each["responses"]["200"]["content"][EVENTS] = {"schema": TEXT}
+    listed = _get("The model, as OpenAI lists models", error=OpenAiError)
+    one = _get("The same, by its name", errors=("404",), error=OpenAiError)
+    return {
+        "/v1/completions": {"post": texts},
+        "/v1/chat/completions": {"post": chats},
+        "/v1/models": {"get": listed},
+        "/v1/models/{model}": {"parameters": [named], "get": one},
+    }
+
+
+def _generate_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Triton's generate extension."""
+    whole = _operation("Go on with a text", GenerateBody, OBJECT, error=V2Error)
+    stream = _operation("The same, as events of its parts", GenerateBody, OBJECT, error=V2Error)
+    stream["responses"]["200"]["content"] = {EVENTS: {"schema": TEXT}}
+    return {
+        f"{path}/generate": {"parameters": parameters, "post": whole},
+        f"{path}/generate_stream": {"parameters": parameters, "post": stream},
+    }
+
+
+def _model_paths(path: str, parameters: list[dict[str, Any]], *, generates: bool) -> dict[str, Any]:
+    infer = _operation("Open Inference Protocol v2", V2Body, _reference(V2Answer), error=V2Error)
     infer["requestBody"]["content"]["application/octet-stream"] = {}
     infer["responses"]["200"]["content"]["application/octet-stream"] = {}
     infer["parameters"].append(JSON_LENGTH)
-    ready = _get("Whether the model is ready", _reference(Ready), ("404",), v2=True)
+    ready = _get("Whether the model is ready", _reference(Ready), ("404",), error=V2Error)
     ready["responses"]["503"] = _response("It is not.", _reference(Ready))
+    asked = {f"{path}/infer": {"parameters": parameters, "post": infer}}
     return {
-        f"{path}/infer": {"parameters": parameters, "post": infer},
-        path: {"parameters": parameters, "get": _get("Model metadata", _reference(V2Model), ("404",), v2=True)},
+        **(_generate_paths(path, parameters) if generates else asked),
+        path: {"parameters": parameters, "get": _get("Model metadata", _reference(V2Model), ("404",), error=V2Error)},
         f"{path}/ready": {"parameters": parameters, "get": ready},
     }
 
@@ -199,14 +247,14 @@ def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
 
 def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
     of_any, of_ours = {"parameters": [_parameter("model", None)]}, {"parameters": [named]}
-    end = _get("Let the default version answer all", OBJECT, ("403", "404", "503"), v2=True)
+    end = _get("Let the default version answer all", OBJECT, ("403", "404", "503"), error=V2Error)
     return {
         "/v2/repository/index": {"post": _order("Every version on the cluster, and its state", IndexBody)},
         "/v2/repository/models/{model}/load": of_any | {"post": _order("Load a version", LoadBody)},
         "/v2/repository/models/{model}/unload": of_any | {"post": _order("Unload a version", LoadBody)},
         "/v2/models/{model}/canary": of_ours
         | {
-            "get": _get("Default version and canary, side by side", OBJECT, ("404",), v2=True),
+            "get": _get("Default version and canary, side by side", OBJECT, ("404",), error=V2Error),
             "put": _order("Let a version answer a share", Canary),
             "delete": end,
         },
@@ -215,15 +263,17 @@ def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _order(summary: str, body: type[BaseModel]) -> dict[str, Any]:
-    return _operation(summary, body, {}, v2=True)
+    return _operation(summary, body, {}, error=V2Error)
 
 
-def _operation(summary: str, body: type[BaseModel], answer: dict[str, Any], *, v2: bool = False) -> dict[str, Any]:
+def _operation(
+    summary: str, body: type[BaseModel], answer: dict[str, Any], *, error: type[BaseModel] = ErrorBody
+) -> dict[str, Any]:
     return {
         "summary": summary,
         "parameters": [REQUEST_ID],
         "requestBody": {"required": True, "content": {JSON: {"schema": _reference(body)}}},
-        "responses": {"200": _response("Answers", answer), **_errors(ERRORS, v2=v2)},
+        "responses": {"200": _response("Answers", answer), **_errors(ERRORS, error=error)},
     }
 
 
@@ -232,12 +282,12 @@ def _get(
     schema: dict[str, Any] = OBJECT,
     errors: Iterable[str] = (),
     *,
-    v2: bool = False,
+    error: type[BaseModel] = ErrorBody,
     kinds: Iterable[str] = (JSON,),
 ) -> dict[str, Any]:
     """A GET behind the keys; `errors`: what it may answer beside what all may."""
     found = {"description": summary, "content": {kind: {"schema": schema} for kind in kinds}}
-    return {"summary": summary, "responses": {"200": found, **_errors((*EVERYWHERE, *errors), v2=v2)}}
+    return {"summary": summary, "responses": {"200": found, **_errors((*EVERYWHERE, *errors), error=error)}}
 
 
 def _file(summary: str) -> dict[str, Any]:
@@ -250,11 +300,11 @@ def _file(summary: str) -> dict[str, Any]:
 def _health(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
     """Open to everybody."""
     states = {"200": _response(summary, _reference(answer)), "503": _response("Not yet.", _reference(answer))}
-    return {"summary": summary, "security": [], "responses": states | _errors(("405", "500"), v2=True)}
+    return {"summary": summary, "security": [], "responses": states | _errors(("405", "500"), error=V2Error)}
 
 
-def _errors(statuses: Iterable[str], *, v2: bool) -> dict[str, Any]:
-    body = _reference(V2Error if v2 else ErrorBody)
+def _errors(statuses: Iterable[str], *, error: type[BaseModel]) -> dict[str, Any]:
+    body = _reference(error)
     return {
         status: _response(ERRORS[status], body) | ({"headers": HEADERS[status]} if status in HEADERS else {})
         for status in sorted(statuses)

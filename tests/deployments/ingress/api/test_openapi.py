@@ -3,7 +3,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from deployments.ingress.api.openapi import openapi_document
+from deployments.ingress.api.signature import Signature
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.tasks.token import TokenTask
 from tests.deployments.ingress.api.signatures import TEXT
 
 
@@ -15,8 +20,12 @@ def references(node: object) -> list[str]:
     return [each for value in node for each in references(value)] if isinstance(node, list) else []
 
 
-def test_the_description_is_whole() -> None:
-    document = openapi_document(TEXT)
+GENERATES = Signature(PromptCodec(8), TokenTask(16))
+
+
+@pytest.mark.parametrize("signature", [TEXT, GENERATES], ids=["labels", "tokens"])
+def test_the_description_is_whole(signature: Signature) -> None:
+    document = openapi_document(signature)
     assert document["openapi"].startswith("3.1")
     assert {"title", "version"} <= set(document["info"])
     for reference in references(document):
@@ -39,3 +48,21 @@ def test_errors_are_described_in_the_form_that_they_have() -> None:
         responses = document["paths"][path]["post"]["responses"]
         assert {"400", "404", "413", "422", "500", "503", "504"} <= set(responses)
         assert responses["503"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{schema}")
+
+
+def test_routes_are_those_of_what_the_model_answers() -> None:
+    labels, tokens = (set(openapi_document(each)["paths"]) for each in (TEXT, GENERATES))
+    of_labels = {"/predict", "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"}
+    assert labels - tokens == of_labels
+    assert {path for path in tokens - labels if path.startswith("/v1")} == {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+    }
+    assert {path.rpartition("/")[2] for path in tokens - labels if path.startswith("/v2")} == {
+        "generate",
+        "generate_stream",
+    }
+    responses = openapi_document(GENERATES)["paths"]["/v1/completions"]["post"]["responses"]
+    assert responses["503"]["content"]["application/json"]["schema"]["$ref"].endswith("/OpenAiError")
