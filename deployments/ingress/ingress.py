@@ -23,6 +23,7 @@ from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.api.http import build_app, build_lane
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
+from deployments.ingress.completions.http import generate_paths
 from deployments.ingress.core.own_plan import own_plan
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Everyone, Lookout
@@ -143,8 +144,9 @@ class Ingress(RpcMethods):
         paths = version_paths(self.versions, self._repository, self.card.name, self.max_body_bytes)
         endpoint = None if self._tracing is None else self._tracing.endpoint
         settings = self._settings
-        lane = build_lane(self, self._gate, origins, endpoint, settings.route_prefix)
-        router = build_app(self, self._gate, origins, endpoint, paths)
+        generated = generate_paths(self, self._gate)
+        lane = build_lane(self, self._gate, origins, endpoint, settings.route_prefix, generated)
+        router = build_app(self, self._gate, origins, endpoint, [*generated, *paths])
         if settings.listener is None:
             replace_server({} if settings.access_log else lane)  # Serve writes that log
         else:

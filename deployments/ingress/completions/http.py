@@ -154,8 +154,9 @@ class GenerateRoutes:
 def generate_paths(
     backend: GenerateBackend, gate: Gate | None, clock: Clock | None = None
 ) -> list[tuple[str, Mapping[str, Handler]]]:
-    """For `build_app` and `build_lane`; none where the model does not generate."""
-    if not isinstance(backend.signature.task, TokenTask):
+    """For `build_app` and `build_lane`; none where the model does not generate, or takes no prompts."""
+    signature = backend.signature
+    if not isinstance(signature.task, TokenTask) or not isinstance(signature.codec, PromptCodec):
         return []
     routes = GenerateRoutes(backend, gate, clock or WallClock())
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
