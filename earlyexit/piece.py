@@ -43,7 +43,7 @@ class Piece:
 
     def select(self, keep: Sequence[int]) -> Piece:
         """The inputs at the given positions, in the given order."""
-        index_K = to_device(torch.tensor(keep), self.state_BS.device)
+        index_K = to_device(torch.tensor(keep, dtype=torch.int64), self.state_BS.device)
         lengths_K = self.lengths_B[list(keep)]
         pick = self._select_rows(keep, lengths_K, index_K)
         return replace(

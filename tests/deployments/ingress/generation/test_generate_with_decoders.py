@@ -1,0 +1,191 @@
+"""Streams of a real decoder, whose replicas are real but for Ray: connections, hosts, engines, stores."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.rules import Rules
+from deployments.ingress.dispatch.departure import Query
+from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.generation.request import GenerateRequest
+from deployments.ingress.generation.service import GenerateService
+from deployments.ingress.generation.stream import Stream
+from deployments.ingress.transport.members import Board
+from deployments.ingress.transport.transport import LinkTransport, Transport
+from deployments.settings import ServeSettings
+from deployments.stage.host import StageHost
+from deployments.stage.server import CallServer
+from earlyexit.clock import MonotonicClock
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, PolicySpec, Stage
+from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
+from tests.deployments.wire_fakes import LOOPBACK, soon
+from tests.earlyexit.decoders import (
+    NUM_BLOCKS,
+    Handfuls,
+    backbone_of,
+    byte_tokenizer,
+    decoder,
+    hf_decoder,
+    sequence,
+)
+
+SLOTS = ("split-cpu-0", "split-cpu-1")
+NUM_PAGES, MAX_LENGTH, MAX_TOKENS = 64, 128, 12
+THRESHOLD = 0.9
+POLICY = PolicySpec(name="confidence", thresholds=THRESHOLD)
+
+
+class Replica:
+    """One that lives in this process."""
+
+    def __init__(self, number: int, slot: str) -> None:
+        self.name = f"{slot}#{number}"
+        model = decoder(hf_decoder(), num_pages=NUM_PAGES)
+        self.memory = backbone_of(model).memory
+        settings = ServeSettings(model="none", plan=plan().plan)
+        runner = TorchRunner(model, ConfidencePolicy(2.0), memory=self.memory)
+        self.server = CallServer(asyncio.get_running_loop())
+        self.host = StageHost(settings, "cpu", slot, runner, MonotonicClock(), self.server.deliver)
+
+    def die(self) -> None:
+        """As a process does that is killed."""
+        for connection in tuple(self.server._connections):
+            connection.frames.abort()
+        assert self.server._server is not None
+        self.server._server.close()
+
+
+def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
+    """Both ramps on; the model in one stage, or in two. Each has two replicas."""
+    whole = (Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=(2,)))
+    if cut is None:
+        stages = (Stage(device="cpu", replicas=2, splits=whole),)
+    else:
+        halves = (
+            Split(first=0, end=cut, batch=4, ramps=tuple(ramp for ramp in (1, 2) if ramp < cut)),
+            Split(first=cut, end=NUM_BLOCKS, batch=4, ramps=tuple(ramp for ramp in (1, 2) if ramp >= cut)),
+        )
+        stages = tuple(Stage(device="cpu", replicas=2, splits=(half,)) for half in halves)
+    return PlacedPlan(plan=Plan(stages=stages, policy=POLICY, epoch=epoch), slots=SLOTS[: len(stages)])
+
+
+class Service:
+    """An ingress and its replicas."""
+
+    def __init__(self, placed: PlacedPlan) -> None:
+        self.placed = placed
+        self.boards = {slot: Board() for slot in placed.slots}
+        self.replicas = {slot: [Replica(number, slot) for number in range(2)] for slot in placed.slots}
+
+    @property
+    def num_lost(self) -> int:
+        """Times that a sequence began anew."""
+        return self.service.loop.counts.lost
+
+    async def start(self) -> None:
+        transports: dict[str, Transport] = {}
+        for slot, replicas in self.replicas.items():
+            for replica in replicas:
+                replica.host.start()
+            transports[slot] = transport = LinkTransport(phase=0.0)
+            transport.follow(self.boards[slot])
+            addresses = {each.name: await each.server.listen(each.host, LOOPBACK) for each in replicas}
+            self.boards[slot].announce(addresses)
+        rules = Rules(calls_per_replica=2, max_attempts=8, admits=False)
+        core: IngressCore[Query, Transport] = IngressCore("i", self.placed, transports, rules, random.Random(0))
+        self.dispatcher = Dispatcher(core, MonotonicClock(), MetricsLog())
+        settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
+        self.service = GenerateService(
+            byte_tokenizer(), (), MAX_LENGTH, self.dispatcher, settings, MonotonicClock(), rng=random.Random(0)
+        )
+
+    def begin(self, prompt: tuple[int, ...]) -> Stream:
+        return self.service.start(GenerateRequest(prompt=prompt, max_tokens=MAX_TOKENS))
+
+    async def all_free(self) -> None:
+        """Every page of every replica is, or soon: replicas are told, and have threads of their own."""
+        held = [each.memory for replicas in self.replicas.values() for each in replicas]
+        for _ in range(2000):
+            if not any(memory.use().pages for memory in held):
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"pages are still held: {[memory.use() for memory in held]}")
+
+    async def stop(self) -> None:
+        for slot, replicas in self.replicas.items():
+            self.boards[slot].announce({})
+            for replica in replicas:
+                replica.host.stop()
+                replica.die()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """By prompt, what a model alone says of it: tokens, and the blocks that they leave after."""
+    rng = random.Random(0)
+    prompts = [tuple(rng.randrange(1, 256) for _ in range(rng.randint(1, 20))) for _ in range(6)]
+    run = Handfuls(
+        model=decoder(hf_decoder()), policy=ConfidencePolicy(THRESHOLD), bounds=(0, 2, NUM_BLOCKS), ramps=(1, 2)
+    )
+    said = run.run({k: sequence(prompt, max_tokens=MAX_TOKENS) for k, prompt in enumerate(prompts, 1)})
+    return {prompt: [(each.chosen.token, each.exit) for each in said[k]] for k, prompt in enumerate(prompts, 1)}
+
+
+@pytest.fixture(params=[None, 2, 3], ids=["one stage", "two stages, cut behind a ramp", "two stages, cut elsewhere"])
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    service = Service(plan(request.param))
+    await service.start()
+    yield service
+    await service.stop()
+
+
+async def all_of(stream: Stream) -> list[tuple[int, int]]:
+    return [(said.chosen.token, said.exit) async for said in stream]
+
+
+async def test_streams_say_what_the_model_says_alone_and_leave_nothing_behind(
+    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
+) -> None:
+    said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in expected)))
+    assert said == list(expected.values())
+    assert len({exit_block for each in said for _, exit_block in each}) == 3
+    await service.all_free()
+    assert service.num_lost == 0
+
+
+@pytest.mark.parametrize("stage", [0, -1])
+async def test_a_replica_that_dies_in_mid_stream_costs_no_token_and_repeats_none(
+    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]], stage: int
+) -> None:
+    streams = [service.begin(prompt) for prompt in expected]
+    begun = [[(said.chosen.token, said.exit) for said in [await soon(anext(stream))]] for stream in streams]
+    replicas = service.replicas[service.placed.slots[stage]]
+    killed = max(replicas, key=lambda replica: replica.memory.use().pages)
+    killed.die()
+    rest = await soon(asyncio.gather(*map(all_of, streams)))
+    tokens = [[token for token, _ in first + more] for first, more in zip(begun, rest, strict=True)]
+    assert tokens == [[token for token, _ in each] for each in expected.values()]
+    assert service.num_lost > 0
+    await service.all_free()
+
+
+async def test_readers_who_leave_give_their_pages_back_in_mid_batch_too(
+    service: Service, expected: dict[tuple[int, ...], list[tuple[int, int]]]
+) -> None:
+    streams = [service.begin(prompt) for prompt in expected]
+    for stream in streams[:3]:
+        await soon(anext(stream))
+        stream.abort()
+    said = await soon(asyncio.gather(*map(all_of, streams[3:])))
+    assert said == list(expected.values())[3:]
+    await service.all_free()
