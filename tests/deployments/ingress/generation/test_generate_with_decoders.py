@@ -68,13 +68,14 @@ def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
     """Both ramps on; the model in one stage, or in two. Each has two replicas."""
     whole = (Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=(2,)))
     if cut is None:
-        stages = (Stage(device="cpu", replicas=2, splits=whole),)
+        parts: list[tuple[Split, ...]] = [whole]
     else:
-        halves = (
-            Split(first=0, end=cut, batch=4, ramps=tuple(ramp for ramp in (1, 2) if ramp < cut)),
-            Split(first=cut, end=NUM_BLOCKS, batch=4, ramps=tuple(ramp for ramp in (1, 2) if ramp >= cut)),
-        )
-        stages = tuple(Stage(device="cpu", replicas=2, splits=(half,)) for half in halves)
+        before, after = (tuple(ramp for ramp in (1, 2) if (ramp < cut) is first) for first in (True, False))
+        parts = [
+            (Split(first=0, end=cut, batch=4, ramps=before),),
+            (Split(first=cut, end=NUM_BLOCKS, batch=4, ramps=after),),
+        ]
+    stages = tuple(Stage(device="cpu", replicas=2, splits=splits) for splits in parts)
     return PlacedPlan(plan=Plan(stages=stages, policy=POLICY, epoch=epoch), slots=SLOTS[: len(stages)])
 
 
