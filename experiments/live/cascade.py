@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
+
+import httpx
 
 from earlyexit.engine import Dispatch
 from earlyexit.store import read_card
@@ -44,7 +46,30 @@ START_SHARE = 0.75
 """Of the most that a closed loop got on any side: where the search for a rate starts on all of them. A closed loop
 right after a change of plans says little of its own side: kernels for its batches are made while it runs."""
 CLIENTS = 48
-WARM_UP_S = 1.5
+SETTLED_S = 0.5
+WARM_UP_S = 3.0
+"""Admission learns of another plan meanwhile."""
+
+
+class Ran(NamedTuple):
+    """Of one network's splits, in all replicas."""
+
+    batches: float
+    inputs: float
+    """Of every split: who runs two of them counts twice."""
+    busy_s: float
+
+    def since(self, sooner: Ran) -> Ran:
+        """What was run between."""
+        return Ran(*(own - other for own, other in zip(self, sooner, strict=True)))
+
+    def document(self, num_requests: int) -> dict[str, float]:
+        """Mean batch, and seconds of the device for a request and for an input."""
+        return {
+            "mean_batch": self.inputs / max(1, self.batches),
+            "s_per_request": self.busy_s / max(1, num_requests),
+            "s_per_input": self.busy_s / max(1, self.inputs),
+        }
 
 
 @dataclass(slots=True)
@@ -54,6 +79,8 @@ class Bench:
     options: Namespace
     sides: Sequence[ServedSide]
     slo_s: float
+    bounds: Sequence[int]
+    """Where each network ends."""
     folder: Path
     """For answers."""
     at_rate: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -73,7 +100,7 @@ class Bench:
                 low_per_s=min(starts.values()) / 10,
                 high_per_s=max(starts.values()) * 10,
                 resolution=0.05,
-                most_probes=8,
+                most_probes=6,
             ),
             target=Target(slo_s=self.slo_s),
             cold_growth=1.12,
@@ -86,13 +113,25 @@ class Bench:
         for turn in range(self.options.rounds + 1):
             order = [*self.sides[turn % len(self.sides) :], *self.sides[: turn % len(self.sides)]]
             for side in order:
-                before = side.server.cpu_s_by_part()
+                side.saturate(CLIENTS, SETTLED_S)  # replicas take a plan up with its first call
+                before, ran = side.server.cpu_s_by_part(), self._ran(side)
                 path = self.folder / f"{SIDES.index(side.name)}.answers"
                 answering = replace(side, load=side.load.model_copy(update={"answers": path}))
                 result = answering.measure(rate_per_s, turn * SEEDS_PER_ROUND)
                 spent_s = per_input(before, side.server.cpu_s_by_part(), result.num_sent)
-                self.at_rate.setdefault(side.name, []).append(_figures(result, spent_s))
-                print(f"{side.name:<14} at {rate_per_s:.1f}/s: {_told(result)}", flush=True)
+                networks = [later.since(sooner) for later, sooner in zip(self._ran(side), ran, strict=True)]
+                figures = {"networks": [each.document(result.num_sent) for each in networks]}
+                self.at_rate.setdefault(side.name, []).append(_figures(result, spent_s) | figures)
+                print(f"{side.name:<14} at {rate_per_s:.1f}/s: {_told(result)}; {_networks_told(networks)}", flush=True)
+
+    def _ran(self, side: ServedSide) -> list[Ran]:
+        """By network, what its splits have run since they were first hosted."""
+        stages = httpx.get(f"{side.server.url}/stats").raise_for_status().json()["stages"]
+        splits = [split for replicas in stages for replica in replicas for split in replica["splits"]]
+        return [
+            Ran(*(sum(split[name] for split in splits if first <= split["first"] < end) for name in Ran._fields))
+            for first, end in zip((0, *self.bounds), self.bounds, strict=False)
+        ]
 
     def answers(self, side: str) -> dict[int, dict[str, Any]]:
         """By text, what a side said of it last."""
@@ -109,13 +148,19 @@ def _told(result: LoadResult) -> str:
     return f"mean {figures[0]} ms, p50 {figures[1]} ms, p99 {figures[2]} ms, errors {result.errors or 'none'}"
 
 
+def _networks_told(networks: Sequence[Ran]) -> str:
+    return ", ".join(
+        f"network {place}: batches of {ran.inputs / ran.batches:.1f}, {1e3 * ran.busy_s / ran.inputs:.1f} ms an input"
+        for place, ran in enumerate(networks)
+        if ran.inputs
+    )
+
+
 def _print_probe(probe: Probe) -> None:
     print(probe_line(probe), flush=True)
 
 
-def told_answers(
-    bench: Bench, labels: Sequence[str], drawn: Sequence[int], bounds: Sequence[int]
-) -> dict[str, dict[str, Any]]:
+def told_answers(bench: Bench, labels: Sequence[str], drawn: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Of every side: agreement with the large model alone, accuracy, and which network answered."""
     alone = bench.answers(LARGE)
     found = {}
@@ -128,7 +173,7 @@ def told_answers(
             "accuracy": sum(row["label"] == labels[drawn[index]] for index, row in said.items()) / max(1, len(said)),
             "by_network": [
                 sum(first <= row["exit"] < end for row in said.values()) / max(1, len(said))
-                for first, end in zip((0, *bounds), bounds, strict=False)
+                for first, end in zip((0, *bench.bounds), bench.bounds, strict=False)
             ],
         }
     return found
@@ -182,7 +227,8 @@ def run(options: Namespace) -> dict[str, Any]:
     sides = replace(sides, plans={name: replace(plan, dispatch=options.dispatch) for name, plan in sides.plans.items()})
     for name, plan in sides.plans.items():
         splits = [(split.first, split.end, split.batch, split.ramps) for split in plan.splits]
-        print(f"{name:<14} {plan.stages[0].replicas} replicas, splits (first, end, batch, ramps) {splits}")
+        told = f"{plan.stages[0].replicas} replicas, planned {plan.predicted['rate_per_s']:.0f}/s"
+        print(f"{name:<14} {told}, splits (first, end, batch, ramps) {splits}", flush=True)
     drawn = list(range(len(rows))) * (1 + 4000 // len(rows))
     with tempfile.TemporaryDirectory() as folder:
         load = ClientOptions(
@@ -195,13 +241,14 @@ def run(options: Namespace) -> dict[str, Any]:
             slo_s=sides.slo_s,
             timeout_s=max(2.0, 4 * sides.slo_s),
         )
+        bounds = read_card(setup.chain).chain.bounds
         with planned_sides(sides.settings, sides.plans, load, port=options.port) as served:
-            bench = Bench(options=options, sides=served, slo_s=sides.slo_s, folder=Path(folder))
+            bench = Bench(options=options, sides=served, slo_s=sides.slo_s, bounds=bounds, folder=Path(folder))
             comparison = bench.rates()
             rate = comparison.spread(LARGE)
             assert rate is not None, "the large model alone has a rate"
             bench.same_rate(SHARE * rate.median)
-        said = told_answers(bench, rows.labels, drawn, read_card(setup.chain).chain.bounds)
+        said = told_answers(bench, rows.labels, drawn)
     title = (
         f"{options.data}, {options.dtype}: SLO {sides.slo_s * 1e3:.0f} ms, {sides.mean_length} tokens on average; "
         f"the rest at {SHARE * rate.median:.1f}/s; medians of {options.rounds} and {options.rounds + 1} rounds"

@@ -2,7 +2,8 @@
 
 - `large`: the reference alone, without ramps.
 - `large, ramps`: the reference alone with the ramps and thresholds of its own calibration.
-- `ends`: the small model before the large one, inputs leaving at the small one's end only.
+- `ends`: the small model before the large one, inputs leaving at the small one's end only, by a threshold that is
+  tested alone (`offramp calibrate --ramps ends`): bolder than one whose promise holds for all sets of ramps.
 - `cascade`: with the ramps inside both.
 
 Every plan is the planner's for one stage on the same cores, from one profile of the chain.
@@ -24,15 +25,17 @@ from earlyexit.codecs import find_codec
 from earlyexit.errors import PlanError
 from earlyexit.store import read_card
 from experiments.live.service import NEVER_S, STATE, hand_control
-from offramp.jobs.calibration import read_calibration
+from experiments.mpnet import GUARANTEE
+from offramp.jobs.calibration import CalibrateJob, calibrate_records, read_calibration
 from offramp.jobs.planning import NoPlanAnswer, answer
 from offramp.jobs.profiling import ProfileJob, profile_model
 from offramp.service.file import read_service
 from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import service_problem
 from optimizer.calibration_file import CalibrationCard
+from optimizer.evaluate import promised
 from optimizer.networks import Part
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile
@@ -82,19 +85,20 @@ def make_sides(setup: Setup, *, repeats: int = 5) -> Sides:
     reference = read_card(setup.chain).members(setup.chain)[-1]
     ramps = tuple(ramp for ramp in chain.ramps if ramp >= first)
     alone = _parts(setup, reference, "reference", _rows(table, ramps, first), slo_s)
+    ends = _tested_alone(parts, chain.end_ramps)
     whole = service_problem(parts)
     in_chain = Part(whole=whole, used=(len(chain.lengths) - 1,)).in_chain
+    large, large_ramps = _plan(_with_ramps(alone, ())), _plan(alone)
     plans = {
-        LARGE: Plan(stages=in_chain(_stages(_with_ramps(alone, ()))), networks=chain.networks),
-        LARGE_RAMPS: Plan(
-            stages=in_chain(_stages(alone)),
+        LARGE: replace(large, stages=in_chain(large.stages), networks=chain.networks),
+        LARGE_RAMPS: replace(
+            large_ramps,
+            stages=in_chain(large_ramps.stages),
             policy=_shifted(read_calibration(reference), first),
             networks=chain.networks,
         ),
-        ENDS: Plan(
-            stages=_stages(_with_ramps(parts, chain.end_ramps)), policy=parts.exits.policy, networks=chain.networks
-        ),
-        CASCADE: Plan(stages=_stages(parts), policy=parts.exits.policy, networks=chain.networks),
+        ENDS: _plan(ends),
+        CASCADE: _plan(parts),
     }
     control = hand_control(whole, parts.exits.policy, state="cascade")
     settings = read_service(setup.folder / "chain.yaml").settings
@@ -119,7 +123,7 @@ def make_plan(setup: Setup) -> tuple[ServeSettings, Plan, float]:
     chain = read_card(setup.chain).chain
     slo_s = SLO_FACTOR * float(table.block_s_NB[chain.starts[-1] :, 0].sum())
     parts = _parts(setup, setup.chain, "filling", _rows(table, chain.ramps, 0), slo_s)
-    plan = Plan(stages=_stages(parts), policy=parts.exits.policy, networks=chain.networks)
+    plan = replace(_plan(parts), networks=chain.networks)
     control = hand_control(service_problem(parts), parts.exits.policy, state="filling")
     changes = {
         "plan": plan,
@@ -185,13 +189,29 @@ def _with_ramps(parts: ServiceParts, ramps: tuple[int, ...]) -> ServiceParts:
     return replace(parts, exits=replace(parts.exits, thresholds=thresholds))
 
 
-def _stages(parts: ServiceParts) -> tuple[Stage, ...]:
+def _tested_alone(parts: ServiceParts, ramps: tuple[int, ...]) -> ServiceParts:
+    """The same service, with thresholds for these ramps and no others, tested without the others."""
+    card = calibrate_records(parts.exits.records, CalibrateJob(guarantee=GUARANTEE, ramps=ramps))
+    spec = card.policy_spec()
+    assert isinstance(spec.thresholds, Mapping)
+    return replace(parts, exits=replace(parts.exits, policy=spec, thresholds=spec.thresholds))
+
+
+def _plan(parts: ServiceParts) -> Plan:
+    """Stages, policy and what they promise; without a promise admission would keep the limit of the side before."""
     problem: PlanProblem = service_problem(parts)
     file = ProblemFile(problem=problem, records=parts.exits.records, thresholds=parts.exits.thresholds)
     found = answer(file, "serial", solve, compared=())
     if isinstance(found, NoPlanAnswer):
         raise PlanError(found.message)
-    return found.planned.stages
+    stages, figures = found.planned.stages, found.planned.figures
+    has_ramps = any(split.ramps for stage in stages for split in stage.splits)
+    return Plan(
+        stages=stages,
+        policy=parts.exits.policy if has_ramps else None,
+        predicted=promised(problem, figures),
+        networks=problem.networks,
+    )
 
 
 def _shifted(calibration: CalibrationCard, first: int) -> PolicySpec:

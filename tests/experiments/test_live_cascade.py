@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.live.cascade import Bench, table, told_answers
+from experiments.live.cascade import Bench, Ran, table, told_answers
 from experiments.live.cascade_sides import CASCADE, ENDS, LARGE, LARGE_RAMPS, SIDES
 from experiments.peers.rounds import Comparison, RoundGoodput
 
@@ -25,8 +25,8 @@ def test_agreement_is_with_the_large_model_alone_and_accuracy_with_the_labels(tm
     for place, side in enumerate(SIDES):
         rows = [{"input": at, "label": label, "exit": block} for at, label, block in SAID[side]]
         (tmp_path / f"{place}.answers").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    bench = Bench(options=Namespace(), sides=(), slo_s=1.0, folder=tmp_path)
-    said = told_answers(bench, ("a", "a"), (0, 1, 0, 1), (2, 6))
+    bench = Bench(options=Namespace(), sides=(), slo_s=1.0, bounds=(2, 6), folder=tmp_path)
+    said = told_answers(bench, ("a", "a"), (0, 1, 0, 1))
     assert [said[side]["agreement"] for side in SIDES] == [1.0, 1.0, 0.75, 0.75]
     assert [said[side]["accuracy"] for side in SIDES] == [0.5, pytest.approx(2 / 3), 0.75, 0.25]
     assert said[LARGE]["by_network"] == [0.0, 1.0]
@@ -52,3 +52,9 @@ def test_ratios_to_the_large_model_are_within_rounds() -> None:
     name, rate, times, *latency = rows[3]
     assert (name, rate, times) == (CASCADE, 262.5, 2.5)
     assert latency[3:7] == pytest.approx([0.5, 0.5, 4.0, 3.0])
+
+
+def test_what_a_network_ran_is_told_by_request_and_by_input() -> None:
+    ran = Ran(batches=30, inputs=120, busy_s=2.5).since(Ran(batches=10, inputs=40, busy_s=0.5))
+    assert ran.document(100) == pytest.approx({"mean_batch": 4.0, "s_per_request": 0.02, "s_per_input": 0.025})
+    assert Ran(0, 0, 0.0).document(0) == {"mean_batch": 0.0, "s_per_request": 0.0, "s_per_input": 0.0}
