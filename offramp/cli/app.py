@@ -15,6 +15,7 @@ from offramp.cli.calibrate import calibrate
 from offramp.cli.chain import chain
 from offramp.cli.doctor import doctor
 from offramp.cli.forecast import forecast
+from offramp.cli.generate import generate
 from offramp.cli.inject import inject
 from offramp.cli.plan import plan, what_if
 from offramp.cli.predict import predict
@@ -36,6 +37,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
         calibrate,
         doctor,
         predict,
+        generate,
         profile,
         forecast,
         plan,

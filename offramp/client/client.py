@@ -7,19 +7,23 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import httpx
 
 from earlyexit.clock import Clock, MonotonicClock
 from offramp.client.credentials import key_header
 from offramp.client.flows import LIVE_PATH, READY_PATH, Asked, Flow, Flows, Send, T
+from offramp.client.generation import Generation, Options, Piece, Prompt
 from offramp.client.inputs import Input
 from offramp.client.protocol import JSON_LENGTH_HEADER, NoReply, Prediction, Reply, read_reply
+from offramp.client.streams import AsyncPieces, Pieces
 from offramp.client.version_flows import Row, VersionFlows
 
-__all__ = ["AsyncClient", "Client", "Prediction"]
+__all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 
+OPEN = 200
+"""The status of a stream that has begun."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -94,6 +98,18 @@ class Client:
         asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
         return self._run(self._flows.predict_many(given, asked))
 
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """Go on with a text, or answer messages; `Options` says what may be asked."""
+        return self._run(self._flows.generate(prompt, options))
+
+    def generates(self) -> dict[str, Any]:
+        """What the server says of a model that generates: its `max_model_len`, and in `offramp` its `ramps`."""
+        return self._run(self._flows.generates())
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
+        """The same, piece by piece: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
+        return Pieces(*self._run(self._flows.stream(prompt, options)))
+
     def live(self) -> bool:
         """Whether the server runs; a server that cannot be reached does not."""
         return self._run(self._flows.probe(LIVE_PATH))
@@ -150,8 +166,13 @@ class Client:
     def _perform(self, send: Send) -> Reply | NoReply:
         if send.after_s > 0:
             self._sleep(send.after_s)
+        request = self._http.build_request(**send.arguments())
         try:
-            return _reply(self._http.request(**send.arguments()))
+            response = self._http.send(request, stream=send.streams)
+            if send.streams and response.status_code == OPEN:
+                return Reply(status=OPEN, payload=response)
+            response.read()
+            return _reply(response)
         except httpx.RequestError as error:
             return _no_reply(error, self._http.base_url, send)
 
@@ -215,6 +236,15 @@ class AsyncClient:
         asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
         return await self._run(self._flows.predict_many(given, asked))
 
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        return await self._run(self._flows.generate(prompt, options))
+
+    async def generates(self) -> dict[str, Any]:
+        return await self._run(self._flows.generates())
+
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncPieces:
+        return AsyncPieces(*await self._run(self._flows.stream(prompt, options)))
+
     async def live(self) -> bool:
         return await self._run(self._flows.probe(LIVE_PATH))
 
@@ -260,8 +290,13 @@ class AsyncClient:
     async def _perform(self, send: Send) -> Reply | NoReply:
         if send.after_s > 0:
             await self._sleep(send.after_s)
+        request = self._http.build_request(**send.arguments())
         try:
-            return _reply(await self._http.request(**send.arguments()))
+            response = await self._http.send(request, stream=send.streams)
+            if send.streams and response.status_code == OPEN:
+                return Reply(status=OPEN, payload=response)
+            await response.aread()
+            return _reply(response)
         except httpx.RequestError as error:
             return _no_reply(error, self._http.base_url, send)
 

@@ -15,6 +15,16 @@ from typing import Any, TypeAlias, TypeVar
 
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
+from offramp.client.generation import (
+    MODELS_PATH,
+    Generation,
+    Options,
+    Prompt,
+    Reading,
+    generate_body,
+    generate_path,
+    read_generation,
+)
 from offramp.client.inputs import (
     Input,
     TensorBody,
@@ -54,6 +64,8 @@ class Send:
     body: dict[str, object] | TensorBody | None = None
     tells_timeout: bool = True
     """Whether the body says how long we shall wait."""
+    streams: bool = False
+    """Whether an answer of status 200 is read by whoever asked: the reply's payload is then the open response."""
     after_s: float = 0.0
     timeout_s: float
 
@@ -93,6 +105,8 @@ class Flows:
     rng: random.Random
     known: dict[str, Any] = field(default_factory=dict)
     """The model's metadata, once it was asked for."""
+    known_names: dict[str, str] = field(default_factory=dict)
+    """The model's, likewise."""
 
     def predict(self, given: Input, asked: Asked) -> Flow[Prediction]:
         body = yield from self._body([given], given, asked)
@@ -150,6 +164,30 @@ class Flows:
             after_s = READY_POLL_S
         raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
+    def generates(self) -> Flow[dict[str, Any]]:
+        """What is listed of the model by OpenAI's route, ours beside it; raises where it generates nothing."""
+        listed = yield from self._exchange("GET", MODELS_PATH, _new_id(), self.timeout_s)
+        return dict(listed["data"][0])
+
+    def generate(self, prompt: Prompt, options: Options) -> Flow[Generation]:
+        request_id = options.get("request_id") or _new_id()
+        payload = yield from self._generated(prompt, options, request_id, streams=False)
+        return read_generation(payload, request_id)
+
+    def stream(self, prompt: Prompt, options: Options) -> Flow[tuple[Any, Reading]]:
+        """The open response, and what reads its lines."""
+        request_id = options.get("request_id") or _new_id()
+        response = yield from self._generated(prompt, options, request_id, streams=True)
+        return response, Reading(request_id)
+
+    def _generated(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Flow[Any]:
+        if "model" not in self.known_names:
+            self.known_names["model"] = yield from self.served_model()
+        body = generate_body(prompt, self.known_names["model"], options, streams=streams)
+        limit_s = options.get("timeout_s", self.timeout_s)
+        path = generate_path(prompt)
+        return (yield from self._exchange("POST", path, request_id, limit_s, body, streams=streams))
+
     def _predictions(
         self, body: dict[str, object] | TensorBody, num_inputs: int, asked: Asked
     ) -> Flow[list[Prediction]]:
@@ -169,6 +207,7 @@ class Flows:
         *,
         after_s: float = 0.0,
         tells_timeout: bool = True,
+        streams: bool = False,
     ) -> Flow[Any]:
         """Send, again where that may help, always under the same id; the answer's JSON, or the error it means."""
         left_s, wait_s, attempt = after_s + timeout_s, after_s, 0
@@ -181,6 +220,7 @@ class Flows:
                 request_id=request_id,
                 body=body,
                 tells_timeout=tells_timeout,
+                streams=streams,
                 after_s=wait_s,
                 timeout_s=left_s - wait_s,
             )

@@ -49,6 +49,8 @@ ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
     "deadline": DeadlineError,
     "execution": ExecutionError,
 }
+OPENAI_CODES = {"invalid_api_key": "unauthorized", "model_not_found": "unknown_model"}
+"""OpenAI's names of kinds of errors; others are ours."""
 _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
     401: UnauthorizedError,
     404: UnknownModelError,
@@ -211,6 +213,8 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
     match reply.payload:
         case {"error": {"kind": str(kind), "message": str(message)}}:
             return kind, message
+        case {"error": {"code": code, "message": str(message)}}:  # below /v1, in OpenAI's words
+            return OPENAI_CODES.get(str(code), str(code)), message
         case {"error": str(message)}:  # below /v2
             return "", message
     return "", f"HTTP {reply.status} from the server: {reply.payload!s:.200}"

@@ -1,0 +1,139 @@
+"""Clients ask our own HTTP server for text; what it says is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from earlyexit.errors import ExecutionError, InputError, OfframpError, UnknownModelError
+from offramp.cli.app import main
+from offramp.client.client import AsyncClient, Client
+from offramp.client.generation import Reading
+from tests.deployments.ingress.completions.generating import Teller, listening
+from tests.earlyexit.codecs.prompts import prompt_codec
+
+MESSAGES = [{"role": "user", "content": "Tell"}]
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Teller:
+    return Teller(codec=prompt_codec(tmp_path), answer="a 🐭!".encode())
+
+
+async def with_client(teller: Teller, ask: Callable[[Client], object]) -> None:
+    """A blocking client in a thread, of a server on this loop."""
+
+    def run(port: int) -> None:
+        with Client(f"http://127.0.0.1:{port}", 10.0, max_attempts=1) as client:
+            ask(client)
+
+    async with listening(teller) as port:
+        await asyncio.to_thread(run, port)
+
+
+async def test_texts_and_messages_are_answered_whole(teller: Teller) -> None:
+    def ask(client: Client) -> None:
+        text = client.generate("Once", max_tokens=50, stop=["!"], request_id="r7")
+        assert (text.text, text.ended, text.num_prompt) == ("a 🐭", "stop", 5)
+        assert text.exits == (1, 3, 1, 3, 1, 3, 1)
+        assert client.generate(MESSAGES, max_tokens=2).ended == "length"
+        assert client.generates()["offramp"]["ramps"] == [0, 1, 2]
+
+    await with_client(teller, ask)
+    text, messages = teller.asked
+    assert (text.request_id, text.sampling.temperature, text.stops) == ("r7", 0, ("!",))
+    assert text.timeout_s is not None
+    assert messages.prompt == teller.codec.chat(MESSAGES)
+
+
+async def test_a_stream_brings_pieces_with_their_exits(teller: Teller) -> None:
+    def ask(client: Client) -> None:
+        with client.stream("Once", max_tokens=50) as pieces:
+            found = list(pieces)
+        assert [(piece.text, piece.exits) for piece in found] == [
+            ("a", (1,)),
+            (" ", (3,)),
+            ("🐭", (1, 3, 1, 3)),
+            ("!", (1,)),
+        ]
+        assert pieces.whole() == client.generate("Once", max_tokens=50)
+
+    await with_client(teller, ask)
+
+
+async def test_the_asynchronous_client_does_the_same(teller: Teller) -> None:
+    async with listening(teller) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
+        async with await client.stream(MESSAGES, max_tokens=50) as pieces:
+            text = "".join([piece.text async for piece in pieces])
+        assert text == "a 🐭!"
+        assert pieces.whole() == await client.generate(MESSAGES, max_tokens=50)
+
+
+async def test_errors_are_raised_before_a_stream_and_within_it(teller: Teller) -> None:
+    def ask(client: Client) -> None:
+        with pytest.raises(InputError, match="the prompt is empty"):
+            client.generate("")
+        with pytest.raises(InputError, match="max_tokens is 500"):
+            client.stream("Once", max_tokens=500)
+        teller.breaks_after = 2
+        with client.stream("Once", max_tokens=50) as pieces, pytest.raises(ExecutionError, match="the model failed"):
+            list(pieces)
+
+    await with_client(teller, ask)
+
+
+async def test_who_stops_early_ends_the_sequence(teller: Teller) -> None:
+    teller.goes_on, teller.may_say = True, asyncio.Semaphore(1)
+
+    def ask(client: Client) -> None:
+        with client.stream("Once", max_tokens=50, request_id="r7") as pieces:
+            next(iter(pieces))
+        with pytest.raises(OfframpError, match="broke off"):
+            pieces.whole()
+
+    await with_client(teller, ask)
+    async with asyncio.timeout(10):
+        while not teller.aborted:  # noqa: ASYNC110 - a server and its caller take turns on one loop
+            await asyncio.sleep(0)
+    assert teller.aborted == ["r7"]
+
+
+def test_a_stream_that_ends_without_its_end_is_no_answer() -> None:
+    for status, body in ((200, 'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'), (404, "{}")):
+        transport = httpx.MockTransport(
+            lambda request, status=status, body=body: (
+                httpx.Response(200, json={"models": ["tales"]})
+                if request.url.path == "/v2"
+                else httpx.Response(status, text=body)
+            )
+        )
+        with Client(transport=transport) as client:
+            if status == 404:
+                with pytest.raises(UnknownModelError):
+                    client.stream("Once")
+            else:
+                with pytest.raises(OfframpError, match="before its end"):
+                    list(client.stream("Once"))
+    with pytest.raises(OfframpError, match="an event that is none"):
+        Reading("r7").line('data: {"choices"')
+
+
+async def test_the_command_prints_what_comes_and_where_it_left(
+    teller: Teller, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(port: int) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["generate", "Tell", "--exits", "--max-tokens", "50", "--url", f"http://127.0.0.1:{port}"])
+        assert ended.value.code == 0
+
+    async with listening(teller) as port:
+        await asyncio.to_thread(run, port)
+    printed = capsys.readouterr().out
+    assert printed.startswith("a 🐭!\n")
+    rows = [line.replace("│", " ").split() for line in printed.splitlines() if "%" in line]
+    assert rows == [["1", "4", "50.0%"], ["3", "4", "50.0%"]]
+    assert teller.asked[0].prompt == teller.codec.chat(MESSAGES)
