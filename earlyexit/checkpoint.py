@@ -81,7 +81,13 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
 
         return load_state_file(Path(source), size)
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+    )
 
     place, file = _place(source)
     try:
@@ -91,7 +97,12 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
             f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {_first_line(error)}"
         ) from error
     family = find_family(config.model_type)
-    loaders = {"ForSequenceClassification": AutoModelForSequenceClassification, "ForCausalLM": AutoModelForCausalLM}
+    loaders = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForCausalLM": AutoModelForCausalLM,
+        "ForConditionalGeneration": AutoModelForSeq2SeqLM,
+        "MarianMTModel": AutoModelForSeq2SeqLM,
+    }
     names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
     loader = next((each for what, each in loaders.items() if what in names), AutoModel)
     try:
@@ -161,6 +172,15 @@ def ends_of(source: str) -> tuple[int, ...]:
     return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
 
 
+def start_of(source: str) -> int | None:
+    """The token that an encoder-decoder's answers start with, as its checkpoint says; None for others."""
+    from transformers import AutoConfig
+
+    place, file = _place(source)
+    config = AutoConfig.from_pretrained(place, **file)
+    return config.decoder_start_token_id if config.is_encoder_decoder else None
+
+
 def add_ramps(
     pretrained: Pretrained,
     *,
@@ -188,7 +208,7 @@ def add_ramps(
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
-    if head is not None and not model.tied:
+    if head is not None:
         model.head.load_state_dict(dict(head.weights))
     begin_bridges(model)
     return model

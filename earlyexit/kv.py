@@ -55,11 +55,18 @@ class Run:
     length: int
     limit: int = 0
     """How many tokens the sequence may come to; 0 where it is known already."""
+    source: int = 0
+    """How many of the sequence's first tokens are no part of the answer, and seen only by attention to them."""
 
     @property
     def end(self) -> int:
         """How long the sequence is after them."""
         return self.start + self.length
+
+    def seen(self, *, source: bool) -> Run:
+        """What its rows attend to: the sequence's source, or all that is behind it, up to themselves."""
+        first, end = (0, self.source) if source else (self.source, self.end)
+        return Run(sequence=self.sequence, start=first, length=end - first)
 
 
 class KvStore:
@@ -152,9 +159,13 @@ class KvStore:
         if pages is not None:
             self._is_free[pages.numbers] = True
 
-    def places(self, runs: Sequence[Run]) -> Places:
-        """Where the rows of these runs are written, and what each of them reads."""
-        return Places(self, runs)
+    def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> Places:
+        """Where the rows of these runs are written, and what each of them reads.
+
+        That is their sequences' sources, where `source`. `bias_DH`: what is added to the score of a key so many tokens
+        before its query; None for nothing.
+        """
+        return Places(self, runs, source=source, bias_DH=bias_DH)
 
     def place_of(self, run: Run, first: int) -> npt.NDArray[np.int64]:
         """The store's places of a sequence's tokens `first` to `run.end` - 1."""
@@ -167,21 +178,21 @@ class KvStore:
         found: npt.NDArray[np.int64] = pages[tokens // size] * size + tokens % size
         return found
 
-    def stretch_of(self, run: Run) -> slice | None:
-        """The store's places of all tokens of a sequence up to `run.end`; None where they are scattered."""
+    def stretch_of(self, run: Run, first: int = 0) -> slice | None:
+        """The store's places of a sequence's tokens `first` to `run.end` - 1; None where they are scattered."""
         pages = self._pages.get(run.sequence)
         if pages is None or not pages.side_by_side:
             return None
-        first = int(pages.numbers[0]) * self.page_tokens
-        return slice(first, first + run.end)
+        begin = int(pages.numbers[0]) * self.page_tokens
+        return slice(begin + first, begin + run.end)
 
-    def write(self, block: int, places: Places, keys_NKd: Tensor, values_NKd: Tensor) -> None:
+    def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
         """Keep what a block made of every row; writing a token again is no harm."""
-        self._keys[block].index_copy_(0, places.write_N, keys_NKd)
-        self._values[block].index_copy_(0, places.write_N, values_NKd)
+        self._keys[block].index_copy_(0, place_N, keys_NKd)
+        self._values[block].index_copy_(0, place_N, values_NKd)
 
     def attend(self, block: int, places: Places, queries_NHd: Tensor) -> Tensor:
-        """Attention of every row to its sequence's tokens up to itself, (N, H, d)."""
+        """Attention of every row to what it sees, (N, H, d)."""
         kept = self._keys[block], self._values[block]
         if places.together is not None and not places.alone:
             return self._attend_together(places.together, queries_NHd, *kept)
@@ -200,20 +211,21 @@ class KvStore:
         )
         # Query heads that share a key are rows of one product, so that it is read once for all of them.
         queries_SKGd = queries_SHd.reshape(len(queries_SHd), self.shape.num_heads, -1, self.shape.head_size)
-        attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=those.mask_S11T)
+        attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=those.mask_SH1T)
         return attended.flatten(1, 2)
 
     def _attend_alone(self, one: _Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
         keys_1KTd, values_1KTd = (each[one.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
         if len(queries_THd) == 1:
             queries_1KGd = queries_THd.reshape(1, self.shape.num_heads, -1, self.shape.head_size)
-            return F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd).flatten(1, 2)
+            attended = F.scaled_dot_product_attention(queries_1KGd, keys_1KTd, values_1KTd, attn_mask=one.mask)
+            return attended.flatten(1, 2)
         attended = F.scaled_dot_product_attention(
             queries_THd.transpose(0, 1)[None],
             keys_1KTd,
             values_1KTd,
             attn_mask=one.mask,
-            is_causal=one.mask is None,
+            is_causal=one.causal,
             enable_gqa=True,
         )
         return attended[0].transpose(0, 1)
@@ -251,7 +263,8 @@ class _Together:
     rows_S: Tensor
     read_R: Tensor
     """Places, of every row as many as of the longest."""
-    mask_S11T: Tensor | None
+    mask_SH1T: Tensor | None
+    """Which tokens each row sees, or what is added to its score; H is 1 where that is the same for all heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,50 +274,69 @@ class _Alone:
     rows: slice
     read_T: slice | Tensor
     mask: Tensor | None
-    """Which tokens each of the rows sees; None where it is one row, or the sequence from its beginning."""
+    """Which tokens each of the rows sees, or what is added to its score; None for all, or where it is `causal`."""
+    causal: bool
+    """Whether the rows are all that they see, each up to itself."""
 
 
 class Places:
     """Index tensors of a packed batch into a store, the same for all blocks."""
 
-    def __init__(self, store: KvStore, runs: Sequence[Run]) -> None:
+    def __init__(self, store: KvStore, runs: Sequence[Run], *, source: bool, bias_DH: Tensor | None) -> None:
         """Runs of a row and of few tokens attend together; others, long ones and prompts, each alone."""
         self._device = store.device
+        self._bias_DH = bias_DH
         self.runs = tuple(runs)
         self.write_N = self._tensor(np.concatenate([store.place_of(run, run.start) for run in runs]))
         self.position_N = self._tensor(np.concatenate([np.arange(run.start, run.end) for run in runs]))
         self.together: _Together | None = None
         self.alone: list[_Alone] = []
-        together: list[tuple[int, Run]] = []
+        together: list[tuple[int, Run, Run]] = []
         first = 0
         for run in runs:
-            stretch = store.stretch_of(run)
-            if run.length == 1 and (stretch is None or run.end <= COPIED_TOKENS or store.device.type != "cpu"):
-                together.append((first, run))
+            seen = run.seen(source=source)
+            stretch = store.stretch_of(seen, seen.start)
+            if run.length == 1 and (stretch is None or seen.length <= COPIED_TOKENS or store.device.type != "cpu"):
+                together.append((first, run, seen))
             else:
-                read_T = stretch or self._tensor(store.place_of(run, 0))
-                self.alone.append(_Alone(slice(first, first + run.length), read_T, self._mask(run)))
+                read_T = stretch or self._tensor(store.place_of(seen, seen.start))
+                rows = slice(first, first + run.length)
+                self.alone.append(_Alone(rows, read_T, *((None, False) if source else self._mask(run, seen))))
             first += run.length
         if together:
             self.together = self._padded(store, together)
 
-    def _padded(self, store: KvStore, those: Sequence[tuple[int, Run]]) -> _Together:
-        rows_S = self._tensor(np.array([row for row, _ in those]))
-        lengths = [run.end for _, run in those]
-        longest = max(lengths)
+    def _padded(self, store: KvStore, those: Sequence[tuple[int, Run, Run]]) -> _Together:
+        rows_S = self._tensor(np.array([row for row, _, _ in those]))
+        lengths_S1 = np.array([[seen.length] for _, _, seen in those])
+        longest = int(lengths_S1.max())
         read_ST = np.zeros((len(those), longest), dtype=np.int64)
-        for read_T, (_, run) in zip(read_ST, those, strict=True):
-            read_T[: run.end] = store.place_of(run, 0)
-        mask_S11T = None
-        if min(lengths) < longest:
-            mask_ST = np.arange(longest)[None, :] < np.array(lengths)[:, None]
-            mask_S11T = self._tensor(mask_ST)[:, None, None, :]
-        return _Together(rows_S, self._tensor(read_ST.ravel()), mask_S11T)
+        for read_T, (_, _, seen) in zip(read_ST, those, strict=True):
+            read_T[: seen.length] = store.place_of(seen, seen.start)
+        read_R = self._tensor(read_ST.ravel())
+        if self._bias_DH is not None:
+            positions_S1 = np.array([[run.end - 1 - seen.start] for _, run, seen in those])
+            bias_STH = self._biased(positions_S1 - np.arange(longest)[None, :])
+            return _Together(rows_S, read_R, bias_STH.transpose(1, 2)[:, :, None])
+        if int(lengths_S1.min()) == longest:
+            return _Together(rows_S, read_R, None)
+        mask_ST = self._tensor(np.arange(longest)[None, :] < lengths_S1)
+        return _Together(rows_S, read_R, mask_ST[:, None, None, :])
 
-    def _mask(self, run: Run) -> Tensor | None:
-        if run.start == 0 or run.length == 1:
-            return None
-        return self._tensor(np.arange(run.end)[None, :] <= np.arange(run.start, run.end)[:, None])
+    def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
+        """And whether it is causal."""
+        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
+        if self._bias_DH is not None:
+            return self._biased(distance_nT).permute(2, 0, 1)[None], False
+        if run.start == seen.start or run.length == 1:
+            return None, run.length > 1
+        return self._tensor(distance_nT >= 0), False
+
+    def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
+        """What is added to scores, by how far keys are before their queries, (*distance, H); none sees those behind."""
+        assert self._bias_DH is not None
+        bias: Tensor = self._bias_DH[self._tensor(distance.clip(0))]
+        return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)

@@ -15,10 +15,12 @@ FAMILIES = {
     "distilbert": "earlyexit.families.bert:DistilBert",
     "exported": "earlyexit.families.exported:Exported",
     "llama": "earlyexit.families.llama:Llama",
+    "marian": "earlyexit.families.marian:Marian",
     "mpnet": "earlyexit.families.mpnet:MPNet",
     "onnx": "earlyexit.families.onnx_graph.backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",
     "roberta": "earlyexit.families.bert:Roberta",
+    "t5": "earlyexit.families.t5:T5",
     "vgg": "earlyexit.families.vgg:Vgg",
 }
 

@@ -9,8 +9,8 @@ other, and blocks are cut, fused and left early as those of encoders are. Weight
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from operator import is_
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.families.decoder_rows import Block, Rows
 from earlyexit.generation.sequence import sequence_of
-from earlyexit.kv import PAGE_TOKENS, TRIAL, KvShape, KvStore, Places, Run
+from earlyexit.kv import PAGE_TOKENS, KvShape, KvStore, Places, Run
 from earlyexit.kv_memory import KvMemory
 from earlyexit.layout import Layout
 from earlyexit.memory import Fill
-from earlyexit.pending import Behind, Pending, joined
+from earlyexit.pending import Pending
 from earlyexit.piece import Tensors
 
 
@@ -69,7 +70,15 @@ class RmsNorm(nn.Module):
         return F.rms_norm(values, self.weight.shape, self.weight, self.eps)
 
 
-class DecoderBlock(nn.Module):
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Of rows, their places in the store, and by how much their queries and keys turn."""
+
+    places: Places
+    rotary: Tensors
+
+
+class DecoderBlock(Block):
     """Attention and a gated feed-forward, each behind its norm."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -84,20 +93,18 @@ class DecoderBlock(nn.Module):
         self.gate_up = nn.Linear(size, 2 * wide, bias=False)
         self.down = nn.Linear(wide, size, bias=False)
 
-    def forward(self, index: int, hidden_ND: Tensor, rotary: Tensors, places: Places, kv: KvStore) -> Tensor:
-        """(N, D) to (N, D); what the rows leave behind is written to the store first, then attended to."""
+    def forward(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> Tensor:
         queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
-        kv.write(index, places, turned(keys_NKd, rotary), values_NKd)
-        context_NHd = kv.attend(index, places, turned(queries_NHd, rotary))
+        kv.write(index, where.places.write_N, turned(keys_NKd, where.rotary), values_NKd)
+        context_NHd = kv.attend(index, where.places, turned(queries_NHd, where.rotary))
         hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
         result: Tensor = hidden_ND + self.down(F.silu(gate_NF) * up_NF)
         return result
 
-    def keep(self, index: int, hidden_ND: Tensor, rotary: Tensors, places: Places, kv: KvStore) -> None:
-        """Only leave keys and values behind, of states that the block is not run on."""
+    def keep(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> None:
         _, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
-        kv.write(index, places, turned(keys_NKd, rotary), values_NKd)
+        kv.write(index, where.places.write_N, turned(keys_NKd, where.rotary), values_NKd)
 
     def _queries_keys_values(self, hidden_ND: Tensor) -> Sequence[Tensor]:
         qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (sum(self.heads), self.head_size))
@@ -124,12 +131,20 @@ class DecoderBackbone(Backbone):
         self.max_length = config.max_length
         self.vocabulary = "word.weight" if config.tied else None
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_blocks))
-        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.blocks = nn.ModuleList(self.new_block() for _ in range(config.num_blocks))
+        self.norm = self.new_norm()
         """Behind the last block: what its exit looks at."""
         self.fill: Fill = "compute"
         """How blocks that a token has skipped come to its keys and values."""
         self._memory: KvMemory | None = None
+
+    def new_block(self) -> Block:
+        """One of the chain, with weights at random."""
+        return DecoderBlock(self.config)
+
+    def new_norm(self) -> nn.Module:
+        """Of what is behind the last block."""
+        return RmsNorm(self.config.hidden_size, self.config.norm_eps)
 
     @property
     def kv(self) -> KvStore:
@@ -184,16 +199,34 @@ class DecoderBackbone(Backbone):
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         """Also on tokens of the same sequences that left before one of these blocks: see `Pending`."""
         hidden_ND, run_B5, behind_B = hidden
-        runs, behind = _runs(run_B5, behind_B, layout)
+        behind = behind_B.tolist()
+        runs = self.runs(run_B5, behind, layout)
         for run in runs:  # at a replica they have entered; whoever runs a network himself need not ask first
             self.kv.enter(run.sequence, run.limit)
-        rows = _Rows(self, runs, behind, hidden_ND)
+        rows = Rows(self, runs, behind, hidden_ND)
         stops = sorted({first, *(block for run in runs for block in self.pending.blocks(run, first, end))})
         for at, until in zip(stops, [*stops[1:], end], strict=True):
             rows.join(at)
             rows.run(at, until)
         after_ND = rows.settle(first, end)
         return self.norm(after_ND) if end == self.num_blocks else after_ND, run_B5, behind_B
+
+    def runs(self, run_B5: Tensor, behind: Sequence[int], layout: Layout) -> list[Run]:
+        """Of every input its rows, of which so many are `behind`: those came along from another replica."""
+        numbers = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
+        return [
+            self.run_of(sequence_of(high, low), start - came_along, length, limit, prompt)
+            for (high, low, start, limit, prompt), came_along, length in numbers
+        ]
+
+    def run_of(self, sequence: int, start: int, length: int, limit: int, prompt: int) -> Run:
+        """Rows of a sequence whose first `prompt` tokens were given."""
+        return Run(sequence=sequence, start=start, length=length, limit=limit)
+
+    def where(self, runs: Sequence[Run]) -> Any:
+        """What blocks must know of the rows of these runs."""
+        places = self.kv.places(runs)
+        return Where(places, self.rotary(places.position_N))
 
     def rotary(self, position_N: Tensor) -> Tensors:
         """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each."""
@@ -212,112 +245,3 @@ _RUN = TensorSpec(name="run", shape=(5,), dtype="int32", below=1)
 """Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
 _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
 """Of every input, how many of its first rows came along from another replica, of tokens that left there."""
-
-
-def _runs(run_B5: Tensor, behind_B: Tensor, layout: Layout) -> tuple[list[Run], list[int]]:
-    """Of every input its rows, those that came along included, and how many these are."""
-    behind = behind_B.tolist()
-    numbers = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
-    runs = [
-        Run(sequence=sequence_of(high, low), start=start - came_along, length=length, limit=limit)
-        for (high, low, start, limit, *_), came_along, length in numbers
-    ]
-    return runs, behind
-
-
-class _Rows:
-    """The rows of one call of `run_blocks`: every run's own and, before them, those of its tokens that are behind."""
-
-    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
-        """`came`: how many of each run's first rows came along from another replica."""
-        self.runs = runs
-        self._backbone = backbone
-        self._copied: list[Behind | None] = [None] * len(runs)
-        self._came: list[Tensor | None] = [None] * len(runs)
-        """Of these, what is passed on as it came."""
-        self._rows_MD = hidden_ND
-        if backbone.fill == "copy" and any(came):
-            self._set_apart(came)
-        self._spans = list(self.runs)
-        self._index()
-
-    def _set_apart(self, behind: Sequence[int]) -> None:
-        """What came along is copied, not run."""
-        rows = torch.split(self._rows_MD, [run.length for run in self.runs])
-        self._copied = [
-            Behind(run.start, rows_nD[:count]) if count else None
-            for run, rows_nD, count in zip(self.runs, rows, behind, strict=True)
-        ]
-        self._came = [None if each is None else each.hidden_nD for each in self._copied]
-        self._rows_MD = torch.cat([rows_nD[count:] for rows_nD, count in zip(rows, behind, strict=True)])
-        self.runs = [
-            replace(run, start=run.start + count, length=run.length - count)
-            for run, count in zip(self.runs, behind, strict=True)
-        ]
-
-    def join(self, block: int) -> None:
-        """Take along what waits before a block."""
-        pending = self._backbone.pending
-        starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
-        found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
-        if not any(found):
-            return
-        if self._backbone.fill == "copy":
-            self._copied = [
-                old if new is None else joined(new, old) for new, old in zip(found, self._copied, strict=True)
-            ]
-        else:
-            parts = zip(found, self._split(), strict=True)
-            self._rows_MD = torch.cat([each for older, rows in parts for each in _stacked(older, rows)])
-            self._spans = [
-                run if older is None else Run(sequence=run.sequence, start=older.start, length=run.end - older.start)
-                for older, run in zip(found, self._spans, strict=True)
-            ]
-        self._index()
-
-    def run(self, first: int, end: int) -> None:
-        """Blocks `first` to `end` - 1."""
-        kv = self._backbone.kv
-        for index in range(first, end):
-            block = self._backbone.blocks[index]
-            assert isinstance(block, DecoderBlock)
-            if self._copies is not None:
-                block.keep(index, *self._copies, kv)
-            self._rows_MD = block(index, self._rows_MD, self._rotary, self._places, kv)
-
-    def settle(self, first: int, end: int) -> Tensor:
-        """Note who is behind from here on: what was, and the own rows too, which may leave at an exit here.
-
-        Gives the rows of what was given, packed (N, D).
-        """
-        pending, is_last = self._backbone.pending, end == self._backbone.num_blocks
-        rows = self._split()
-        for run, span, rows_nD, copied in zip(self.runs, self._spans, rows, self._copied, strict=True):
-            if is_last:
-                pending.through(run.sequence, first, run.end)
-            elif run.sequence != TRIAL:
-                waiting = Behind(span.start, rows_nD)
-                pending.moved(run.sequence, first, end, waiting if copied is None else joined(copied, waiting))
-        if not any(came is not None for came in self._came) and all(map(is_, self._spans, self.runs)):
-            return self._rows_MD
-        own = (rows_nD[-run.length :] for run, rows_nD in zip(self.runs, rows, strict=True))
-        parts = zip(self._came, own, strict=True)
-        return torch.cat([each for pair in parts for each in pair if each is not None])
-
-    def _split(self) -> tuple[Tensor, ...]:
-        return torch.split(self._rows_MD, [span.length for span in self._spans])
-
-    def _index(self) -> None:
-        backbone, kv = self._backbone, self._backbone.kv
-        self._places = kv.places(self._spans)
-        self._rotary = backbone.rotary(self._places.position_N)
-        self._copies: tuple[Tensor, Tensors, Places] | None = None
-        copied = [(each, run) for each, run in zip(self._copied, self.runs, strict=True) if each is not None]
-        if copied:
-            runs = [Run(sequence=run.sequence, start=each.start, length=len(each.hidden_nD)) for each, run in copied]
-            places = kv.places(runs)
-            self._copies = torch.cat([each.hidden_nD for each, _ in copied]), backbone.rotary(places.position_N), places
-
-
-def _stacked(older: Behind | None, rows_nD: Tensor) -> tuple[Tensor, ...]:
-    return (rows_nD,) if older is None else (older.hidden_nD, rows_nD)

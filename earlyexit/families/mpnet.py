@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import JsonDict
 from earlyexit.families.bert import Bert, sizes_of
+from earlyexit.families.distances import by_distance
 from earlyexit.families.encoder import BlockNames, EncoderBackbone, EncoderConfig
 from earlyexit.layout import Layout
 
@@ -24,8 +24,6 @@ BUCKETS = "encoder.relative_attention_bias.weight"
 """Where `transformers` keeps the table."""
 POSITION_OFFSET = 2
 """Behind the padding index, which is 1 whatever the configuration names."""
-MAX_DISTANCE = 128
-"""From it on all distances share a bucket; `transformers` fixes it, no configuration names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,36 +54,7 @@ class MPNetBackbone(EncoderBackbone):
 
     def bias_HTT(self, length: int) -> Tensor:
         """What is added to the scores of `length` tokens in a row, queries before keys."""
-        device = self.distance_bias.weight.device
-        place_T = torch.arange(length, device=device)
-        # Of every distance once; picking T * T of them is cheaper than sorting T * T into buckets.
-        offset_R = torch.arange(1 - length, length, device=device)
-        bias_RH = self.distance_bias(bucket(offset_R, self.config.num_buckets))
-        bias_TTH: Tensor = bias_RH[place_T[None, :] - place_T[:, None] + (length - 1)]
-        return bias_TTH.permute(2, 0, 1)
-
-
-def bucket(offset: Tensor, num_buckets: int) -> Tensor:
-    """The bucket of how far a key is behind its query (negative: before it), int64.
-
-    A quarter of the buckets is for the distances below that quarter, one each; the edges of the next quarter's grow
-    evenly in the logarithm up to `MAX_DISTANCE`. As many again are for keys behind the query. By comparison with whole
-    edges, where `transformers` rounds a logarithm down: that depends on who computes the logarithm.
-    """
-    half, exact = num_buckets // 2, num_buckets // 4
-    distance = offset.abs()
-    wide = exact + (distance[..., None] >= _edges(exact, half - exact, offset.device)).sum(-1)
-    return torch.where(distance < exact, distance, wide) + (offset > 0).long() * half
-
-
-def _edges(exact: int, num_wide: int, device: torch.device) -> Tensor:
-    """The smallest distance of every wide bucket but the first.
-
-    Computed where it is needed: numbers from the host could not be captured. What is meant to be whole is so before it
-    is rounded up, whoever computes the powers.
-    """
-    step_E = torch.arange(1, num_wide, dtype=torch.float64, device=device)
-    return (exact * (MAX_DISTANCE / exact) ** (step_E / num_wide) - 1e-6).ceil()
+        return by_distance(self.distance_bias, length)
 
 
 class MPNet(Bert):

@@ -54,30 +54,34 @@ class Sequence:
         ends: Items[int],
         sampling: Sampling,
         chunk: int,
+        start: int | None = None,
     ) -> None:
         """Before its first step: see `begin`.
 
         `max_length`: of prompt and answer together, the model's; `ends`: tokens that end it; `chunk`: the most tokens
-        of a prompt in one step. Raises InputError, and UnprocessableInputError for a prompt that is too long.
+        of a prompt in one step; `start`: of an encoder-decoder, the token that answers start with: the prompt is then
+        its source, which is not cut. Raises InputError, and UnprocessableInputError for a prompt that is too long.
         """
         if not prompt:
             raise InputError("the prompt is empty; at least one token is needed")
         if max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
-        if len(prompt) >= max_length:
+        if len(prompt) + (start is not None) >= max_length:
             raise UnprocessableInputError(
                 f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
             )
         assert chunk >= 1
-        self.num_prompt = len(prompt)
-        self.limit = min(len(prompt) + max_tokens, max_length)
+        self.tokens = [*prompt] if start is None else [*prompt, start]
+        self.num_prompt = len(self.tokens)
+        """Also of what the decoder starts with."""
+        self.limit = min(self.num_prompt + max_tokens, max_length)
         """How many tokens it may come to."""
-        self.tokens = list(prompt)
         self.ended: Ended | None = None
         self._text = text
         self._ends = frozenset(ends)
         self._sampling = sampling
         self._chunk = chunk
+        self._first_chunk = chunk if start is None else max(chunk, self.num_prompt)
         self._number = 0
         self._seen = 0
 
@@ -92,13 +96,13 @@ class Sequence:
     def step(self) -> Encoded:
         """What the decoder must see next."""
         assert self.ended is None
-        new = self.tokens[self._seen : self._seen + self._chunk]
+        new = self.tokens[self._seen : self._until()]
         run = np.array([run_of(self._number, self._seen, self.limit, self.num_prompt)], dtype=np.int32)
         return Encoded(len(new), (np.array(new, dtype=np.int32), run))
 
     def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
         """Take the answer to the last step; None where the prompt is not over yet."""
-        self._seen = min(self._seen + self._chunk, len(self.tokens))
+        self._seen = self._until()
         if self._seen < len(self.tokens):
             return None
         chosen = choose(answer_2k, self._sampling, len(self.tokens))
@@ -113,12 +117,18 @@ class Sequence:
             text += self._text.finish()
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
+    def _until(self) -> int:
+        """Up to where the next step comes, or the one that is under way came."""
+        chunk = self._chunk if self._seen else self._first_chunk
+        return min(self._seen + chunk, len(self.tokens))
+
 
 def run_of(sequence: int, start: int, limit: int, prompt: int) -> list[int]:
     """What an input of a sequence brings beside its tokens.
 
     That is the sequence's number in two halves, from 0 (no sequence at all) to 2**62 - 1, how many of its tokens came
-    before, how many it may come to, and how many of these were given, whatever has been said since.
+    before, how many it may come to, and how many of these were given, whatever has been said since. An encoder-decoder
+    is given its source and the token that answers start with: all but one of these are the source.
     """
     return [sequence >> HALF_BITS, sequence & (1 << HALF_BITS) - 1, start, limit, prompt]
 

@@ -29,6 +29,7 @@ RAMPS = {
     "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",
     "reduced": "earlyexit.ramps.heads:ReducedRamp",
     "vocabulary": "earlyexit.ramps.vocabulary:VocabularyHead",
+    "vocabulary-bias": "earlyexit.ramps.vocabulary:BiasedVocabularyHead",
 }
 if TYPE_CHECKING:
     RampStyle = str

@@ -36,6 +36,17 @@ class VocabularyHead(Ramp):
         return outputs_BV
 
 
+class BiasedVocabularyHead(VocabularyHead):
+    """With a bias of every token, as Marian has it; of those that are never said minus infinity."""
+
+    def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
+        super().__init__(row, output_shape, pooling)
+        self.bias_V = nn.Parameter(torch.zeros(flat_outputs(output_shape)))
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        return super().classify(gathered) + self.bias_V
+
+
 class ForeseeingRamp(Ramp):
     """One that says how sure it is before it says of what."""
 

@@ -32,13 +32,19 @@ class TokenTask(Task):
     zero_one = True
     columns = (Column(name="token", datatypes=("INT64",)), Column(name="score", datatypes=("FP32",)))
 
-    def __init__(self, vocab_size: int, ends: Sequence[int] = ()) -> None:
-        """`ends`: tokens that end a sequence. Raises ValueError for a vocabulary without choice, or ends outside it."""
+    def __init__(self, vocab_size: int, ends: Sequence[int] = (), start: int | None = None) -> None:
+        """`ends`: tokens that end a sequence; `start`: what an answer starts with, of an encoder-decoder alone.
+
+        Raises ValueError for a vocabulary without choice, or tokens outside it.
+        """
         if vocab_size < 2:
             raise ValueError(f"a vocabulary of {vocab_size} leaves no choice")
         if any(not 0 <= end < vocab_size for end in ends):
             raise ValueError(f"ends {list(ends)} are not all tokens of a vocabulary of {vocab_size}")
+        if start is not None and not 0 <= start < vocab_size:
+            raise ValueError(f"start {start} is no token of a vocabulary of {vocab_size}")
         self.vocab_size = vocab_size
+        self.start = start
         self.ends = tuple(ends)
 
     @property
@@ -46,7 +52,8 @@ class TokenTask(Task):
         return self.vocab_size
 
     def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "vocab_size": self.vocab_size, "ends": list(self.ends)}
+        start = {} if self.start is None else {"start": self.start}
+        return {"name": self.name, "vocab_size": self.vocab_size, "ends": list(self.ends)} | start
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """Tokens and their log-probabilities, float32 (B, 2, k): whole numbers up to 2**24 are exact in it."""

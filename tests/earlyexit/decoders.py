@@ -67,13 +67,15 @@ def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitMode
     return model
 
 
-def model_of(pretrained: Pretrained, *, ramps: tuple[int, ...], num_pages: int = 64) -> EarlyExitModel:
+def model_of(
+    pretrained: Pretrained, *, ramps: tuple[int, ...], num_pages: int = 64, family: str = "llama"
+) -> EarlyExitModel:
     """With untrained ramps, over a store of its own."""
     assert isinstance(pretrained.backbone, DecoderBackbone)
     model = add_ramps(
         pretrained,
         name="tiny",
-        family="llama",
+        family=family,
         codec={"name": "text", "max_length": 128},
         task=TokenTask(pretrained.backbone.config.vocab_size),
         ramps=RampOptions(at=ramps, pooling="last"),

@@ -61,7 +61,7 @@ def test_what_is_written_is_held_by_its_own_sequence() -> None:
     for run, limit in zip(runs, (6, 3, 6), strict=True):
         kv.enter(run.sequence, limit)
     keys_NKd = torch.arange(18.0).view(9, 1, 2)
-    kv.write(1, kv.places(runs), keys_NKd, -keys_NKd)
+    kv.write(1, kv.places(runs).write_N, keys_NKd, -keys_NKd)
     keys, values = kv.held(1, 1, 6)
     assert keys.tolist() == keys_NKd[[0, 1, 2, 3, 4, 8]].tolist()
     assert values.tolist() == (-keys_NKd[[0, 1, 2, 3, 4, 8]]).tolist()
@@ -74,7 +74,7 @@ def test_what_is_no_sequence_takes_no_page_and_disturbs_nobody() -> None:
     kv.enter(1, 4)
     kv.enter(TRIAL, 0)
     trial = Run(sequence=TRIAL, start=100, length=7)
-    kv.write(0, kv.places([trial]), torch.ones(7, 1, 2), torch.ones(7, 1, 2))
+    kv.write(0, kv.places([trial]).write_N, torch.ones(7, 1, 2), torch.ones(7, 1, 2))
     assert kv.held(0, 1, 4)[0].abs().sum() == 0
 
 
@@ -113,7 +113,7 @@ def test_rows_attend_alike_wherever_their_tokens_lie_and_whoever_is_beside(scatt
     for number, end in ends.items():
         kv.enter(number, end)
         written[number] = keys, values = torch.randn(end, 2, 4), torch.randn(end, 2, 4)
-        kv.write(0, kv.places([Run(sequence=number, start=0, length=end)]), keys, values)
+        kv.write(0, kv.places([Run(sequence=number, start=0, length=end)]).write_N, keys, values)
     lengths = {1: 1, 2: 5, 3: 1, 4: 3}
     runs = [Run(sequence=k, start=ends[k] - length, length=length) for k, length in lengths.items()]
     assert (kv.stretch_of(runs[0]) is None) == scattered

@@ -12,7 +12,8 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from earlyexit.checkpoint import load_pretrained
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket
+from earlyexit.families.distances import bucket
+from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig
 from earlyexit.layout import Layout
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -28,4 +28,4 @@ def build_generation(
     """None of a model whose answers are no tokens, or that takes no prompts."""
     if not isinstance(codec, PromptCodec) or not isinstance(task, TokenTask):
         return None
-    return GenerateService(codec.tokenizer, task.ends, codec.max_length, dispatcher, settings, clock, trace=trace)
+    return GenerateService(codec.tokenizer, task, codec.max_length, dispatcher, settings, clock, trace=trace)

@@ -24,6 +24,7 @@ from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpE
 from earlyexit.generation.sequence import Sequence as TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.signature import Encoded
+from earlyexit.tasks.token import TokenTask
 from earlyexit.wire import Answer, Numbers
 from optimizer.placement import PlacedPlan
 
@@ -59,7 +60,7 @@ class GenerateService:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        ends: Sequence[int],
+        task: TokenTask,
         max_length: int,
         dispatcher: Dispatcher,
         settings: ServeSettings,
@@ -69,12 +70,12 @@ class GenerateService:
         rng: random.Random | None = None,
         trace: Callable[[Sequence[LiveFlight]], None] | None = None,
     ) -> None:
-        """`ends`: the task's; `max_length`: the model's, of prompt and answer together.
+        """`max_length`: the model's, of prompt and answer together.
 
         `trace`: told of every sequence's first step, whose request is traced up to its first token or chunk.
         """
         self._tokenizer = tokenizer
-        self._ends = tuple(ends)
+        self._task = task
         self._max_length = max_length
         self._dispatcher = dispatcher
         self._settings = settings
@@ -105,12 +106,13 @@ class GenerateService:
         timeout_s = self._timeout_s(request.timeout_s)
         sequence = TokenSequence(
             request.prompt,
-            TextStream(self._tokenizer, request.prompt, request.stops),
+            TextStream(self._tokenizer, request.prompt if self._task.start is None else (), request.stops),
             max_tokens=request.max_tokens,
             max_length=self._max_length,
-            ends=() if request.ignores_ends else self._ends,
+            ends=() if request.ignores_ends else self._task.ends,
             sampling=request.sampling,
             chunk=self._settings.prompt_chunk,
+            start=self._task.start,
         )
         self._dispatcher.check(1, math.inf)
         self.loop.admit(sequence.num_prompt, now_s)

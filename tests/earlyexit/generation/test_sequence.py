@@ -105,3 +105,23 @@ def test_what_cannot_be_begun_is_refused(
 ) -> None:
     with pytest.raises(error, match=said):
         sequence(prompt, **changes)
+
+
+def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() -> None:
+    one = sequence([1, 2, 3], chunk=2, start=9, max_tokens=4)
+    one.begin(1)
+    assert step(one) == ([1, 2, 3, 9], [0, 1, 0, 8, 4])
+    for token in (50, 51, 52):
+        assert say(one, token) is not None
+    assert step(one) == ([52], [0, 1, 6, 8, 4])
+    one.begin(2)
+    found = [step(one)]
+    assert say(one, 99) is None
+    assert say(one, 99) is None
+    assert [*found, step(one)] == [([1, 2, 3, 9], [0, 2, 0, 8, 4]), ([52], [0, 2, 6, 8, 4])]
+    assert one.num_said == 3
+
+
+def test_a_source_has_to_leave_room_for_what_the_answer_starts_with() -> None:
+    with pytest.raises(UnprocessableInputError, match="the prompt has 3 tokens; this model takes 4 with the answer"):
+        sequence([1, 2, 3], start=9, max_length=4)

@@ -27,12 +27,13 @@ from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError, SequenceLostError
 from earlyexit.generation.sequence import sequence_of
 from earlyexit.split import Split
+from earlyexit.tasks.token import TokenTask
 from earlyexit.wire import Answer, Numbers
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import turns
-from tests.earlyexit.decoders import byte_tokenizer
+from tests.earlyexit.decoders import VOCABULARY, byte_tokenizer
 
 NUM_BLOCKS = 4
 SLOTS = ("split-cpu-0", "split-cpu-1")
@@ -201,7 +202,9 @@ class _Alarm:
 class GenerateScene:
     """Two replicas of one stage, and a service whose settings a test may change."""
 
-    def __init__(self, plan: PlacedPlan | None = None, *, max_queued: int = 100, **settings: Any) -> None:
+    def __init__(
+        self, plan: PlacedPlan | None = None, *, max_queued: int = 100, start: int | None = None, **settings: Any
+    ) -> None:
         self.clock = ManualClock()
         self.alarms = Alarms(self.clock)
         self.replicas = FakeReplicas()
@@ -216,7 +219,7 @@ class GenerateScene:
         )
         self.service = GenerateService(
             byte_tokenizer(),
-            ends=(),
+            TokenTask(VOCABULARY, start=start),
             max_length=MAX_LENGTH,
             dispatcher=self.dispatcher,
             settings=given,

@@ -37,6 +37,13 @@ async def test_a_prompt_longer_than_a_chunk_is_shown_in_parts_and_what_follows_i
     assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
 
 
+async def test_the_source_of_an_encoder_decoder_is_shown_in_one_part_and_what_answers_start_with_behind_it() -> None:
+    scene = GenerateScene(start=7)
+    stream = scene.start(*PROMPT)
+    assert await tokens_of(stream) == expected((*PROMPT, 7), 5)
+    assert scene.replicas.log == ["r1 gets 1"] * 5
+
+
 async def test_sequences_run_side_by_side_and_those_that_come_together_are_sent_together() -> None:
     scene = GenerateScene()
     prompts = [(7, 8), (9,), (1, 2, 3)]

@@ -24,12 +24,14 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
+from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import LOOPBACK, soon
 from tests.earlyexit.decoders import (
     NUM_BLOCKS,
+    VOCABULARY,
     Handfuls,
     backbone_of,
     byte_tokenizer,
@@ -106,7 +108,13 @@ class Service:
         self.dispatcher = Dispatcher(core, MonotonicClock(), MetricsLog())
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
-            byte_tokenizer(), (), MAX_LENGTH, self.dispatcher, settings, MonotonicClock(), rng=random.Random(0)
+            byte_tokenizer(),
+            TokenTask(VOCABULARY),
+            MAX_LENGTH,
+            self.dispatcher,
+            settings,
+            MonotonicClock(),
+            rng=random.Random(0),
         )
 
     def begin(self, prompt: tuple[int, ...]) -> Stream:
