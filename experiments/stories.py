@@ -20,7 +20,16 @@ LAST_BYTE = 258
 
 
 def read_stories(path: Path) -> Pretrained:
-    """A checkpoint of llama2.c; its rotary pairs are neighbours, ours are a head's halves."""
+    """A checkpoint of llama2.c."""
+    config, weights = read_weights(path)
+    return from_weights(DecoderBackbone(config), weights)
+
+
+def read_weights(path: Path) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """Its sizes, and its weights by their names in `transformers`.
+
+    Its rotary pairs are neighbours, those of `transformers` are a head's halves.
+    """
     dim, hidden, blocks, heads, kv_heads, vocabulary, length = np.fromfile(path, "<i4", 7).tolist()
     size = dim // heads
     config = DecoderConfig(
@@ -59,7 +68,7 @@ def read_stories(path: Path) -> Pretrained:
             if per_block
             else {f"model.{name}.weight": values}
         )
-    return from_weights(DecoderBackbone(config), weights)
+    return config, weights
 
 
 def read_pieces(path: Path) -> list[tuple[bytes, float]]:
