@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -21,6 +21,7 @@ from deployments.settings import ServeSettings
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
+from earlyexit.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
@@ -46,12 +47,16 @@ THRESHOLD = 0.9
 POLICY = PolicySpec(name="confidence", thresholds=THRESHOLD)
 
 
+def a_decoder() -> EarlyExitModel:
+    """The same at every call, over a store of its own."""
+    return decoder(hf_decoder(), num_pages=NUM_PAGES)
+
+
 class Replica:
     """One that lives in this process."""
 
-    def __init__(self, number: int, slot: str) -> None:
+    def __init__(self, number: int, slot: str, model: EarlyExitModel) -> None:
         self.name = f"{slot}#{number}"
-        model = decoder(hf_decoder(), num_pages=NUM_PAGES)
         self.memory = backbone_of(model).memory
         settings = ServeSettings(model="none", plan=plan().plan)
         runner = TorchRunner(model, ConfidencePolicy(2.0), memory=self.memory)
@@ -84,10 +89,14 @@ def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
 class Service:
     """An ingress and its replicas."""
 
-    def __init__(self, placed: PlacedPlan) -> None:
+    def __init__(
+        self, placed: PlacedPlan, new_model: Callable[[], EarlyExitModel] = a_decoder, start: int | None = None
+    ) -> None:
+        """`start`: what answers start with, of an encoder-decoder."""
         self.placed = placed
+        self.task = TokenTask(VOCABULARY, start=start)
         self.boards = {slot: Board() for slot in placed.slots}
-        self.replicas = {slot: [Replica(number, slot) for number in range(2)] for slot in placed.slots}
+        self.replicas = {slot: [Replica(number, slot, new_model()) for number in range(2)] for slot in placed.slots}
 
     @property
     def num_lost(self) -> int:
@@ -109,7 +118,7 @@ class Service:
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
             byte_tokenizer(),
-            TokenTask(VOCABULARY),
+            self.task,
             MAX_LENGTH,
             self.dispatcher,
             settings,
