@@ -1,0 +1,324 @@
+"""A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches, a peer.
+
+    python -m experiments.generation_speed SmolLM2-135M-Instruct.Q4_1.gguf --data ag_news/test.csv
+
+One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
+one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
+`--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of those who leave alone; so costs
+are real and what is said is not, and all sides say as many tokens. Sides take turns within each round; medians.
+Minutes: about 2 a concurrency and side on one core.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from earlyexit.backends import open_segments
+from earlyexit.boundary import FloatName
+from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.clock import MonotonicClock
+from earlyexit.device import Device
+from earlyexit.engine import BatchEngine
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.generation.sampling import Sampling
+from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.text import TextStream
+from earlyexit.kv import PAGE_TOKENS
+from earlyexit.member import Member
+from earlyexit.memory import Fill
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.release import Release, Told
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from earlyexit.tasks.token import TokenTask
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import Numbers, entering
+from experiments.turns import Figures, in_turns, tell
+
+PROMPT = "prompt"
+"""What the ids of steps that see a prompt begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A sequence to be made."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(slots=True)
+class Course:
+    """When a sequence began, and when each of its tokens came; seconds on one clock."""
+
+    began_s: float
+    said_s: list[float] = field(default_factory=list)
+
+    @property
+    def first_s(self) -> float:
+        return self.said_s[0] - self.began_s
+
+    @property
+    def per_token_s(self) -> float:
+        """Of those behind the first."""
+        return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
+
+
+class ScriptedPolicy(ExitPolicy):
+    """A share of all tokens leaves, drawn by their sample ids."""
+
+    name = "scripted"
+    foresees = "classifier"
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: torch.Tensor, sample_ids: Sequence[str]) -> Verdict:
+        leave = [not each.startswith(PROMPT) and _drawn(each) < self._share for each in sample_ids]
+        return Verdict(leave_B=torch.tensor(leave), value_B=None, score_B=torch.ones(len(leave)), state_BS=state_BS)
+
+
+def _drawn(sample_id: str) -> float:
+    return zlib.crc32(sample_id.encode()) / 2**32
+
+
+class Engine:
+    """A device under one plan that makes sequences, so many at once."""
+
+    def __init__(self, model: EarlyExitModel, splits: Sequence[Split], share: float, text: Tokenizer) -> None:
+        assert isinstance(model.backbone, DecoderBackbone)
+        self._backbone = model.backbone
+        self._text = text
+        self._clock = MonotonicClock()
+        self._runner = TorchRunner(model, ScriptedPolicy(share), open_segments("torch", model, Path(), 1))
+        engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes())
+        self._device = Device(engine, self._runner, self._clock, self._deliver)
+        self._serial = 0
+        self._under_way: dict[int, tuple[TokenSequence, Course]] = {}
+
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+        """Make them all; `chunk`: the most tokens of a prompt in one step."""
+        self._jobs, self._chunk, self.courses = list(jobs)[::-1], chunk, list[Course]()
+        for _ in range(min(concurrency, len(jobs))):
+            self._begin()
+        self._device.run_until_idle()
+        assert len(self.courses) == len(jobs)
+        assert not self._backbone.kv.sequences
+        return self.courses
+
+    def _begin(self) -> None:
+        job = self._jobs.pop()
+        self._serial += 1
+        sequence = TokenSequence(
+            job.prompt,
+            TextStream(self._text, job.prompt),
+            max_tokens=job.tokens,
+            max_length=self._backbone.max_length,
+            ends=(),
+            sampling=Sampling(),
+            chunk=self._chunk,
+        )
+        sequence.begin(self._serial)
+        self._under_way[self._serial] = sequence, Course(self._clock.now_s())
+        self._submit(self._serial, sequence)
+
+    def _submit(self, number: int, sequence: TokenSequence) -> None:
+        step = sequence.step()
+        kind = "step" if sequence.num_said else PROMPT
+        sample_id = f"{kind}:{len(sequence.tokens)}:{int(step.tensors[1][0, 2])}:{number}"
+        (piece,) = self._runner.from_wire(entering([sample_id], [step])).singles()
+        member = Member(sample_id=sample_id, payload=piece, tokens=step.length)
+        self._device.engine.submit(0, [member], self._clock.now_s())
+
+    def _deliver(self, releases: list[Release[Piece]]) -> None:
+        now_s = self._clock.now_s()
+        for release in releases:
+            assert isinstance(release, Told), release
+            number = int(release.answer.sample_id.rpartition(":")[2])
+            sequence, course = self._under_way[number]
+            assert isinstance(release.answer.value, Numbers)
+            if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
+                course.said_s.append(now_s)
+            if sequence.ended is None:
+                self._submit(number, sequence)
+                continue
+            self._backbone.end(number)
+            del self._under_way[number]
+            self.courses.append(course)
+            if self._jobs:
+                self._begin()
+
+
+class Transformers:
+    """The same checkpoint by `transformers`' own continuous batching (`generate_batch`'s manager)."""
+
+    def __init__(self, source: Path, dtype: FloatName) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            str(source.parent), gguf_file=source.name, dtype=getattr(torch, dtype)
+        ).eval()
+
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+        """Make them all."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        longest = max(len(job.prompt) + job.tokens for job in jobs)
+        config = ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=(concurrency + 1) * (longest // PAGE_TOKENS + 2),
+            max_batch_tokens=chunk + concurrency,
+            allow_block_sharing=False,
+        )
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        waiting, courses = list(jobs)[::-1], list[Course]()
+        began: dict[str, float] = {}
+        with self._model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
+
+            def begin() -> None:
+                job = waiting.pop()
+                now_s = time.perf_counter()
+                name = manager.add_request(
+                    list(job.prompt), max_new_tokens=job.tokens, record_timestamps=True, eos_token_id=-1
+                )
+                began[name] = now_s
+
+            for _ in range(min(concurrency, len(jobs))):
+                begin()
+            while len(courses) < len(jobs):
+                result = manager.get_result(timeout=60)
+                assert result is not None, "transformers says nothing any more"
+                assert result.error is None, result.error
+                if result.is_finished():
+                    courses.append(Course(began[result.request_id], list(result.timestamps)))
+                    if waiting:
+                        begin()
+        return courses
+
+
+def jobs_of(options: Namespace, text: Tokenizer) -> list[Job]:
+    """Prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
+    rng = np.random.default_rng(0)
+    ids = text.encode(options.data.read_text(encoding="utf-8")[:400_000]).ids
+    firsts = rng.integers(0, len(ids) - options.prompt, size=options.sequences)
+    lengths = rng.integers(options.tokens // 2, options.tokens * 3 // 2 + 1, size=options.sequences)
+    return [
+        Job(tuple(ids[first : first + options.prompt]), int(length))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
+
+
+def plans(last: int, ramp: int, batch: int) -> dict[str, list[Split]]:
+    """What the engine is compared under, by name."""
+    shrinking = Split(first=0, end=last, batch=batch, ramps=(ramp,))
+    found = {
+        "stock": [Split(first=0, end=last, batch=batch)],
+        "early-exit (shrinking)": [shrinking],
+        "constant": _cut(last, ramp, batch),
+    }
+    return found | ({"constant, half as many": _cut(last, ramp, batch // 2)} if batch > 1 else {})
+
+
+def _cut(last: int, ramp: int, batch: int) -> list[Split]:
+    return [
+        Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,)),
+        Split(first=ramp + 1, end=last, batch=batch),
+    ]
+
+
+def figures(side: Engine | Transformers, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
+    """Of one run of all jobs."""
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    courses = side.run(jobs, concurrency, chunk)
+    took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    said = sum(job.tokens for job in jobs)
+    assert said == sum(len(course.said_s) for course in courses)
+    return {
+        "tokens/s": said / took_s,
+        "ms of processor time per token": 1e3 * spent_s / said,
+        "ms to the first token, p50": 1e3 * median(course.first_s for course in courses),
+        "ms per further token, p50": 1e3 * median(course.per_token_s for course in courses),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = ArgumentParser(prog="python -m experiments.generation_speed", description=__doc__)
+    parser.add_argument("model", type=Path, help="a decoder's .gguf")
+    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--sequences", type=int, default=0, help="0: three times as many as are under way at once")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens")
+    parser.add_argument("--tokens", type=int, default=32, help="of an answer, on average")
+    parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
+    parser.add_argument("--ramp", type=int, default=14)
+    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser.add_argument("--fill", choices=get_args(Fill), default="compute")
+    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    text, model = _loaded(options)
+    peer = Transformers(options.model, options.dtype) if _wanted("transformers", options) else None
+    given = options.sequences
+    for concurrency in options.concurrency:
+        options.sequences = given or 3 * concurrency
+        jobs = jobs_of(options, text)
+        named: Mapping[str, Engine | Transformers] = {
+            name: Engine(model, splits, options.share, text)
+            for name, splits in plans(model.num_blocks, options.ramp, concurrency).items()
+            if _wanted(name, options)
+        } | ({} if peer is None else {"transformers": peer})
+        turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
+        found = in_turns(turns, options.rounds)
+        tell(
+            f"{concurrency} at once, {len(jobs)} sequences, {options.share:g} leave after block {options.ramp}, "
+            f"{options.dtype}, fill {options.fill}",
+            found,
+        )
+
+
+def _wanted(name: str, options: Namespace) -> bool:
+    return name.startswith(tuple(options.sides))
+
+
+def _loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
+    with TemporaryDirectory() as folder:
+        copy_tokenizer(str(options.model), Path(folder))
+        text = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    pretrained, family = load_pretrained(str(options.model))
+    backbone = pretrained.backbone.to(getattr(torch, options.dtype))
+    assert isinstance(backbone, DecoderBackbone)
+    model = add_ramps(
+        pretrained,
+        name="scripted",
+        family=family,
+        codec={"name": "prompt", "max_length": backbone.max_length},
+        task=TokenTask(backbone.config.vocab_size),
+        ramps=RampOptions(style="normed", at=(options.ramp,), pooling="last"),
+    )
+    model = model.to(getattr(torch, options.dtype)).eval().requires_grad_(False)
+    tokens = options.prompt + 2 * options.tokens + PAGE_TOKENS
+    backbone.fill = options.fill
+    backbone.open_store(max(options.concurrency) * (tokens // PAGE_TOKENS + 1))
+    return text, model
+
+
+if __name__ == "__main__":
+    main()

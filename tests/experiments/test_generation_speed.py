@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.families.llama import Llama
+from earlyexit.model import EarlyExitModel
+from earlyexit.tasks.token import TokenTask
+from experiments.generation_speed import Engine, Job, figures, plans
+from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
+
+JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]
+RAMP = 2
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    model = add_ramps(
+        Llama().from_transformers(hf_decoder()),
+        name="tiny",
+        family="llama",
+        codec={"name": "prompt", "max_length": 128},
+        task=TokenTask(256),
+        ramps=RampOptions(style="normed", at=(RAMP,), pooling="last"),
+    ).requires_grad_(False)
+    backbone_of(model).open_store(16, page_tokens=PAGE_TOKENS)
+    return model
+
+
+@pytest.mark.parametrize("plan", plans(NUM_BLOCKS, RAMP, 2))
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
+    model: EarlyExitModel, plan: str, share: float
+) -> None:
+    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)[plan], share, byte_tokenizer())
+    courses = engine.run(JOBS, concurrency=2, chunk=4)
+    assert sorted(len(course.said_s) for course in courses) == [1, 3, 4, 5, 6]
+    assert all(course.began_s <= course.said_s[0] <= course.said_s[-1] for course in courses)
+    assert backbone_of(model).memory.use().peak_pages <= 2 * 4
+
+
+def test_a_run_is_told_in_tokens_and_times(model: EarlyExitModel) -> None:
+    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)["stock"], 0.0, byte_tokenizer())
+    found = figures(engine, JOBS, concurrency=2, chunk=4)
+    assert len(found) == 4
+    assert min(found.values()) > 0
