@@ -14,13 +14,12 @@ from __future__ import annotations
 import time
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -48,35 +47,11 @@ from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Numbers, entering
+from experiments.generation_peers import Course, Job, LlamaCpp, Transformers
 from experiments.turns import Figures, in_turns, tell
 
 PROMPT = "prompt"
 """What the ids of steps that see a prompt begin with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A sequence to be made."""
-
-    prompt: tuple[int, ...]
-    tokens: int
-
-
-@dataclass(slots=True)
-class Course:
-    """When a sequence began, and when each of its tokens came; seconds on one clock."""
-
-    began_s: float
-    said_s: list[float] = field(default_factory=list)
-
-    @property
-    def first_s(self) -> float:
-        return self.said_s[0] - self.began_s
-
-    @property
-    def per_token_s(self) -> float:
-        """Of those behind the first."""
-        return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
 
 
 class ScriptedPolicy(ExitPolicy):
@@ -164,51 +139,7 @@ class Engine:
                 self._begin()
 
 
-class Transformers:
-    """The same checkpoint by `transformers`' own continuous batching (`generate_batch`'s manager)."""
-
-    def __init__(self, source: Path, dtype: FloatName) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            str(source.parent), gguf_file=source.name, dtype=getattr(torch, dtype)
-        ).eval()
-
-    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
-        """Make them all."""
-        from transformers import ContinuousBatchingConfig, GenerationConfig
-
-        longest = max(len(job.prompt) + job.tokens for job in jobs)
-        config = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
-            num_blocks=(concurrency + 1) * (longest // PAGE_TOKENS + 2),
-            max_batch_tokens=chunk + concurrency,
-            allow_block_sharing=False,
-        )
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        waiting, courses = list(jobs)[::-1], list[Course]()
-        began: dict[str, float] = {}
-        with self._model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
-
-            def begin() -> None:
-                job = waiting.pop()
-                now_s = time.perf_counter()
-                name = manager.add_request(
-                    list(job.prompt), max_new_tokens=job.tokens, record_timestamps=True, eos_token_id=-1
-                )
-                began[name] = now_s
-
-            for _ in range(min(concurrency, len(jobs))):
-                begin()
-            while len(courses) < len(jobs):
-                result = manager.get_result(timeout=60)
-                assert result is not None, "transformers says nothing any more"
-                assert result.error is None, result.error
-                if result.is_finished():
-                    courses.append(Course(began[result.request_id], list(result.timestamps)))
-                    if waiting:
-                        begin()
-        return courses
+Side = Engine | Transformers | LlamaCpp
 
 
 def jobs_of(options: Namespace, text: Tokenizer) -> list[Job]:
@@ -241,7 +172,7 @@ def _cut(last: int, ramp: int, batch: int) -> list[Split]:
     ]
 
 
-def figures(side: Engine | Transformers, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
+def figures(side: Side, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
     """Of one run of all jobs."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     courses = side.run(jobs, concurrency, chunk)
@@ -259,7 +190,7 @@ def figures(side: Engine | Transformers, jobs: Sequence[Job], concurrency: int, 
 def main() -> None:
     """Measure and print."""
     parser = ArgumentParser(prog="python -m experiments.generation_speed", description=__doc__)
-    parser.add_argument("model", type=Path, help="a decoder's .gguf")
+    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
     parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--sequences", type=int, default=0, help="0: three times as many as are under way at once")
@@ -270,21 +201,27 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
     parser.add_argument("--fill", choices=get_args(Fill), default="compute")
     parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
+    parser.add_argument("--llama-cpp", type=Path, metavar="GGUF", help="also by llama.cpp, of this file")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     options = parser.parse_args()
     torch.set_num_threads(1)
     text, model = _loaded(options)
-    peer = Transformers(options.model, options.dtype) if _wanted("transformers", options) else None
+    peers: dict[str, Side] = {}
+    if _wanted("transformers", options):
+        peers["transformers"] = Transformers(options.model, options.dtype)
+    if options.llama_cpp is not None:
+        peers["llama.cpp"] = LlamaCpp(options.llama_cpp)
     given = options.sequences
     for concurrency in options.concurrency:
         options.sequences = given or 3 * concurrency
         jobs = jobs_of(options, text)
-        named: Mapping[str, Engine | Transformers] = {
+        engines: dict[str, Side] = {
             name: Engine(model, splits, options.share, text)
             for name, splits in plans(model.num_blocks, options.ramp, concurrency).items()
             if _wanted(name, options)
-        } | ({} if peer is None else {"transformers": peer})
+        }
+        named = engines | peers
         turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
         found = in_turns(turns, options.rounds)
         tell(

@@ -6,7 +6,8 @@ from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.families.llama import Llama
 from earlyexit.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask
-from experiments.generation_speed import Engine, Job, figures, plans
+from experiments.generation_peers import Job
+from experiments.generation_speed import Engine, figures, plans
 from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
 
 JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]

@@ -1,0 +1,112 @@
+"""Others that make sequences, in one process and without HTTP: `transformers`' continuous batching, and llama.cpp."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from earlyexit.boundary import FloatName
+from earlyexit.kv import PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A sequence to be made."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(slots=True)
+class Course:
+    """When a sequence began, and when each of its tokens came; seconds on one clock."""
+
+    began_s: float
+    said_s: list[float] = field(default_factory=list)
+
+    @property
+    def first_s(self) -> float:
+        return self.said_s[0] - self.began_s
+
+    @property
+    def per_token_s(self) -> float:
+        """Of those behind the first."""
+        return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
+
+
+class Transformers:
+    """The same checkpoint by `transformers`' own continuous batching (`generate_batch`'s manager)."""
+
+    def __init__(self, source: Path, dtype: FloatName) -> None:
+        from transformers import AutoModelForCausalLM
+
+        where: dict[str, Any] = {"gguf_file": source.name} if source.is_file() else {}
+        folder = source.parent if source.is_file() else source
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=getattr(torch, dtype), **where
+        ).eval()
+
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+        """Make them all."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        longest = max(len(job.prompt) + job.tokens for job in jobs)
+        config = ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=(concurrency + 1) * (longest // PAGE_TOKENS + 2),
+            max_batch_tokens=chunk + concurrency,
+            allow_block_sharing=False,
+        )
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        waiting, courses = list(jobs)[::-1], list[Course]()
+        began: dict[str, float] = {}
+        with self._model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
+
+            def begin() -> None:
+                job = waiting.pop()
+                now_s = time.perf_counter()
+                name = manager.add_request(
+                    list(job.prompt), max_new_tokens=job.tokens, record_timestamps=True, eos_token_id=-1
+                )
+                began[name] = now_s
+
+            for _ in range(min(concurrency, len(jobs))):
+                begin()
+            while len(courses) < len(jobs):
+                result = manager.get_result(timeout=60)
+                assert result is not None, "transformers says nothing any more"
+                assert result.error is None, result.error
+                if result.is_finished():
+                    courses.append(Course(began[result.request_id], list(result.timestamps)))
+                    if waiting:
+                        begin()
+        return courses
+
+
+class LlamaCpp:
+    """The same weights by llama.cpp (`llama-cpp-python`), which takes one sequence after another: as its server does.
+
+    It computes with them as the file has them, quantised; a fraction of the bytes that the other sides read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        llama: Any = import_module("llama_cpp")
+        self._llama = llama.Llama(str(file), n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
+
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+        """Make them all."""
+        courses = []
+        began_s = time.perf_counter()
+        for job in jobs:
+            course = Course(began_s if len(courses) < concurrency else courses[-concurrency].said_s[-1])
+            for _ in islice(self._llama.generate(list(job.prompt), temp=0.0), job.tokens):
+                course.said_s.append(time.perf_counter())
+            courses.append(course)
+        return courses
