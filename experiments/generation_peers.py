@@ -1,12 +1,10 @@
-"""Others that make sequences, in one process and without HTTP: `transformers`' continuous batching, and llama.cpp."""
+"""What else makes sequences in one process and without HTTP: `transformers`' own continuous batching."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,26 +85,4 @@ class Transformers:
                     courses.append(Course(began[result.request_id], list(result.timestamps)))
                     if waiting:
                         begin()
-        return courses
-
-
-class LlamaCpp:
-    """The same weights by llama.cpp (`llama-cpp-python`), which takes one sequence after another: as its server does.
-
-    It computes with them as the file has them, quantised; a fraction of the bytes that the other sides read.
-    """
-
-    def __init__(self, file: Path) -> None:
-        llama: Any = import_module("llama_cpp")
-        self._llama = llama.Llama(str(file), n_ctx=2048, n_threads=1, n_threads_batch=1, verbose=False)
-
-    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
-        """Make them all."""
-        courses = []
-        began_s = time.perf_counter()
-        for job in jobs:
-            course = Course(began_s if len(courses) < concurrency else courses[-concurrency].said_s[-1])
-            for _ in islice(self._llama.generate(list(job.prompt), temp=0.0), job.tokens):
-                course.said_s.append(time.perf_counter())
-            courses.append(course)
         return courses
