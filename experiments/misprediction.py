@@ -21,10 +21,11 @@ from experiments.data import RUNS
 from experiments.e3_plans import PROBLEMS
 from experiments.kit import keep, show
 from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate, nested_reach
+from optimizer.evaluate import evaluate
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
+from optimizer.reach import nested_reach
 from optimizer.what_if import with_batch_limit
 
 ERRORS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

@@ -25,7 +25,8 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
     return (*STRATEGIES, "apparate") if problem.batches is None else (*STRATEGIES, "apparate", "pame")
 
 
-Binding = Literal["devices", "budget", "latency", "ramps"]
+Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
+"""The last three of generation: its first tokens, sequences at a time, and memory of keys and values."""
 Possible = TypeVar("Possible")
 
 

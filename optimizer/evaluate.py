@@ -28,20 +28,20 @@ from typing import NamedTuple
 import numpy as np
 
 from earlyexit.split import Split
-from optimizer.batch_seconds import computed_shares, expected_batches, step_seconds
+from optimizer.batch_seconds import computed_shares, expected_batches
 from optimizer.between import crossing_s, divided, hop_s, wait_s
 from optimizer.fits import check_fits
+from optimizer.generation.figures import broken_promises
+from optimizer.generation.steps import seconds_of_steps
 from optimizer.networks import part_of
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.reach import Reach, nested_reach
 from optimizer.tokens import in_token_batches, in_tokens
 from profiles.lengths import Lengths
 
 # Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
-
-Reach = Callable[[Sequence[int]], Sequence[float]]
-"""From the active ramps to the share of inputs that reach every block (N)."""
 
 
 class StepSeconds(NamedTuple):
@@ -113,24 +113,6 @@ class Evaluation:
     usd_per_hour: float
     splits: tuple[ExpectedSplit, ...]
     stages: tuple[StageFigures, ...]
-
-
-def nested_reach(problem: PlanProblem) -> Reach:
-    """The planner's view of survival: who passes the last active ramp would pass all earlier ones."""
-
-    def reach(active: Sequence[int]) -> Sequence[float]:
-        return nested_shares(problem.survival_N, active)
-
-    return reach
-
-
-def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
-    """Per block, the share of inputs that reaches it with these ramps active, by a nested survival."""
-    shares, share = [], 1.0
-    for block in range(len(survival_N)):
-        shares.append(share)
-        share = survival_N[block + 1] if block in active else share
-    return shares
 
 
 def evaluate(
@@ -233,7 +215,7 @@ def _counted(tokens_at_block: tuple[float, ...], split: Split, lengths: Lengths)
 def _of_the_mean_batch(
     problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float], unanswered_N: Sequence[float]
 ) -> list[StepSeconds]:
-    steps = step_seconds(problem.latency[stage.device], problem.ramps, split, share_N)
+    steps = seconds_of_steps(problem, stage.device, split, share_N)
     return [
         StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
         for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
@@ -264,6 +246,8 @@ def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
         promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
     if problem.lengths is not None:
         promises["tokens_per_input"] = problem.lengths.mean
+    if problem.generation is not None:
+        promises["steps_per_sequence"] = problem.generation.num_steps
     return promises
 
 
@@ -285,7 +269,13 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
         found.append(
             f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
         )
-    return found
+    return [*found, *(text for _, text in broken_promises(problem, stages, **step_figures(figures)))]
+
+
+def step_figures(figures: Evaluation) -> dict[str, float]:
+    """What `optimizer.generation.figures` asks of a plan's."""
+    hops_s = sum(each.hop_s for each in figures.stages)
+    return {"rate_per_s": figures.served_per_s, "latency_s": figures.latency_s, "hops_s": hops_s}
 
 
 def _total(steps: Sequence[StepSeconds]) -> float:

@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, nested_shares, sought
+from optimizer.evaluate import Evaluation, sought
+from optimizer.generation.steps import demand_of
 from optimizer.networks import part_of, survival_with
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.reach import nested_shares
 
 AT_ITS_LIMIT = 0.02
 """A latency this close to what is allowed is said to bind: batch sizes come in steps, so few plans reach the limit."""
@@ -191,6 +193,12 @@ def _binding(problem: PlanProblem, decision: NoPlan) -> str:
             return f"the devices ({there}) are too few{_for_rate(problem)}"
         case "budget":
             return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
+        case "ttft":
+            return f"the TTFT of {_milliseconds(demand_of(problem).ttft_s or 0)} binds"
+        case "sequences":
+            return f"{demand_of(problem).most_running} sequences at a time are too few for any measured batches"
+        case "memory":
+            return "the memory of the accelerators is too small for keys and values"
         case "ramps":
             return f"the ramp budget of {problem.ramp_budget or 0:.3%} of the blocks' time is too small"
 

@@ -21,13 +21,13 @@ RECORDS = ".npz"
 Given = float | list[float] | Mapping[int, float] | str
 
 
-def lengths_of(given: Given, source: Source, folder: Path) -> Lengths:
-    """Lengths that a file gives below `lengths`; raises at the line of what no input has, as the source does."""
+def lengths_of(given: Given, source: Source, folder: Path, at: tuple[str, ...] = ("lengths",)) -> Lengths:
+    """Lengths that a file gives at a place of it; raises at the line of what no input has, as the source does."""
     if isinstance(given, list):
         for position, tokens in enumerate(given):
-            with source.said_at(("lengths", position)), _said_as(source):
+            with source.said_at((*at, position)), _said_as(source, at):
                 Lengths.of([tokens])
-    with source.said_at(("lengths",)), _said_as(source):
+    with source.said_at(at), _said_as(source, at):
         if isinstance(given, str):
             return Lengths.of(tokens_of(folder / given))
         if isinstance(given, list):
@@ -36,12 +36,12 @@ def lengths_of(given: Given, source: Source, folder: Path) -> Lengths:
 
 
 @contextmanager
-def _said_as(source: Source) -> Iterator[None]:
+def _said_as(source: Source, at: tuple[str, ...]) -> Iterator[None]:
     """Have what is wrong with data be an error of the file that names it."""
     try:
         yield
     except DataError as error:
-        raise source.raises(f"lengths: {error}") from error
+        raise source.raises(f"{'.'.join(at)}: {error}") from error
 
 
 def lengths_document(lengths: Lengths) -> float | dict[int, float]:

@@ -91,7 +91,7 @@ class Graph:
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
         ranks = ranks_of(problem)
-        seconds = seconds_of(problem.latency[self.device_names[moves.device_M[move]]])
+        seconds = seconds_of(problem, self.device_names[moves.device_M[move]])
         least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
         before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
         batch = int(moves.batch_M[move])
@@ -129,7 +129,7 @@ def build_graph(
     wire = wire_of(problem)
     parts = [
         _moves_of_device(
-            device, RULES[rule], seconds_of(problem.latency[name]), ranks_of(problem), nodes, wire,
+            device, RULES[rule], seconds_of(problem, name), ranks_of(problem), nodes, wire,
             float(problem.slo.limit_s), every_batch, most_moves,
         )
         for device, name in enumerate(names)
@@ -156,7 +156,7 @@ def build_graph(
 
 def all_nodes(problem: PlanProblem) -> Nodes:
     """Every pair of boundary and last ramp; those that nothing reaches are no start of a split, so none."""
-    share_Q, after_Q = ranks_of(problem)
+    share_Q, after_Q, _ = ranks_of(problem)
     nodes = [
         (block, rank)
         for block in range(problem.num_blocks)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from earlyexit.errors import PlanError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import solve_exactly
+from optimizer.generation.solve import solve_generation
 from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import bound_at_scale, solve_at_scale
@@ -38,9 +40,19 @@ def solve(
     Raises PlanError where no plan is found and none is ruled out.
     """
     space = space if isinstance(space, Space) else SPACES[space]
+    if problem.generation is not None:
+        return solve_generation(problem, space, _exactly)
     if problem.networks:
         return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
     return _solve(problem, space, planners)
+
+
+def _exactly(problem: PlanProblem, space: Space) -> Decision:
+    """Of steps; raises PlanError where a problem is too large for that."""
+    decision = solve_exactly(problem, _sensible(problem, space))
+    if decision is None:
+        raise PlanError("generation is planned exactly, and here are too many devices, ramps or batch sizes for that")
+    return decision
 
 
 def _bound(problem: PlanProblem, space: Space) -> float | None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from earlyexit.chain import check_networks
 from earlyexit.errors import PlanError
+from optimizer.generation.demand import Generation
 from profiles.batches import RecordedBatches
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
@@ -146,6 +147,8 @@ class PlanProblem:
     crossing_tokens: tuple[float, ...] = ()
     """Per network, the share of an input's tokens that is left of it where it came over a crossing, words having been
     pruned (Tabi, section 4.2); (): all. Batches take what so many tokens take."""
+    generation: Generation | None = None
+    """Where inputs are steps of sequences: rates are then of steps, and the SLO is of one. None: they are no steps."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -162,6 +165,21 @@ class PlanProblem:
         self._check_batches()
         self._check_lengths()
         self._check_networks()
+        self._check_generation()
+
+    def _check_generation(self) -> None:
+        if self.generation is None:
+            return
+        others = {"lengths": self.lengths, "batches": self.batches, "networks": self.networks or None}
+        for name, other in others.items():
+            if other is not None:
+                raise PlanError(f"steps of sequences have no {name}; leave one of generation and {name} out")
+        if isinstance(self.objective, MinimizeLatency):
+            raise PlanError("generation is planned for the highest rate or the least cost, not for the least latency")
+        for name, known in (("prefill", self.generation.prefill), ("kv memory_bytes", _memory(self.generation))):
+            missing = [] if known is None else sorted(set(self.devices) - set(known))
+            if missing:
+                raise PlanError(f"generation {name} says nothing of {missing[0]}; it is of {sorted(known or ())}")
 
     def _check_networks(self) -> None:
         check_networks(self.networks)
@@ -274,6 +292,10 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def _memory(generation: Generation) -> Mapping[str, float] | None:
+    return None if generation.kv is None else generation.kv.memory_bytes
 
 
 def check_seconds(device: str, table: LatencyTable) -> None:

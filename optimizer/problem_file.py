@@ -14,6 +14,7 @@ from earlyexit.errors import PlanError
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
+from optimizer.generation_file import generation_document, with_generation, with_slo_of_tokens
 from optimizer.latency_file import LatencyEntry, Place, latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.models_file import as_chain
@@ -117,7 +118,16 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
             document["latency"][device] |= {"length": table.length}
     if problem.stayers_length_N is not None:
         document["stayers_length"] = list(problem.stayers_length_N)
+    if problem.generation is not None:
+        tables = {device: _table_of_length(table) for device, table in (problem.generation.prefill or {}).items()}
+        document["generation"] = generation_document(problem.generation, problem.slo, tables)
+        del document["slo"]
+        document["latency"] = {device: _table_of_length(table) for device, table in problem.latency.items()}
     return document | networks_document(problem)
+
+
+def _table_of_length(table: LatencyTable) -> dict[str, Any]:
+    return _table_document(table) | {"length": table.length}
 
 
 def _objective_document(objective: Objective) -> dict[str, Any]:
@@ -144,6 +154,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
     source = as_chain(source, folder, partial(_of_model, source=source, folder=folder))
     refuse_unknown_fields(source)
+    source = with_slo_of_tokens(source)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
         problem = _blank(document)
@@ -169,10 +180,11 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     with source.said_at(("order",)):
         order = order_of(document.order)
     problem = _with_lengths(problem, document, recorded, source, folder)
+    problem = with_generation(problem, source, folder)
     if recorded is None:
         return ProblemFile(problem=problem, order=order)
     records, thresholds = recorded
-    if problem.batches is None and problem.lengths is None:
+    if problem.batches is None and problem.lengths is None and problem.generation is None:
         problem = with_recorded_batches(problem, records, thresholds)
     return ProblemFile(problem=problem, records=records, alone=alone, thresholds=thresholds, order=order)
 

@@ -260,6 +260,8 @@ class ProblemDocument(StrictDocument):
     """Per block, the mean length of inputs that reach it over that of all; None: the records', or alike."""
     models: None = None
     """In the place of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
+    generation: Any = None
+    """Of decoders: sequences, whose steps the inputs are (`optimizer.generation_file`)."""
     networks: list[int] = Field(default_factory=list)
     """Of a chain: one past the last block of every network."""
     survival_of: list[SurvivalOfDocument] = Field(default_factory=list)

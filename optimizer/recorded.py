@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from earlyexit.split import Split
-from optimizer.evaluate import Evaluation, Reach, Steps, StepSeconds, evaluate
+from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
 from profiles.batches import IntArray, RecordedBatches, batch_counts
 from profiles.table import FloatArray, LatencyTable
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from earlyexit.chain import used_of
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned, gap_between
-from optimizer.evaluate import Evaluation, Reach, evaluate, merit, sought, violations
+from optimizer.evaluate import Evaluation, evaluate, merit, sought, violations
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.reach import Reach
 from optimizer.recorded import evaluate_on
 from profiles.records import ExitRecords
 

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
+from optimizer.generation.steps import step_table
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
-from profiles.table import LatencyTable
 
+# Far below the steps between measured batches.
+ROUNDING = 1e-9
 CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
 """Ramp rules: any set; every ramp of the model; no ramp; only at the ends of splits (E3 section 5.8.6)."""
 
@@ -28,6 +30,14 @@ class DeviceSeconds(NamedTuple):
     sums_GK: FloatArray
     """Of all blocks before a boundary."""
     ramp_s_EG: FloatArray
+    beside_K: FloatArray
+    """Of prompts, per step, in all blocks before a boundary; none where inputs are no steps."""
+    head_s_G: FloatArray
+    """Of the vocabulary head, behind the last block."""
+    begin_s: float
+    """Of a batch that begins behind the first block."""
+    most_batch: float
+    """The largest that a plan may have."""
 
 
 class Ranks(NamedTuple):
@@ -35,21 +45,33 @@ class Ranks(NamedTuple):
 
     share_Q: FloatArray
     after_Q: IntArray
+    rows_Q: FloatArray
+    """What blocks run after it, of all inputs: who is inside, and tokens that are filled in (`Generation.rows`)."""
 
 
-def seconds_of(table: LatencyTable) -> DeviceSeconds:
-    """A latency table as kernels take it."""
-    sums_GK = np.zeros((len(table.batches), len(table.block_s_NB) + 1))
-    np.cumsum(table.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
-    return DeviceSeconds(
-        np.array(table.batches, dtype=float), sums_GK, np.array(table.ramp_s_EB, dtype=float, order="C")
-    )
+def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
+    """A device's latency as kernels take it."""
+    table, generation = problem.latency[device], problem.generation
+    body, beside_K = table, np.zeros(problem.num_blocks + 1)
+    head_s_G, begin_s, most_batch = np.zeros(len(table.batches)), 0.0, np.inf
+    if generation is not None:
+        steps = step_table(problem, device)
+        body, head_s_G = steps.body, steps.head_s_B
+        np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
+        begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
+    sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
+    np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
+    ramp_s_EG = np.array(table.ramp_s_EB, dtype=float, order="C")
+    sizes_G = np.array(table.batches, dtype=float)
+    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch)
 
 
 def ranks_of(problem: PlanProblem) -> Ranks:
     """Per rank, the share inside the model after it, and the first block after it."""
     shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
-    return Ranks(np.array(shares), np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64))
+    rows = shares if problem.generation is None else [problem.generation.rows(share) for share in shares]
+    after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
+    return Ranks(np.array(shares), after_Q, np.array(rows))
 
 
 @compiled
@@ -89,18 +111,24 @@ def least_times(
 
     `before_Q[rank]` becomes the active ramp before `rank` in the best split that holds both.
     """
-    sums_GK, share_Q, after_Q = device.sums_GK, ranks.share_Q, ranks.after_Q
+    sums_GK, share_Q, after_Q, rows_Q = device.sums_GK, ranks.share_Q, ranks.after_Q, ranks.rows_Q
     num_ranks = share_Q.size
     num_blocks = sums_GK.shape[1] - 1
     least_EQ[:] = np.inf
+    answered = batch / share_Q[entry]
+    if batch > device.most_batch or answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
+        return
     upto_Q = np.full(num_ranks, np.inf)  # seconds until just after each ramp
-    cell_Q = np.zeros(num_ranks, dtype=np.int64)
+    cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of what blocks run there
     part_Q = np.zeros(num_ranks)
-    upto_Q[entry] = 0.0
+    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of those alone who are inside
+    own_part_Q = np.zeros(num_ranks)
+    upto_Q[entry] = 0.0 if first == 0 else device.begin_s
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:
             continue
-        cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch_inside(share_Q, entry, rank, batch))
+        own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, batch_inside(share_Q, entry, rank, batch))
+        cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry])
     for rank in range(entry + 1, num_ranks):
         end = after_Q[rank]
         if end <= first or rule == 2:
@@ -109,9 +137,8 @@ def least_times(
             if upto_Q[before] == np.inf or not _may_follow(rule, entry, before, rank):
                 continue
             start = max(first, after_Q[before])
-            cell, part = cell_Q[before], part_Q[before]
-            ramp_s = seconds_at(device.ramp_s_EG[rank - 1], cell, part)
-            seconds = upto_Q[before] + run_s(sums_GK, cell, part, start, end) + ramp_s
+            ramp_s = seconds_at(device.ramp_s_EG[rank - 1], own_cell_Q[before], own_part_Q[before])
+            seconds = upto_Q[before] + run_s(sums_GK, cell_Q[before], part_Q[before], start, end) + ramp_s
             if seconds < upto_Q[rank]:
                 upto_Q[rank] = seconds
                 before_Q[rank] = before
@@ -121,4 +148,7 @@ def least_times(
         start = max(first, after_Q[last])
         for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
             if _may_end(rule, entry, last, end, after_Q):
-                least_EQ[end, last] = upto_Q[last] + run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                seconds = upto_Q[last] + run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                if end == num_blocks:
+                    seconds += seconds_at(device.head_s_G, own_cell_Q[last], own_part_Q[last])
+                least_EQ[end, last] = seconds + answered * (device.beside_K[end] - device.beside_K[first])

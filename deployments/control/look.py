@@ -10,12 +10,12 @@ from deployments.control.outlook import Outlook
 from deployments.reports import ReplicaReport
 from earlyexit.split import Split
 from optimizer.batch_seconds import split_seconds
-from optimizer.evaluate import Reach, nested_reach
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Run, Straggler, find
 from optimizer.live.trial import Delivered
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
+from optimizer.reach import Reach, nested_reach
 
 RECENT_INPUTS = (100, 300, 1000)
 """Answers that are held against the forecast: the least that tell anything, so that a jump shows at once and its begin

@@ -20,7 +20,7 @@ from deployments.settings import ControlSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from optimizer.decision import NoPlan
-from optimizer.evaluate import Reach, evaluate, promised
+from optimizer.evaluate import evaluate, promised
 from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.live.slots import num_started, place
 from optimizer.live.stragglers import Resting
@@ -28,6 +28,7 @@ from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
 from optimizer.rescore import joint_reach
 
 OffLoop = Callable[[Callable[[float], Outlook], float], Awaitable[Outlook]]

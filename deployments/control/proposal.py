@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import Evaluation, Reach, evaluate, sought, violations
+from optimizer.evaluate import Evaluation, evaluate, sought, violations
 from optimizer.live.blame import Blamed
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
 from optimizer.rescore import rechosen, rescore
 
 Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]

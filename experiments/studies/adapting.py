@@ -13,10 +13,11 @@ from experiments.e3_plans import ENTROPY
 from experiments.live.mixes import EASY_SHARES, mixed_records
 from experiments.studies.sides import E3_SLOWER, Workload, facing, plan_of, sst2
 from optimizer.decision import NoPlan, Strategy
-from optimizer.evaluate import Reach, evaluate
+from optimizer.evaluate import evaluate
 from optimizer.plan import Plan
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
 from optimizer.rescore import joint_reach, rechosen, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords

@@ -16,9 +16,10 @@ from experiments.studies.picture import Lines
 from experiments.studies.sides import Workload, equal_cluster, facing, goodput, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio
 from optimizer.decision import Planned, Strategy
-from optimizer.evaluate import evaluate, nested_reach
+from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
+from optimizer.reach import nested_reach
 from optimizer.what_if import with_batch_limit
 
 OTHER_BATCHES = (4, 2)

@@ -20,12 +20,13 @@ from offramp.jobs.simulated_plan import PlayedPlan, plan_of_file, planner_plan, 
 from offramp.load.arrivals import FloatArray, parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS
 from optimizer.decision import Strategy
-from optimizer.evaluate import Evaluation, evaluate, nested_shares, violations
+from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
+from optimizer.reach import nested_shares
 from simulator.outcome import DROPS, Figures, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import Progress, simulate

@@ -12,9 +12,10 @@ from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
-from optimizer.evaluate import Evaluation, Reach, evaluate, sought, violations
+from optimizer.evaluate import Evaluation, evaluate, sought, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.reach import Reach
 
 Gain = Literal["rate", "cost", "time"]
 GAINS: dict[type[Objective], Gain] = {MaximizeRate: "rate", MinimizeCost: "cost", MinimizeLatency: "time"}

@@ -30,7 +30,7 @@ class Tables(NamedTuple):
 
 def tables_of(problem: PlanProblem, names: tuple[str, ...], batch: int | None) -> Tables:
     """The named devices' figures; with `batch`, splits of that size only."""
-    share_Q, after_Q = ranks_of(problem)
+    share_Q, after_Q, _ = ranks_of(problem)
     latency = [problem.latency[name] for name in names]
     num_sizes = max(len(table.batches) for table in latency)
     shape = len(names), problem.num_blocks, num_sizes

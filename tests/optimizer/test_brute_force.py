@@ -9,9 +9,10 @@ from numpy.random import default_rng
 
 from earlyexit.split import Split
 from optimizer.decision import STRATEGIES, Strategy
-from optimizer.evaluate import evaluate, nested_reach, violations
+from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.reach import nested_reach
 from profiles.table import LatencyTable
 from tests.optimizer.brute_force import Twin, reached_by
 from tests.optimizer.layouts import Layout, layouts, plan_of

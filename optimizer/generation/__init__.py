@@ -1,0 +1,1 @@
+"""Plans of decoders, whose inputs are the steps of sequences: what a sequence asks, and what bounds its plans."""

@@ -1,0 +1,80 @@
+"""Problems of generation that a reader can follow, and every plan of small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from optimizer.decision import Strategy
+from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.generation.demand import Generation
+from optimizer.plan import Stage
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from profiles.lengths import Lengths
+from profiles.table import LatencyTable
+from tests.optimizer.layouts import layouts, plan_of
+
+BATCHES = (1, 2, 4, 8, 16)
+GENERATION = Generation(prompt=Lengths(mean=16), output=Lengths(mean=5))
+
+
+def two_blocks(*, count: int = 1, per_token_s: float = 0.0, half: float = 0.5, **changes: object) -> PlanProblem:
+    """Two blocks of 10 ms and a time per token, a ramp of 1 ms between them, where `1 - half` of the steps leave."""
+    block_s = 0.01 + per_token_s * np.array([BATCHES, BATCHES])
+    table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.full((1, len(BATCHES)), 0.001))
+    problem = PlanProblem(
+        num_blocks=2,
+        ramps=(0,),
+        survival_N=(1.0, half),
+        latency={"gpu": table},
+        devices={"gpu": Supply(count=count, usd_per_hour=1.0)},
+        link=Link(bandwidth_bytes_per_s=1e9),
+        bytes_per_sample_N=(0.0, 0.0),
+        slo=Slo(latency_s=10.0, slack=0.0),
+        objective=MaximizeRate(),
+        generation=GENERATION,
+    )
+    return replace(problem, **changes)  # type: ignore[arg-type]  # fields of a problem
+
+
+def asking(problem: PlanProblem, **changes: object) -> PlanProblem:
+    """The problem with other sequences."""
+    assert problem.generation is not None
+    return replace(problem, generation=replace(problem.generation, **changes))  # type: ignore[arg-type]
+
+
+def every_plan(problem: PlanProblem, strategy: Strategy) -> Iterator[tuple[tuple[Stage, ...], Evaluation]]:
+    """Those that keep what the problem promises, all batches and replicas of all layouts one by one."""
+    for layout in layouts(problem, strategy):
+        sizes = [problem.latency[device].batches for _, device in layout.splits]
+        counts = [range(1, problem.devices[device].count + 1) for device in layout.devices]
+        for batches in product(*sizes):
+            if layout.constant_batch and len(set(batches)) > 1:
+                continue
+            for replicas in product(*counts):
+                stages = plan_of(layout, np.array(batches), np.array(replicas))
+                figures = _figures(problem, stages)
+                if figures is not None and not violations(problem, stages, figures):
+                    yield stages, figures
+
+
+def _figures(problem: PlanProblem, stages: tuple[Stage, ...]) -> Evaluation | None:
+    """None where a batch holds more tokens than were measured at once: the tests of `evaluate` see that refused."""
+    tokens = [
+        split.batch * problem.generation.rows(share) / share
+        for stage in stages
+        for split in stage.splits
+        if problem.generation is not None and (share := _enters(problem, stages, split.first)) > 0
+    ]
+    largest = [problem.latency[stage.device].batches[-1] for stage in stages for _ in stage.splits]
+    if any(each > most * (1 + 1e-9) for each, most in zip(tokens, largest, strict=True)):
+        return None
+    return evaluate(problem, stages)
+
+
+def _enters(problem: PlanProblem, stages: tuple[Stage, ...], block: int) -> float:
+    before = [ramp for stage in stages for split in stage.splits for ramp in split.ramps if ramp < block]
+    return problem.share_after(max(before, default=None))

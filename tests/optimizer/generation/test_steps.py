@@ -1,0 +1,162 @@
+"""What a step costs: tokens that are filled in, prompts, the vocabulary head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.decision import Planned
+from optimizer.evaluate import evaluate
+from optimizer.generation.demand import Generation
+from optimizer.generation.steps import chunk_of, step_table, without_head
+from optimizer.plan import Stage
+from optimizer.planner import solve
+from optimizer.problem import MinimizeLatency, PlanProblem
+from profiles.lengths import Lengths
+from profiles.table import LatencyTable
+from tests.optimizer.generation.sequences import BATCHES, GENERATION, asking, two_blocks
+
+
+def one_split(batch: int, ramps: tuple[int, ...] = ()) -> tuple[Stage, ...]:
+    return (Stage(device="gpu", replicas=1, splits=(Split(first=0, end=2, batch=batch, ramps=ramps),)),)
+
+
+def two_splits(first: int, second: int) -> tuple[Stage, ...]:
+    splits = (Split(first=0, end=1, batch=first, ramps=(0,)), Split(first=1, end=2, batch=second))
+    return (Stage(device="gpu", replicas=1, splits=splits),)
+
+
+def seconds(problem: PlanProblem, stages: tuple[Stage, ...]) -> list[float]:
+    return [each.seconds for each in evaluate(problem, stages).splits]
+
+
+def test_of_a_sequence_only_tokens_that_no_survivor_follows_are_never_filled_in() -> None:
+    rng = np.random.default_rng(1)
+    share, steps = 0.3, 6
+    reached = []
+    for _ in range(20_000):
+        [survivors] = np.nonzero(rng.random(steps) < share)
+        reached.append(survivors[-1] + 1 if len(survivors) else 0)
+    generation = Generation(prompt=Lengths(mean=1), output=Lengths(mean=steps + 1))
+    assert generation.rows(share) == pytest.approx(np.mean(reached) / steps, rel=0.01)
+    assert generation.rows(1.0) == 1.0
+    assert generation.rows(0.0) == 0.0
+
+
+def test_lengths_of_answers_count_by_their_steps() -> None:
+    mixed = replace(GENERATION, output=Lengths.weighted({2: 0.5, 4: 0.5}))
+    short, long = (replace(GENERATION, output=Lengths(mean=mean)) for mean in (2, 4))
+    assert mixed.num_steps == 2
+    assert mixed.rows(0.4) == pytest.approx((1 * short.rows(0.4) + 3 * long.rows(0.4)) / 4)
+
+
+def test_an_exit_saves_no_work_where_each_token_costs_the_same() -> None:
+    problem = asking(two_blocks(per_token_s=0.01), output=Lengths(mean=10_001))
+    table = replace(problem.latency["gpu"], block_s_NB=0.01 * np.array([BATCHES, BATCHES], dtype=float))
+    problem = asking(replace(problem, latency={"gpu": table}), prompt=Lengths(mean=1))
+    alone = evaluate(problem, one_split(8)).rate_per_s
+    # Half leave, and all that left are run by the second block later: what is won is the tail of a long sequence.
+    assert evaluate(problem, one_split(8, (0,))).rate_per_s <= alone
+    assert evaluate(problem, two_splits(8, 8)).rate_per_s <= alone
+
+
+def test_where_batches_have_room_fills_are_free_and_full_batches_pay() -> None:
+    problem = asking(two_blocks(), output=Lengths(mean=10_001))
+    prompts = 16 * 0.02 / 16 / 10_000  # of each step, one prompt of a batch of 16
+    assert seconds(problem, one_split(8)) == pytest.approx([0.02 + 8 * prompts])
+    assert seconds(problem, two_splits(8, 8)) == pytest.approx([0.011 + 8 * prompts / 2, 0.01 + 16 * prompts / 2])
+    assert evaluate(problem, two_splits(8, 8)).rate_per_s == pytest.approx(8 / (0.016 + 8 * prompts))
+
+
+def test_tokens_that_are_filled_in_take_their_time_in_the_batch() -> None:
+    problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=3), prompt=Lengths(mean=1))
+    reached = 1 - (0.5 + 0.25) / 2  # of two steps: the last skips with 1/2, both with 1/4
+    prompt_s = 0.011 / 2
+    [first_s, second_s] = seconds(problem, two_splits(4, 4))
+    assert first_s == pytest.approx(0.01 + 0.004 + 0.001 + 4 * prompt_s)
+    assert second_s == pytest.approx(0.01 + 0.001 * 8 * reached + 8 * prompt_s)
+    copied = asking(problem, fill="copy", copy_share=0.2)
+    assert seconds(copied, two_splits(4, 4))[1] == pytest.approx(
+        0.01 + 0.001 * 8 * (0.5 + 0.2 * (reached - 0.5)) + 8 * prompt_s
+    )
+
+
+def test_a_batch_that_begins_in_the_middle_is_put_together_anew() -> None:
+    plain, dear = two_blocks(), asking(two_blocks(), regroup_s=0.003)
+    before, after = seconds(plain, two_splits(8, 8)), seconds(dear, two_splits(8, 8))
+    assert after == pytest.approx([before[0], before[1] + 0.003])
+
+
+def test_the_head_is_what_the_last_block_takes_longer_and_sees_survivors_alone() -> None:
+    block_s = np.array([np.full(5, 0.01), 0.01 + 0.002 * np.array(BATCHES)])
+    table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=np.zeros((1, 5)))
+    body, head_s_B = without_head(table)
+    assert body.block_s_NB.tolist() == np.full((2, 5), 0.01).tolist()
+    assert head_s_B == pytest.approx(0.002 * np.array(BATCHES))
+    problem = asking(two_blocks(latency={"gpu": table}), prompt=Lengths(mean=1), output=Lengths(mean=101))
+    prompt_s = (0.02 + 0.002) / 100
+    assert seconds(problem, one_split(8, (0,))) == pytest.approx([0.02 + 0.002 * 4 + 8 * prompt_s])
+
+
+def test_prompts_are_cut_into_chunks_that_were_measured() -> None:
+    problem = asking(two_blocks(per_token_s=0.001), prompt=Lengths(mean=40))
+    table = problem.latency["gpu"]
+    assert chunk_of(table, None) == 16
+    assert chunk_of(table, 8) == 8
+    assert step_table(problem, "gpu").prompt_s_N == pytest.approx([0.03 + 0.04, 0.03 + 0.04])  # 16, 16 and 8
+    assert step_table(asking(problem, chunk=8), "gpu").prompt_s_N == pytest.approx([0.05 + 0.04] * 2)
+    own = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.007), ramp_s_EB=np.zeros((1, 1)), length=64)
+    assert step_table(asking(problem, prefill={"gpu": own}), "gpu").prompt_s_N == pytest.approx([0.007, 0.007])
+
+
+def test_batches_of_more_tokens_than_were_measured_are_refused() -> None:
+    problem = asking(two_blocks(), output=Lengths(mean=1001))
+    with pytest.raises(PlanError, match=r"blocks 1 to 1 run 31\.9\d+ tokens at once at batch 16, .* are at most 16"):
+        evaluate(problem, two_splits(16, 16))
+
+
+def test_a_chain_without_exits_is_planned_as_inputs_are_but_for_its_prompts() -> None:
+    table = replace(two_blocks().latency["gpu"], ramp_s_EB=np.zeros((0, len(BATCHES))))
+    problem = two_blocks(ramps=(), survival_N=(1.0, 1.0), latency={"gpu": table})
+    problem = asking(problem, output=Lengths(mean=1e6))
+    steps, inputs = solve(problem), solve(replace(problem, generation=None))
+    assert isinstance(steps, Planned)
+    assert isinstance(inputs, Planned)
+    assert steps.stages == inputs.stages
+    assert steps.figures.rate_per_s == pytest.approx(inputs.figures.rate_per_s, rel=1e-4)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"output": Lengths(mean=1)}, "output_tokens must be above 1"),
+        ({"fill": "guess"}, "fill must be one of compute, copy, not 'guess'"),
+        ({"copy_share": 1.5}, "copy_share is a share"),
+        ({"ttft_s": 0.0}, "ttft_s must be a finite number above 0"),
+        ({"chunk": 0}, "chunk must be at least 1 token"),
+        ({"most_running": 0}, "most_running must be at least 1 sequence"),
+        ({"regroup_s": -1.0}, "regroup_s must be a finite number not below 0"),
+        ({"prefill": {}}, "generation prefill says nothing of gpu"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_sequences_that_are_none_are_refused(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        asking(two_blocks(), **changes)
+
+
+def test_what_steps_do_not_have_is_refused() -> None:
+    with pytest.raises(PlanError, match="steps of sequences have no networks"):
+        two_blocks(networks=(1, 2))
+    with pytest.raises(PlanError, match="not for the least latency"):
+        two_blocks(objective=MinimizeLatency(rate_per_s=1.0))
+    staying = Split(first=0, end=2, batch=8, ramps=(0,), after_answer="stay")
+    with pytest.raises(PlanError, match="does not stay in a batch"):
+        evaluate(two_blocks(), (Stage(device="gpu", replicas=1, splits=(staying,)),))
