@@ -53,6 +53,10 @@ def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:
     if not there.keys() & devices.keys():
         measured = ", ".join(f"{device}: {list(problem.latency[device].batches)}" for device in there)
         raise PlanError(f"no batch size up to {limit:.15g} is measured on any device; measured are {measured}")
+    if problem.generation is not None:  # larger batches that were measured hold skipped tokens as well
+        tables = {device: problem.latency[device] for device in tables}
+        generation = replace(problem.generation, batch_limit=min(limit, problem.generation.batch_limit))
+        return replace(problem, latency=tables, devices=devices, generation=generation)
     return replace(problem, latency=tables, devices=devices)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.table import Column, Table
 
 from earlyexit.split import AfterAnswer
+from offramp.cli.generation_table import generation_table
 from offramp.cli.printing import make_table, milliseconds
 from offramp.jobs.planning import NoPlanAnswer, PlanAnswer
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
@@ -33,6 +34,8 @@ AFTER_WORDS: dict[AfterAnswer, str] = {
 def plan_tables(answer: PlanAnswer) -> list[Table]:
     """Stages, figures, and the other strategies."""
     tables = [_stages(answer), _figures(answer)]
+    if answer.problem.generation is not None:
+        tables.append(generation_table(answer.problem, answer.planned.stages, answer.planned.figures))
     if answer.rescoring is not None:
         tables.append(_joint(answer.problem, answer.rescoring))
     comparisons = answer.explanation.comparisons

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
 from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.evaluate import promised
+from optimizer.evaluate import promised, step_figures
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
+from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, stages_document
 from optimizer.problem import MinimizeLatency, PlanProblem
@@ -116,6 +117,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for each in figures.stages
         ],
         **({"answered_by": answer.explanation.answered_by} if answer.problem.networks else {}),
+        **({} if answer.problem.generation is None else {"generation": _generation_document(answer)}),
         "baselines": _baselines(answer.problem, answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
@@ -217,6 +219,12 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
         "candidates": len(rescoring.candidates),
         "chosen": rescoring.chosen_index,
     }
+
+
+def _generation_document(answer: PlanAnswer) -> dict[str, Any]:
+    """What the plan does for sequences."""
+    planned = answer.planned
+    return asdict(sequence_figures(answer.problem, planned.stages, **step_figures(planned.figures)))
 
 
 def _finite(value: float) -> float | None:

@@ -7,7 +7,7 @@ the best of all plans that it has met is taken; how far that may be from the bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +21,12 @@ from optimizer.problem import PlanProblem, device_names
 from optimizer.space import SPACES, Space
 
 Exactly = Callable[[PlanProblem, Space], Decision]
-PARTS: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
-"""Of the whole space: where full batches behind ramps need more sequences than there are, plans of fewer splits."""
+PARTS: Mapping[Strategy, tuple[Strategy, ...]] = {
+    "best": ("stock", "early-exit", "serial"),
+    "serial": ("stock", "early-exit"),
+    "e3": ("early-exit",),
+}
+"""Of a space: where full batches behind ramps need more sequences than there are, plans of fewer splits."""
 
 
 def solve_generation(problem: PlanProblem, space: Space, exactly: Exactly) -> Decision:
@@ -81,7 +85,7 @@ def _without_promises(problem: PlanProblem) -> PlanProblem | None:
 
 
 def _parts(space: Space) -> tuple[Space, ...]:
-    return tuple(SPACES[name] for name in PARTS) if space.strategy == "best" else ()
+    return tuple(SPACES[name] for name in PARTS.get(space.strategy, ()))
 
 
 def _limited(problem: PlanProblem, limit: int) -> PlanProblem:

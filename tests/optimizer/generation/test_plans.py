@@ -14,6 +14,7 @@ from optimizer.generation.demand import Generation, KvMemory
 from optimizer.generation.figures import running_sequences, sequence_figures
 from optimizer.planner import solve
 from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.what_if import with_batch_limit
 from profiles.lengths import Lengths
 from tests.optimizer.generation.sequences import asking, every_plan, two_blocks
 from tests.optimizer.random_problems import random_problem
@@ -61,7 +62,7 @@ def test_plans_are_the_best_of_all_by_brute_force(seed: int) -> None:
 
 
 def test_full_batches_are_chosen_where_they_pay() -> None:
-    found = solve(asking(two_blocks(half=0.5), batch_limit=8))
+    found = solve(with_batch_limit(two_blocks(half=0.5), 8))
     assert isinstance(found, Planned)
     assert len(found.stages[0].splits) == 2
 
@@ -92,6 +93,7 @@ def test_best_is_never_below_another_strategy_at_any_number_of_sequences() -> No
             if isinstance(found, Planned):
                 assert running_sequences(found.stages) <= most
         assert rates["best"] == max(rates.values()), (most, rates)
+        assert rates["serial"] >= max(rates["stock"], rates["early-exit"]), (most, rates)
 
 
 @pytest.mark.parametrize("most", [2, 6, 9, 15])

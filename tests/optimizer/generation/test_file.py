@@ -1,0 +1,105 @@
+"""`generation:` in problem files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.generation.demand import KvMemory
+from optimizer.problem import Slo
+from optimizer.problem_file import parse_problem, problem_document, read_problem
+from tests.optimizer.generation.sequences import asking, two_blocks
+
+FILE = """\
+blocks: 2
+ramps: [0]
+survival: [1.0, 0.5]
+latency:
+  gpu: {batch: [1, 8], block_s: [[0.01, 0.01], [0.01, 0.01]], ramp_s: [[0.001, 0.001]]}
+devices: {gpu: {count: 2}}
+link: {bandwidth_bytes_per_s: 1.0e9}
+bytes_per_sample: 0
+objective: {maximize: rate}
+generation:
+  prompt_tokens: 120
+  output_tokens: [4, 8, 12]
+  tpot_s: 0.1
+  ttft_s: 1.0
+  slack: 0.1
+  fill: copy
+  copy_share: 0.06
+  regroup_s: 0.0005
+  most_running: 32
+  chunk: 64
+  prefill:
+    gpu: {batch: [1], length: 128, block_s: [[0.02], [0.02]], ramp_s: [[0.001]]}
+  kv: {bytes_per_token: 1000, weights_bytes: 1.0e6, memory_bytes: {gpu: 2.0e7}, page_tokens: 8, reserved_tokens: 200}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "problem.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_section_says_what_sequences_ask(tmp_path: Path) -> None:
+    problem = read_problem(written(tmp_path, FILE)).problem
+    generation = problem.generation
+    assert problem.slo == Slo(latency_s=0.1, slack=0.1)
+    assert generation is not None
+    assert (generation.prompt.mean, generation.output.mean, generation.num_steps) == (120, 8, 7)
+    assert (generation.ttft_s, generation.fill, generation.copy_share) == (1.0, "copy", 0.06)
+    assert (generation.regroup_s, generation.most_running, generation.chunk) == (0.0005, 32, 64)
+    assert generation.prefill is not None
+    assert generation.prefill["gpu"].length == 128
+    assert generation.kv == KvMemory(
+        bytes_per_token=1000, weights_bytes=1e6, memory_bytes={"gpu": 2e7}, page_tokens=8, reserved_tokens=200
+    )
+    assert generation.held_tokens == 203.5
+
+
+def test_lengths_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "answers.txt").write_text("10\n30\n", encoding="utf-8")
+    text = FILE.replace("[4, 8, 12]", "answers.txt")
+    problem = read_problem(written(tmp_path, text)).problem
+    assert problem.generation is not None
+    assert problem.generation.output.shares == ((10, 0.5), (30, 0.5))
+
+
+def test_problems_are_written_and_read_again() -> None:
+    kv = KvMemory(bytes_per_token=10.0, memory_bytes={"gpu": 1e6})
+    problem = asking(two_blocks(), kv=kv, ttft_s=3.0, chunk=4)
+    again = parse_problem(problem_document(problem)).problem
+    assert again.generation == problem.generation
+    assert problem_document(again) == problem_document(problem)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("tpot_s: 0.1", "tpot_s: 0", "13: generation.tpot_s: "),
+        ("  tpot_s: 0.1\n", "", "generation.tpot_s: "),
+        ("ttft_s: 1.0", "ttft_ms: 1000", "14: generation.ttft_ms: "),
+        ("output_tokens: [4, 8, 12]", "output_tokens: [4, 0]", "12: generation.output_tokens: "),
+        ("output_tokens: [4, 8, 12]", "output_tokens: nowhere.txt", "12: generation.output_tokens: "),
+        ("output_tokens: [4, 8, 12]", "output_tokens: 1", "11: output_tokens must be above 1"),
+        ("fill: copy", "fill: paste", "11: fill must be one of compute, copy"),
+        ("kv: {", "kv: {page: 3, ", "generation.kv.page: "),
+        ("memory_bytes: {gpu: 2.0e7}", "memory_bytes: {tpu: 2.0e7}", "generation kv memory_bytes says nothing of gpu"),
+        ("block_s: [[0.02], [0.02]]", "block_s: [[0.02]]", "22: generation.prefill.gpu.block_s has 1 rows"),
+        ("blocks: 2\n", "blocks: 2\nslo: {latency_s: 1}\n", "2: slo: generation says it, as tpot_s and slack"),
+        ("blocks: 2\n", "blocks: 2\nlengths: 3\n", "latency of gpu: its length is not known"),
+        ("maximize: rate", "minimize: latency, rate_per_s: 5", "not for the least latency"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in FILE
+    path = written(tmp_path, FILE.replace(old, new))
+    with pytest.raises(PlanError) as caught:
+        read_problem(path)
+    assert str(caught.value).startswith(f"{path}:")
+    assert words in str(caught.value)
