@@ -125,7 +125,7 @@ def test_the_plan_on_the_page_of_plans_is_accepted() -> None:
 
 
 def test_the_problems_on_the_planners_page_are_accepted(tmp_path: Path) -> None:
-    text, with_lengths, of_a_chain = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+    text, with_lengths, of_steps, of_a_chain = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
     path = tmp_path / "problem.yaml"
     path.write_text(text, encoding="utf-8")
     problem = read_problem(path).problem
@@ -138,6 +138,14 @@ def test_the_problems_on_the_planners_page_are_accepted(tmp_path: Path) -> None:
     lengths = read_problem(path).problem.lengths
     assert lengths is not None
     assert lengths.mean == 26
+    steps = yaml.safe_load(of_steps)["generation"]
+    (tmp_path / steps["output_tokens"]).write_text("12\n40\n", encoding="utf-8")
+    steps["prefill"]["V100"] = document["latency"]["V100"]
+    whole = {name: value for name, value in document.items() if name != "slo"} | {"generation": steps}
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    generation = read_problem(path).problem.generation
+    assert generation is not None
+    assert generation.num_steps == 25
     models = yaml.safe_load(of_a_chain)
     for model in models["models"]:  # these profiles are the reader's as well
         rows = {"block_s": [[0.001]] * model["blocks"], "ramp_s": [[0.001]] * len(model.get("ramps", ()))}
