@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from earlyexit.counts import TimesRun
+from earlyexit.memory import MemoryUse
 from profiles.stream import Observations
 
 
@@ -78,3 +79,5 @@ class ReplicaReport:
     """Inputs queued in its engine, now."""
     times: tuple[TimesRun, ...]
     """Probes left out: they do more work than others."""
+    memory: MemoryUse | None = None
+    """What sequences have of it; None where the network keeps nothing of any."""

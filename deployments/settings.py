@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from deployments.access import AccessSettings
 from earlyexit.backends import BackendName
 from earlyexit.boundary import HopDtype
+from earlyexit.memory import Fill
 from earlyexit.slots import Attention
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
@@ -148,6 +149,12 @@ class ModelSettings(Settings):
     """How inputs of unequal lengths attend, each to its own tokens; answers are the same to rounding."""
     threads_per_replica: int = Field(default=1, ge=1)
     """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
+    kv_tokens: int | None = Field(default=None, ge=1)
+    """Tokens, prompts and answers, whose keys and values a decoder's replica holds at once. None: by the memory that is
+    free as it starts (`earlyexit.memory_size`)."""
+    kv_fill: Fill = "compute"
+    """How blocks come to the keys and values of tokens that left before them: by running on them, so that later tokens
+    are the full model's; or by copies of the state that they left with, which is less work (CALM)."""
 
     @field_validator("attention")
     @classmethod

@@ -12,7 +12,7 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.loop import DeviceLoop
 from earlyexit.member import Member
-from earlyexit.memory import Hands, Memory, lost
+from earlyexit.memory import Hands, Memory, MemoryUse, lost
 from earlyexit.release import GoesOn, Inside, Lost, P, Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
@@ -159,6 +159,14 @@ class Device(Generic[P]):
         self._lose([Lost(member=member, error=error) for member, error in pairs if error is not None])
         return [member for member, error in pairs if error is None]
 
+    @property
+    def memory_use(self) -> MemoryUse | None:
+        """How much sequences have of what the network keeps; None where it keeps nothing of any."""
+        if self._memory is None:
+            return None
+        with self.lock:
+            return self._memory.use()
+
     def end(self, sequences: Collection[int]) -> None:
         """Sequences are over: their queued inputs are lost, and what is kept of them goes, if need be after a batch."""
         with self.lock:
@@ -225,7 +233,8 @@ class Device(Generic[P]):
         if len(keep) == len(going.members):
             return going
         self._lose([_over(member) for k, member in enumerate(going.members) if k not in keep])
-        return GoesOn(members=tuple(going.members[k] for k in keep), piece=going.piece.select(keep))
+        members = tuple(going.members[k] for k in keep)
+        return GoesOn(members=members, piece=going.piece.select(keep) if keep else going.piece)
 
     def _leaving(self, going: GoesOn[P]) -> GoesOn[P]:
         """With whatever has to go along."""

@@ -8,6 +8,7 @@ share one, d numbers of a head, S inputs of one token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -96,8 +97,8 @@ class KvStore:
         self.page_tokens = page_tokens
         self.num_pages = num_pages
         self.device = torch.device(device)
-        self._keys = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.num_blocks)]
-        self._values = [torch.zeros(size, device=device, dtype=dtype) for _ in range(shape.num_blocks)]
+        self._keys = [_zeros(size, self.device, dtype) for _ in range(shape.num_blocks)]
+        self._values = [_zeros(size, self.device, dtype) for _ in range(shape.num_blocks)]
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._pages: dict[int, _Pages] = {}
         self._peak_pages = 0
@@ -340,3 +341,10 @@ class Places:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Of a CPU's memory none is taken before it is written to, as `torch.zeros` would."""
+    if device.type != "cpu":
+        return torch.zeros(size, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)

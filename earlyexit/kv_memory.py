@@ -16,14 +16,6 @@ from earlyexit.pending import Pending
 from earlyexit.piece import Piece
 from earlyexit.wire import WirePiece
 
-CPU_SHARE, GPU_SHARE = 0.25, 0.8
-"""Of the memory that is free once the weights are loaded, what a replica takes where nobody says how much: of a GPU's
-the rest is left to what batches need for a moment (vLLM leaves a tenth of all); a machine's replicas share its own."""
-MOST_BYTES = 4 << 30
-"""That a replica takes of a machine's own memory, where nobody says how much; vLLM's default there."""
-MOST_SEQUENCES = 256
-"""Of the longest length, for which memory is taken at most where nobody says how much (vLLM's `max_num_seqs`)."""
-
 RUN, BEHIND = 1, 2
 """Places of these tensors among those that wait for a block; before the first nothing is behind."""
 
@@ -97,9 +89,3 @@ class KvMemory:
         if run.end > self.kv.room_of(sequence):
             raise InputError(f"sequence {sequence} reserved {run.limit} tokens, and comes to {run.end}")
         self._until[sequence] = max(run.end, self._until.get(sequence, 0))
-
-
-def tokens_that_fit(free_bytes: int, token_bytes: int, max_length: int, *, on_gpu: bool) -> int:
-    """How many tokens a replica keeps where nobody says: by what is free, and by what is ever needed."""
-    most_bytes = free_bytes * GPU_SHARE if on_gpu else min(free_bytes * CPU_SHARE, MOST_BYTES)
-    return max(1, min(int(most_bytes) // token_bytes, MOST_SEQUENCES * max_length))

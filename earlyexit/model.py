@@ -13,7 +13,7 @@ from earlyexit.boundary import Boundary
 from earlyexit.chain import Chain
 from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
-from earlyexit.memory import Memory
+from earlyexit.memory import Fill, Memory
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
@@ -96,9 +96,9 @@ class EarlyExitModel(nn.Module):
         """What it keeps of every token of a sequence, in all its blocks; 0: nothing."""
         return self.backbone.kept_bytes
 
-    def open_memory(self, tokens: int) -> Memory[Piece]:
+    def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
         """Room for so many tokens of sequences: see `Backbone.open_memory`."""
-        return self.backbone.open_memory(tokens)
+        return self.backbone.open_memory(tokens, fill)
 
     def boundary(self, block: int) -> Boundary:
         """What crosses after a block; -1 for what the network takes."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from cluster.devices import find_device
 from cluster.emulated import RecordedRunner
+from cluster.memory import machine_memory
 from cluster.paced import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.clock import Clock
@@ -189,6 +190,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     import torch
 
     from earlyexit.chain_network import load_network, open_network
+    from earlyexit.memory_size import open_memory
     from earlyexit.runner import TorchRunner
 
     torch.set_num_threads(settings.threads_per_replica)
@@ -197,7 +199,14 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     dtype = getattr(torch, settings.dtype)
     network = load_network(folder, device=torch_device, dtype=dtype, attention=settings.attention)
     segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
-    return TorchRunner(network, build_policy(spec), segments)
+    memory = open_memory(network, settings.kv_tokens, settings.kv_fill, _free_bytes(torch_device))
+    return TorchRunner(network, build_policy(spec), segments, memory)
+
+
+def _free_bytes(torch_device: str) -> int:
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
 
 
 def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from typing import Any
 
 from cluster.paced import PacedRunner
@@ -19,6 +20,7 @@ from earlyexit.device import Deliver, Device, OnBatch, Runner, ignore_batch
 from earlyexit.device_thread import DeviceThread, ignore_death
 from earlyexit.engine import BatchEngine
 from earlyexit.member import NO_SEQUENCE, Member
+from earlyexit.memory import MemoryUse
 from earlyexit.times import ObservedTimes
 from optimizer.plan import PolicySpec
 
@@ -67,6 +69,11 @@ class StageHost:
     def busy(self) -> float:
         """Share of its time that the device ran, of late."""
         return self._device.engine.busy
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What sequences have of it; None where the network keeps nothing of any."""
+        return self._device.memory_use
 
     def start(self) -> None:
         """Begin to take calls."""
@@ -136,6 +143,7 @@ class StageHost:
             epoch=self.epoch,
             waiting=self.num_waiting,
             times=engine.times_run,
+            memory=self.memory,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -162,6 +170,7 @@ class StageHost:
                 }
                 for split in engine.splits
             ],
+            **({} if self.memory is None else {"memory": asdict(self.memory)}),
         }
 
     def _make_ready(self, assignment: Assignment) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Tally
 from collections import defaultdict, deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ray.serve.metrics import Counter, Gauge
 
 from deployments.metrics import SECONDS, histogram, tags
+from deployments.stage.host import StageHost
 from earlyexit.engine import Batch
+from earlyexit.memory import MemoryUse
 from earlyexit.release import GoesOn, Release, Told
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -52,6 +53,10 @@ class StageMetrics:
         self._size = histogram("offramp_batch_size", "Inputs per batch", SIZES, *names, "split")
         self._busy_s = Counter("offramp_busy_seconds", "Time the device ran batches", tags(*names, "split"))
         self._waiting = Gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", tags(*names))
+        self._sequences = Gauge("offramp_sequences", "Sequences that a replica keeps keys and values of", tags(*names))
+        self._kv_pages = Gauge(
+            "offramp_kv_pages", "Pages of keys and values: reserved, reserved at most, there are", tags(*names, "which")
+        )
         self._spent_s: deque[tuple[float, float]] = deque()
         """Waiting and running, per input."""
         self._ran: deque[_Ran] = deque()
@@ -73,15 +78,19 @@ class StageMetrics:
         size, tokens = len(batch.members), batch.tokens
         self._ran.append(_Ran(split.first, size, split.batch, tokens, split.tokens, batch.probe, seconds))
 
-    async def keep_telling(self, num_waiting: Callable[[], int]) -> None:
+    async def keep_telling(self, host: StageHost) -> None:
         """Tell Ray once a second, for ever."""
         while True:
             await asyncio.sleep(1.0)
-            self.tell(num_waiting())
+            self.tell(host.num_waiting, host.memory)
 
-    def tell(self, num_waiting: int) -> None:
+    def tell(self, num_waiting: int, memory: MemoryUse | None) -> None:
         """Tell Ray what was counted since the last time."""
         self._waiting.set(num_waiting, self._where)
+        if memory is not None:
+            self._sequences.set(memory.sequences, self._where)
+            for which, pages in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
+                self._kv_pages.set(pages, {**self._where, "which": which})
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
             self._queue_s.observe(queue_s, self._where)

@@ -67,9 +67,7 @@ class StageReplica:
         if assignment is not None:
             await self._host.prepare(assignment)
         self._host.start()
-        self._telling = asyncio.get_running_loop().create_task(
-            self._metrics.keep_telling(lambda: self._host.num_waiting)
-        )
+        self._telling = asyncio.get_running_loop().create_task(self._metrics.keep_telling(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
         self._address = await self._server.listen(self._host, ip)
 
@@ -80,7 +78,7 @@ class StageReplica:
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more work: what it has, it ends."""
         await self._server.close()
-        self._metrics.tell(self._host.num_waiting)
+        self._metrics.tell(self._host.num_waiting, self._host.memory)
 
     async def prepare(self, assignment: Assignment) -> None:
         """Make ready for a plan that is to come; returns when its first call will find everything warm."""

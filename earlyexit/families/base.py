@@ -14,7 +14,7 @@ from earlyexit.boundary import Boundary
 from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.layout import Layout
-from earlyexit.memory import Memory
+from earlyexit.memory import Fill, Memory
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
@@ -57,11 +57,11 @@ class Backbone(nn.Module, ABC):
         """What it keeps of every token of a sequence until that ends; 0: nothing, and inputs have no sequence."""
         return 0
 
-    def open_memory(self, tokens: int) -> Memory[Piece]:
+    def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
         """Room for so many tokens of sequences, which it then uses: before anything runs, where it keeps something.
 
-        On the weights' device, in their type. Raises InputError for too few tokens, ModelFolderError where it keeps
-        nothing.
+        `fill`: how it comes to what a token that left early should have left behind. On the weights' device, in their
+        type. Raises InputError for too few tokens, ModelFolderError where it keeps nothing.
         """
         raise ModelFolderError("this network keeps nothing of sequences")
 

@@ -174,7 +174,8 @@ class DecoderBackbone(Backbone):
         self._memory = KvMemory(kv, Pending())
         return self._memory
 
-    def open_memory(self, tokens: int) -> KvMemory:
+    def open_memory(self, tokens: int, fill: Fill = "compute") -> KvMemory:
+        self.fill = fill
         return self.open_store(tokens // PAGE_TOKENS)
 
     def end(self, sequence: int) -> None:

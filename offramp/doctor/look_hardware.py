@@ -9,13 +9,12 @@ from pathlib import Path
 
 import psutil
 
+from cluster.memory import machine_memory
 from earlyexit.cpu import ISA, WITHOUT_TILES
 from offramp.doctor.machine import Hardware
 
 SHARED_MEMORY = Path("/dev/shm")
 CPU_FACTS = Path("/proc/cpuinfo")
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
-MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
 RAY_FOLDER = Path("/tmp/ray")
 TORCH_S = 20.0
 """Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
@@ -24,7 +23,7 @@ COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 def look_at_hardware(*, ask_torch: bool) -> Hardware:
     """Cores, memory, GPUs, disks and limits; `ask_torch` how many GPUs it can use, where there are any."""
-    total, free = _memory()
+    total, free = machine_memory()
     gpus = _gpus()
     return Hardware(
         cores=_cores(),
@@ -55,21 +54,6 @@ def _cpu_flags() -> frozenset[str] | None:
         return None
     hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
     return frozenset(found.partition(":")[2].split()) - hidden
-
-
-def _memory() -> tuple[int, int]:
-    """All and free; of a container, what its limit leaves."""
-    memory = psutil.virtual_memory()
-    limit, used = _number(MEMORY_LIMIT), _number(MEMORY_USED)
-    if limit is None or used is None or limit >= memory.total:
-        return memory.total, memory.available
-    return limit, min(memory.available, max(0, limit - used))
-
-
-def _number(path: Path) -> int | None:
-    """None where there is no such file, or no limit in it."""
-    text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-    return int(text) if text.isdigit() else None
 
 
 def _gpus() -> tuple[str, ...]:

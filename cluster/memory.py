@@ -1,0 +1,25 @@
+"""Memory of the machine that this process runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+LIMIT = Path("/sys/fs/cgroup/memory.max")
+USED = Path("/sys/fs/cgroup/memory.current")
+
+
+def machine_memory(limit_file: Path = LIMIT, used_file: Path = USED) -> tuple[int, int]:
+    """All and free, in bytes; of a container, what its limit leaves."""
+    memory = psutil.virtual_memory()
+    limit, used = _number(limit_file), _number(used_file)
+    if limit is None or used is None or limit >= memory.total:
+        return memory.total, memory.available
+    return limit, min(memory.available, max(0, limit - used))
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no such file, or no limit in it."""
+    text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,267 @@
+"""Sequences through a replica's engine and host: whatever becomes of them, what was kept of them is free again."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.messages import Assignment, Chunk, StageCall
+from deployments.settings import ServeSettings
+from deployments.stage.build import build_runner, expect_no_loss, warm_up
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from deployments.stage.host import StageHost
+from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.engine import Batch
+from earlyexit.errors import InputError, OverloadedError, SequenceLostError
+from earlyexit.generation.sequence import run_of
+from earlyexit.kv import PAGE_TOKENS
+from earlyexit.memory import MemoryUse
+from earlyexit.memory_size import open_memory, tokens_that_fit
+from earlyexit.model import EarlyExitModel
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.release import Release
+from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
+from earlyexit.split import Split
+from earlyexit.store import save_model
+from earlyexit.tasks.token import TokenTask
+from earlyexit.wire import entering
+from optimizer.plan import Plan, PolicySpec, Stage
+
+VOCABULARY, NUM_BLOCKS, NUM_PAGES = 32, 3, 64
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_blocks": NUM_BLOCKS,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_size": 8,
+    "intermediate_size": 16,
+    "max_length": 4096,
+}
+STAGE = Stage(
+    device="cpu",
+    replicas=1,
+    splits=(Split(first=0, end=1, batch=32, ramps=(0,)), Split(first=1, end=NUM_BLOCKS, batch=32, ramps=(1,))),
+)
+PLAN = Plan(stages=(STAGE,), policy=PolicySpec(name="confidence", thresholds=0.04))
+CHUNK = 8
+"""Tokens of a prompt in one step."""
+NUM_CONNECTIONS = 3
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    ramps = RampOptions(at=(0, 1), pooling="last")
+    return random_model(SIZES, family="llama", task=TokenTask(VOCABULARY), ramps=ramps).requires_grad_(False)
+
+
+@dataclass(eq=False)
+class One:
+    """A sequence as its ingress knows it."""
+
+    number: int
+    connection: int
+    prompt: int
+    limit: int
+    seen: int = 0
+    sent: int = 0
+    """Tokens of the step under way; 0 between two."""
+    opened: OpenCall | None = None
+    is_in: bool = False
+    """Whether pages are reserved for it."""
+    error: Exception | None = None
+
+    def step(self) -> Encoded:
+        self.sent = min(CHUNK, self.prompt - self.seen) if self.seen < self.prompt else 1
+        ids = np.arange(self.sent, dtype=np.int32) % VOCABULARY
+        return Encoded(self.sent, (ids, np.array([run_of(self.number, self.seen, self.limit, self.prompt)], np.int32)))
+
+
+@dataclass
+class Scene:
+    """A replica, and ingresses at the other ends of its connections."""
+
+    model: EarlyExitModel
+    rng: random.Random
+    alive: list[One] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    exits: Counter[int] = field(default_factory=Counter)
+    finished: int = 0
+    peak: int = 0
+    last_number: int = 0
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A new replica, which knows of nobody."""
+        memory = open_memory(self.model, NUM_PAGES * PAGE_TOKENS, "compute", 0)
+        runner = TorchRunner(self.model, ConfidencePolicy(1.0), memory=memory)
+        settings = ServeSettings(model="none", plan=PLAN)
+        self.host = StageHost(settings, "cpu", "split-cpu-0", runner, ManualClock(), self._deliver)
+        self.device = self.host._device
+        self.peak = 0
+
+    @property
+    def use(self) -> MemoryUse:
+        use = self.host.memory
+        assert use is not None
+        return use
+
+    def begin(self) -> None:
+        self.last_number += 1
+        prompt = self.rng.randint(1, 20)
+        limit = prompt + self.rng.randint(1, 4) if self.rng.random() < 0.99 else NUM_PAGES * PAGE_TOKENS + 1
+        self.alive.append(One(self.last_number, self.rng.randrange(NUM_CONNECTIONS), prompt, limit))
+
+    def send(self, connection: int) -> None:
+        """The next steps of whoever waits for none, as one call."""
+        ones = [one for one in self.alive if one.connection == connection and not one.sent][:32]
+        if not ones:
+            return
+        piece = entering([str(one.number) for one in ones], [one.step() for one in ones])
+        call = StageCall(
+            piece=piece,
+            remaining_s=(math.inf,) * len(ones),
+            reserve_s=0.0,
+            assignment=Assignment.of(PLAN, STAGE),
+            sequences=tuple(one.number for one in ones),
+        )
+        opened = OpenCall(len(ones), partial(self._take, {str(one.number): one for one in ones}))
+        for one in ones:
+            one.opened, one.is_in = opened, True  # until it is said that it is not
+        self.host.submit(call, opened)
+        self.peak = max(self.peak, self.use.pages)
+
+    def end(self, ones: list[One]) -> None:
+        """As their ingress does when they are over, or nobody wants them."""
+        self.alive = [one for one in self.alive if one not in ones]
+        self.host.end({one.number for one in ones})
+
+    def disconnect(self, connection: int) -> None:
+        """As the replica does when a connection ends."""
+        gone = [one for one in self.alive if one.connection == connection]
+        for opened in {id(one.opened): one.opened for one in gone if one.opened is not None}.values():
+            self.host.forget(opened)
+        self.end(gone)
+
+    def something_happens(self) -> None:
+        chance = self.rng.random()
+        if chance < 0.1 and self.alive:
+            self.end(self.rng.sample(self.alive, 1))
+        elif chance < 0.12:
+            self.disconnect(self.rng.randrange(NUM_CONNECTIONS))
+        elif chance < 0.6:
+            self.send(self.rng.randrange(NUM_CONNECTIONS))
+
+    def run_one(self) -> bool:
+        """A batch, with things that happen before, within and after it."""
+        batch = self.device.start_next()
+        if not isinstance(batch, Batch):
+            return False
+        self.something_happens()
+        coming_back = self.device.run(batch)
+        self.something_happens()
+        self.device.requeue(coming_back)
+        return True
+
+    def check(self) -> None:
+        """No more is reserved than those need who are alive, and no less."""
+        kv = sum(-(-one.limit // PAGE_TOKENS) for one in self.alive if one.is_in)
+        assert self.use.pages == kv
+        assert self.use.sequences == sum(one.is_in for one in self.alive)
+
+    def _deliver(self, releases: list[Release[Any]]) -> None:
+        for opened, chunk in chunks_by_call(releases):
+            opened.take(chunk)
+
+    def _take(self, ones: dict[str, One], chunk: Chunk) -> None:
+        assert chunk.going_on is None
+        for answer, _ in chunk.answers:
+            one = ones[answer.sample_id]
+            self.exits[answer.exit] += 1
+            one.seen, one.sent, one.opened = one.seen + one.sent, 0, None
+            if one in self.alive and one.seen >= one.limit - 1:
+                self.finished += 1
+                self.end([one])
+        for name, error in chunk.lost:
+            self.errors[type(error).__name__] += 1
+            one = ones[name]
+            one.is_in = one.is_in and one.seen > 0
+            if one in self.alive:
+                self.end([one])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_of_a_thousand_sequences_nothing_is_left(model: EarlyExitModel, seed: int) -> None:
+    scene = Scene(model, random.Random(seed))
+    most = 0
+    while scene.last_number < 1000:
+        for _ in range(scene.rng.randint(0, 40)):
+            scene.begin()
+        for connection in range(NUM_CONNECTIONS):
+            scene.send(connection)
+        scene.something_happens()
+        while scene.run_one() and scene.rng.random() < 0.5:
+            pass
+        scene.check()
+        assert (scene.use.peak_pages, scene.use.num_pages) == (scene.peak, NUM_PAGES)
+        most = max(most, scene.peak)
+        if scene.rng.random() < 0.01:  # the replica is killed: its sequences are lost, and begin anew under new numbers
+            scene.alive = []
+            scene.start()
+    for connection in range(NUM_CONNECTIONS):
+        scene.disconnect(connection)
+    while scene.run_one():
+        pass
+    assert (scene.use.pages, scene.use.sequences) == (0, 0)
+    assert scene.finished > 100
+    assert most == NUM_PAGES
+    assert scene.errors.keys() == {each.__name__ for each in (InputError, OverloadedError, SequenceLostError)}
+    assert set(scene.exits) == set(range(NUM_BLOCKS))
+
+
+@pytest.fixture(scope="module")
+def folder(model: EarlyExitModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoder")
+    save_model(model, folder)
+    return folder
+
+
+def test_a_replica_of_a_decoder_warms_up_and_tells_how_much_it_keeps(folder: Path) -> None:
+    settings = ServeSettings(model=str(folder), plan=PLAN, kv_tokens=100, kv_fill="copy")
+    clock = MonotonicClock()
+    runner = build_runner(settings, "cpu", None, clock=clock)
+    times = warm_up(runner, STAGE.splits, clock=clock)
+    assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
+    host = StageHost(settings, "cpu", "split-cpu-0", runner, clock, expect_no_loss)
+    kept = MemoryUse(num_pages=100 // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
+    assert host.report(replica="r", node="n").memory == kept, "warming up is nobody's"
+    assert host.stats()["memory"]["num_pages"] == 6
+
+
+def test_where_nobody_says_how_much_the_memory_that_is_free_does() -> None:
+    assert tokens_that_fit(10_000, 100, 1000, on_gpu=True) == 80
+    assert tokens_that_fit(10_000, 100, 1000, on_gpu=False) == 25
+    assert tokens_that_fit(1 << 40, 1 << 20, 1 << 40, on_gpu=False) == 4 << 10
+    assert tokens_that_fit(1 << 40, 1, 128, on_gpu=False) == 256 * 128
+    assert tokens_that_fit(0, 100, 1000, on_gpu=False) == PAGE_TOKENS
+
+
+def test_plain_inputs_are_told_to_generate(model: EarlyExitModel) -> None:
+    memory = open_memory(model, 1024, "compute", 0)
+    assert memory is not None
+    wire = entering(["a"], [One(0, 0, prompt=2, limit=4).step()])
+    [error] = memory.admit(wire, [0])
+    assert isinstance(error, InputError)
+    assert "ask it to generate" in str(error)
