@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+HALF = "\ufffd"
+"""What is read of a character that is not whole."""
+
 
 class TextStream:
     """The text of a sequence's new tokens, in pieces that only grow.
@@ -18,6 +21,9 @@ class TextStream:
         """`prompt`: what came before, which decides how the first token is spelt."""
         self._tokenizer = tokenizer
         self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        said: str = tokenizer.decode(list(prompt), skip_special_tokens=True)
+        # A prompt that ends within a character comes again with the first text, which alone says what character it is.
+        self._again = said if said.endswith(HALF) else ""
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
@@ -27,7 +33,7 @@ class TextStream:
         """What is certain by now and was not before; may be nothing."""
         if self.stopped:
             return ""
-        self._held += self._stream.step(self._tokenizer, token) or ""
+        self._held += self._new(self._stream.step(self._tokenizer, token) or "")
         found = min((at for at in map(self._held.find, self._stops) if at >= 0), default=None)
         if found is not None:
             self.stopped = True
@@ -38,6 +44,14 @@ class TextStream:
     def finish(self) -> str:
         """What was held back, once no token comes any more."""
         return self._let_go(len(self._held))
+
+    def _new(self, text: str) -> str:
+        """What is not the prompt's."""
+        if text and self._again:
+            whole = self._again.rstrip(HALF)
+            text = text.removeprefix(self._again if text.startswith(self._again) else whole)
+            self._again = ""
+        return text
 
     def _let_go(self, length: int) -> str:
         given, self._held = self._held[:length], self._held[length:]

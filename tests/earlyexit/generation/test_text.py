@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.generation.text import TextStream
 from tests.earlyexit.decoders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
+TOKEN_OF = {byte: TOKENIZER.get_vocab()[char] for byte, char in bytes_to_unicode().items()}
 
 
 def pieces(text: str, *stops: str) -> list[str]:
@@ -18,6 +20,21 @@ def pieces(text: str, *stops: str) -> list[str]:
 
 def test_a_character_is_given_when_its_last_byte_has_come() -> None:
     assert pieces("aé→b") == ["a", "", "é", "", "", "→", "b", ""]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "given"),
+    [
+        (b"Hi", "🐭!".encode(), ["", "", "", "🐭", "!"]),
+        (b"Hi\xf0\x9f", b"\x90\xad!", ["", "🐭", "!"]),
+        (b"Hi\xf0", b"abc", ["a", "b", "c"]),
+        (b"\xa8", b"a", ["a"]),
+    ],
+    ids=["whole", "ends within a character", "ends within none that comes", "nothing else"],
+)
+def test_nothing_of_a_prompt_is_said_again(prompt: bytes, answer: bytes, given: list[str]) -> None:
+    stream = TextStream(TOKENIZER, [TOKEN_OF[byte] for byte in prompt])
+    assert [stream.push(TOKEN_OF[byte]) for byte in answer] == given
 
 
 def test_what_may_be_the_beginning_of_a_stop_string_is_held_back() -> None:
