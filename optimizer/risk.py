@@ -12,8 +12,9 @@ import numpy as np
 from earlyexit.errors import DataError
 from profiles.scores import FloatArray
 
-Metric = Literal["agreement", "harm"]
-"""What is promised: agreement with the full model; or harm, by labels: how often it is wrong where that is right."""
+Metric = Literal["agreement", "harm", "sequences"]
+"""What is promised: agreement with the full model; harm, by labels: how often it is wrong where that is right; of
+sequences, agreement with the full model's own: the mean share of their tokens that differs."""
 
 ROUNDING = 1e-9
 """A sum of losses this far above a whole number is that number: of 7 losses of 1 it must not become 8."""

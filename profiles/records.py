@@ -55,6 +55,8 @@ class ExitRecords:
     """When each input arrived, on the recorder's clock; None for records without an order."""
     tokens_N: IntArray | None = None
     """How long each input is; None where that is not known, or inputs have no tokens."""
+    sequences_N: IntArray | None = None
+    """Of tokens, which sequence each is of; a sequence's lie side by side, in its order. None for other inputs."""
     confidences: Mapping[int, float] | None = None
     """Of shares, per ramp: above which a principal value was counted."""
     tallies_NE: ValueArray | None = None
@@ -86,6 +88,8 @@ class ExitRecords:
             raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
         if self.tokens_N is not None and (self.tokens_N.shape != (num_inputs,) or (self.tokens_N < 1).any()):
             raise DataError(f"exit records of {num_inputs} inputs need as many tokens, each at least 1")
+        if self.sequences_N is not None and self.sequences_N.shape != (num_inputs,):
+            raise DataError(f"exit records of {num_inputs} tokens need as many numbers of sequences")
         for ends_N in (self.end_losses_N, self.end_true_losses_N):
             if ends_N is not None and ends_N.shape != (num_inputs,):
                 raise DataError(f"exit records of {num_inputs} inputs need as many losses at the end")
@@ -114,6 +118,7 @@ class ExitRecords:
         keep_answers: bool = True,
         times_s_N: FloatArray | None = None,
         tokens_N: IntArray | None = None,
+        sequences_N: IntArray | None = None,
         confidences: Mapping[int, float] | None = None,
         tallies_NE: ValueArray | None = None,
         provenance: Mapping[str, Any] | None = None,
@@ -136,6 +141,7 @@ class ExitRecords:
             true_losses_NE=None if truth_N is None else _against(truth_N, answers_NE, loss),
             times_s_N=times_s_N,
             tokens_N=tokens_N,
+            sequences_N=sequences_N,
             confidences=confidences,
             tallies_NE=tallies_NE,
             provenance=provenance,
@@ -281,6 +287,7 @@ class ExitRecords:
             "tallies": self.tallies_NE,
             "times_s": self.times_s_N,
             "tokens": self.tokens_N,
+            "sequences": self.sequences_N,
             "end_losses": self.end_losses_N,
             "end_true_losses": self.end_true_losses_N,
         }
@@ -298,6 +305,7 @@ class ExitRecords:
             "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
             "times_s_N": arrays.get("times_s"),
             "tokens_N": arrays.get("tokens"),
+            "sequences_N": arrays.get("sequences"),
             "confidences": header.confidences,
             "tallies_NE": arrays.get("tallies"),
             "provenance": header.provenance,

@@ -10,7 +10,7 @@ from earlyexit.source_file import StrictDocument
 from profiles.scores import Score
 
 SCHEMA = 2
-_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu"}
+_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu", "sequences": "iu"}
 KINDS = {
     2: {
         **_SHARED,
@@ -24,7 +24,10 @@ KINDS = {
     1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
 }
 """By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s", "tokens", "end_losses", "end_true_losses")
+OPTIONAL = (
+    *("answers", "true_losses", "true_labels", "tallies"),
+    *("times_s", "tokens", "sequences", "end_losses", "end_true_losses"),
+)
 
 
 class RecordsHeader(StrictDocument):

@@ -93,6 +93,16 @@ Prune = Annotated[
         "calibrated besides, in the folder `pruned`. Not with --ensemble."
     ),
 ]
+Answers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Of decoders: most tokens of an answer; default: as its ramps learned of. Rows are prompts."
+    ),
+]
+Scale = Annotated[
+    float | None,
+    typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),
+]
 
 
 def calibrate(
@@ -105,10 +115,7 @@ def calibrate(
     joints: Joints = None,
     classes: Classes = None,
     records: RecordsFile = None,
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),
-    ] = None,
+    scale: Scale = None,
     out: RecordsOut = None,
     policy: Policy = None,
     metric: MetricName = "agreement",
@@ -118,6 +125,7 @@ def calibrate(
     latency: Latency = None,
     ensemble: EnsembleFlag = False,
     prune: Prune = None,
+    answers: Answers = None,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -139,6 +147,7 @@ def calibrate(
         latency=latency,
         ensemble=ensemble,
         prune=prune,
+        answers=answers,
         dtype=choice("dtype", dtype, DTYPES),
         seed=seed,
         source=str(data if records is None else records),
@@ -151,7 +160,8 @@ def calibrate(
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
         raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-    read = partial(_read_rows, (text_column, pair_column, label_column), joints=joints, classes=classes)
+    labels = _label_column(model, label_column)
+    read = partial(_read_rows, (text_column, pair_column, labels), joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 
@@ -162,7 +172,15 @@ def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:
     return "ends" if text == "ends" else integers("ramps", text)
 
 
-def _read_rows(columns: tuple[str, str | None, str], path: Path, **options: Any) -> LabelledRows:
+def _label_column(model: Path, asked: str) -> str | None:
+    """None where the model's answers are tokens: rows are then prompts."""
+    from earlyexit.store import read_card
+    from offramp.jobs.train_job import TOKEN
+
+    return None if read_card(model).task["name"] == TOKEN else asked
+
+
+def _read_rows(columns: tuple[str, str | None, str | None], path: Path, **options: Any) -> LabelledRows:
     from earlyexit.dataset import read_labelled
 
     text, pair, label = columns
@@ -226,8 +244,11 @@ def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     from earlyexit.codecs import find_codec
     from earlyexit.store import read_card
     from earlyexit.tasks import find_task
+    from offramp.jobs.train_job import TOKEN
 
     card = read_card(model)
+    if card.task["name"] == TOKEN:
+        raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
     rows.targets(find_task(card.task), find_codec(card.codec, model))
     return rows
 
@@ -286,6 +307,11 @@ _HARM: dict[str, Figure] = {
     "wrong where the full model is right": lambda figures: _share(figures["harm"]),
     "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
 }
+_SEQUENCES: dict[str, Figure] = {
+    "sequences": lambda figures: f"{figures['sequences']}",
+    "mean share of their tokens that may differ": lambda figures: _share(figures.get("sequence_loss")),
+    "sequences that are the full model's": lambda figures: _share(figures.get("same_sequences")),
+}
 
 
 def _figures(report: dict[str, Any]) -> Table:
@@ -293,6 +319,7 @@ def _figures(report: dict[str, Any]) -> Table:
     table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
     rows: dict[str, Figure] = {
         "inputs": lambda figures: f"{figures['inputs']}",
+        **(_SEQUENCES if "sequences" in report[columns[0]] else {}),
         "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
         **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
         "accuracy": lambda figures: _share(figures["accuracy"]),

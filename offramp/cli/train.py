@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
     from earlyexit.training.augmentation import Augmentation
+    from offramp.jobs.train_job import TrainJob
 
 Backbone = Annotated[
     str,
@@ -47,8 +48,20 @@ Tokenizer = Annotated[
 ]
 Codec = Annotated[str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")]
 TaskName = Annotated[
-    str, typer.Option(help="label, regression, pose (--joints), segmentation (--classes), or your own module:function.")
+    str | None,
+    typer.Option(
+        help="label (the default), regression, pose (--joints), segmentation (--classes), token (of decoders; the "
+        "default of a .gguf), or your own module:function."
+    ),
 ]
+Answers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of decoders: ramps learn from so many tokens of the model's own answers to the rows; default: the rows.",
+    ),
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Of decoders: rows are what a user says, by the chat template.")]
 RampStyle = Annotated[
     str,
     typer.Option(
@@ -105,7 +118,9 @@ def train(
     part: Part = None,
     joints: Joints = None,
     classes: Classes = None,
-    task: TaskName = "label",
+    task: TaskName = None,
+    answers: Answers = None,
+    chat: Chat = False,
     codec: Codec = None,
     ramp_style: RampStyle = "light",
     head_style: HeadStyle = None,
@@ -124,19 +139,19 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from earlyexit.dataset import read_labelled
-    from offramp.jobs import training
-    from offramp.jobs.progress import progress_bars
-    from offramp.jobs.train_job import TrainJob
+    from offramp.jobs.train_job import TOKEN, TrainJob
 
-    columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
-    rows = read_labelled(data, part=part, joints=joints, classes=classes, **columns)
+    task = task or (TOKEN if backbone.endswith(".gguf") else "label")
+    texts = text_column, pair_column, None if task == TOKEN else label_column
+    rows = _rows(data, texts, part=part, joints=joints, classes=classes)
     job = TrainJob(
         backbone=_place(backbone),
         tokenizer=tokenizer and _place(tokenizer),
         name=name or out.resolve().name,
         codec=codec,
         task=task,
+        answers=answers,
+        chat=chat,
         ramps=_ramp_options(ramp_style, head_style, pooling, ramps),
         joint=joint,
         imitate=imitate,
@@ -150,7 +165,20 @@ def train(
         seed=seed,
         source=str(data),
     )
-    rows = rows if hold_out is None else _hold_out(rows, hold_out, seed, out)
+    _train(job, rows if hold_out is None else _hold_out(rows, hold_out, seed, out), out)
+
+
+def _rows(path: Path, texts: tuple[str, str | None, str | None], **options: Any) -> LabelledRows:
+    from earlyexit.dataset import read_labelled
+
+    text, pair, label = texts
+    return read_labelled(path, text_column=text, pair_column=pair, label_column=label, **options)
+
+
+def _train(job: TrainJob, rows: LabelledRows, out: Path) -> None:
+    from offramp.jobs import training
+    from offramp.jobs.progress import progress_bars
+
     with progress_bars() as progress:
         _print_trained(training.train(job, rows, out, progress=progress), len(rows), out)
 
@@ -183,7 +211,8 @@ def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
 
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
     print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
-    print(f"head of the full model: {head_in_words(model)}")
+    if model.task.name != "token":
+        print(f"head of the full model: {head_in_words(model)}")
 
 
 def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:

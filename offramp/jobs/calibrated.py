@@ -54,6 +54,8 @@ class CalibrateJob:
     """Whether later networks of a chain answer together with those before them, where that pays."""
     prune: float | None = None
     """Of a chain, the share of the words to be pruned at each crossing, calibrated besides; None: none."""
+    answers: int | None = None
+    """Of decoders, how many tokens an answer has at most; None: as many as its ramps learned of."""
     dtype: FloatName = "float32"
     """In which the model computes what thresholds are found by."""
     seed: int = 0

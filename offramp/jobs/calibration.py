@@ -32,6 +32,7 @@ from offramp.jobs.recording import (
     score_of,
     tokens_of,
 )
+from offramp.jobs.train_job import TOKEN
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score
 from profiles.records import ExitRecords
@@ -73,6 +74,10 @@ def calibrate(
 
     check_rows(data, job)
     chain = read_card(folder)
+    if chain.task["name"] == TOKEN:
+        from offramp.jobs.token_calibration import calibrate_tokens
+
+        return calibrate_tokens(folder, data, job, progress or no_progress)
     if not chain.chain.is_one:
         return calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
     if job.prune is not None:
@@ -122,6 +127,10 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
     """
     check_rows(records, job)
     check_ramps(job, records.ramps)
+    if records.sequences_N is not None:
+        from offramp.jobs.token_calibration import card_of_sequences
+
+        return card_of_sequences(records, job, facts_of(job))
     policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
     return card_of(
         records, parts_of(records, job), job, facts_of(job), block_costs=measured_costs(job.latency, records)

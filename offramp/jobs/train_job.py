@@ -14,6 +14,9 @@ from earlyexit.store import NAME_PATTERN
 if TYPE_CHECKING:  # a job is read without torch
     from earlyexit.training.augmentation import Augmentation
 
+TOKEN = "token"
+"""The task of decoders."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
@@ -26,7 +29,7 @@ class TrainJob:
     codec: str | None = None
     """Your own, `module:function`; None for what the network and the data say."""
     task: str = "label"
-    """`label`, `regression`, `pose`, `segmentation`, or your own, `module:function`."""
+    """`label`, `regression`, `pose`, `segmentation`, `token` of decoders, or your own, `module:function`."""
     tokenizer: str | None = None
     """Checkpoint folder, hub name or file; None: the backbone's."""
     ramps: RampOptions = field(default_factory=RampOptions)
@@ -39,6 +42,10 @@ class TrainJob:
     """How images are changed each time joint training sees them."""
     patience: int | None = None
     """Epochs in a row without a better loss on rows kept apart, after which joint training stops."""
+    answers: int | None = None
+    """Of decoders: ramps learn from so many tokens of the model's own answers to the rows; None: from the rows."""
+    chat: bool = False
+    """Of decoders: rows are what a user says in a chat, not the beginning of a text."""
     max_length: int | None = None
     epochs: int | None = None
     batch: int | None = None
@@ -51,6 +58,13 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if self.task != TOKEN and (self.answers is not None or self.chat):
+            raise InputError(f"--answers and --chat are of decoders, --task {TOKEN}")
+        if self.task == TOKEN and (self.joint or self.imitate or self.dtype != "float32"):
+            raise InputError(
+                "a decoder's ramps learn in float32 of what the full model says: --joint, --imitate and --dtype are "
+                "not for them"
+            )
         if not self.joint and (self.augmentation or self.patience):
             name = "--augment" if self.augmentation else "--patience"
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")

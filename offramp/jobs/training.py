@@ -19,7 +19,7 @@ from earlyexit.training.options import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOI
 from offramp.jobs.calibration import forget_calibration
 from offramp.jobs.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.jobs.provenance import provenance
-from offramp.jobs.train_job import TrainJob
+from offramp.jobs.train_job import TOKEN, TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
@@ -40,6 +40,10 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
     """
     make_folder(out)
+    if job.task == TOKEN:
+        from offramp.jobs.token_training import train_tokens
+
+        return train_tokens(job, data, out, progress)
     model, options = _untrained(job, data, progress)
     codec = load_codec(model.info.codec, job, out)
     targets = data.targets(model.task, codec)

@@ -1,0 +1,139 @@
+"""Answers to many prompts at once, nobody waiting for them: what ramps learn from, and thresholds are tested by.
+
+All sequences of a batch take their steps together, greedily. What any of them says does not depend on its batch-mates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from earlyexit.cut import Cut, cut_out
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.generation.sequence import run_of
+from earlyexit.network import from_wire
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.signature import Encoded
+from earlyexit.tasks.token import first_token
+from earlyexit.train import no_progress
+from earlyexit.wire import Answer, Seen, entering
+
+if TYPE_CHECKING:
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.pending import Fill
+
+BATCH = 16
+"""Sequences at once."""
+NOBODY = ConfidencePolicy(2.0)
+"""No exit is ever so sure."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Generated:
+    """One sequence, and of every token that it was given by the model where that came from."""
+
+    prompt: tuple[int, ...]
+    answer: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    """The block after which each token left."""
+    scores: list[float] = field(default_factory=list)
+    """How sure that exit was."""
+    looks: list[dict[int, Seen]] = field(default_factory=list)
+    """Of each token what every ramp said, by block, the full model's own last; only where they look."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How sequences are generated."""
+
+    max_tokens: int
+    ends: frozenset[int] = frozenset()
+    """Tokens that end an answer, and are its last."""
+    policy: ExitPolicy = NOBODY
+    ramps: tuple[int, ...] = ()
+    """Those at which tokens may leave."""
+    fill: Fill = "compute"
+    look: bool = False
+    """Whether every ramp says what it thinks of every token, which then runs all blocks."""
+    batch: int = BATCH
+
+
+def generate(
+    model: EarlyExitModel,
+    prompts: Sequence[Sequence[int]],
+    asked: Asked,
+    progress: Callable[[str, int, int], None] = no_progress,
+) -> list[Generated]:
+    """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one."""
+    backbone = decoder_of(model)
+    found: list[Generated] = []
+    for batch in batches(model, prompts, asked):
+        cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
+        backbone.fill = asked.fill
+        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
+        progress("answers", len(found), len(prompts))
+    return found
+
+
+def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
+    """Its backbone; raises ModelFolderError for models that answer no tokens."""
+    if not isinstance(model.backbone, DecoderBackbone):
+        raise ModelFolderError(f"{model.info.name}: {model.info.family} generates nothing")
+    return model.backbone
+
+
+def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Asked) -> Iterator[list[Generated]]:
+    """Prompts in batches, each over a store that holds them all with their answers."""
+    backbone = decoder_of(model)
+    for first in range(0, len(prompts), asked.batch):
+        begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + asked.batch]]
+        store = backbone.open_store(1)
+        backbone.open_store(sum(store.pages_for(len(each.prompt) + asked.max_tokens) for each in begun))
+        yield begun
+
+
+def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
+    """All of a sequence's tokens that the model has not seen."""
+    new = each.tokens[seen:]
+    run = np.array([run_of(number, seen, limit, len(each.prompt))], dtype=np.int32)
+    return Encoded(len(new), (np.array(new, dtype=np.int32), run))
+
+
+def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked) -> list[Generated]:
+    going = dict(enumerate(batch, 1))
+    seen = dict.fromkeys(going, 0)
+    while going:
+        steps = [
+            encoded_run(number, each, seen[number], len(each.prompt) + asked.max_tokens)
+            for number, each in going.items()
+        ]
+        seen |= {number: len(each.tokens) for number, each in going.items()}
+        looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
+        piece = from_wire(model, entering(list(map(str, going)), steps), asked.policy)
+        for step in cut.run(piece):
+            for answer in step.answers:
+                _take(going[int(answer.sample_id)], answer)
+            for look in step.seen:
+                looks[int(look.sample_id)][look.block] = look
+        for number, each in list(going.items()):
+            if asked.look:
+                each.looks.append(looks[number])
+            if each.answer[-1] in asked.ends or len(each.answer) == asked.max_tokens:
+                decoder_of(model).end(number)
+                del going[number]
+    return batch
+
+
+def _take(each: Generated, answer: Answer) -> None:
+    each.answer.append(first_token(answer.value))
+    each.exits.append(answer.exit)
+    each.scores.append(answer.score)

@@ -1,0 +1,131 @@
+"""Training of a decoder's ramps: on its own answers, at every token of texts, all blocks and the head frozen.
+
+What a ramp should say of a token is what the full model says there, whatever the text goes on with. Adapters learn it
+by cross entropy, over the tokens that occur, which of SmolLM2's 49,152 are a few thousand; then each ramp's classifier
+learns when the ramp says the same (Schuster et al. 2022, CALM, section 3.4). Legend: N tokens of all texts, D hidden
+size, V tokens of the vocabulary, W of those that occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
+from earlyexit.offline import Asked, batches, decoder_of, encoded_run
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.ramps.vocabulary import AdaptedRamp, NormedRamp, VocabularyHead
+from earlyexit.train import TrainOptions
+from earlyexit.training.descent import Descent
+from earlyexit.wire import entering
+
+TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
+CLASSIFIER_EPOCHS = 6
+ROWS = 256
+"""Of the vocabulary's layer at once: 50 MB of SmolLM2's logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStates:
+    """What exits look at, of every token of some texts, (N, D) by block, and what the full model says, (N,)."""
+
+    states: Mapping[int, Tensor]
+    full_N: Tensor
+
+
+@torch.no_grad()
+def token_states(
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], skip: Sequence[int], options: TrainOptions
+) -> TokenStates:
+    """Of texts of token ids; the first `skip` tokens of each are context alone, but for the last of them."""
+    backbone, last = decoder_of(model), model.num_blocks - 1
+    kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
+    done, skipped = 0, iter(skip)
+    for batch in batches(model, texts, Asked(max_tokens=0)):
+        encoded = [encoded_run(number, each, 0, len(each.prompt)) for number, each in enumerate(batch, 1)]
+        piece = from_wire(model, entering(list(map(str, range(1, 1 + len(batch)))), encoded), ConfidencePolicy(2.0))
+        layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
+        wanted_N = torch.cat([torch.arange(len(each.prompt)) >= max(next(skipped) - 1, 0) for each in batch])
+        first = 0
+        for block in kept:
+            tensors = model.run_blocks(first, block + 1, tensors, layout)
+            kept[block].append(tensors[0][wanted_N].float())
+            first = block + 1
+        for number in range(1, 1 + len(batch)):
+            backbone.end(number)
+        done += len(batch)
+        options.progress("states", done, len(texts))
+    states = {block: torch.cat(parts) for block, parts in kept.items()}
+    return TokenStates(states=states, full_N=_said(model.head, states[last]))
+
+
+def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:
+    """Norms and adapters begin as the last norm and nothing, classifiers at random by the seed; all ramps learn."""
+    ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
+    for block, ramp in ramps.items():
+        _begin(ramp, decoder_of(model).norm.weight, options.seed + block)
+    words_W, target_N = torch.unique(learned.full_N, return_inverse=True)
+    assert isinstance(model.head, VocabularyHead)
+    some_WD = model.head.classifier.weight[words_W].float()
+
+    def answers(rows: Tensor) -> Tensor:
+        return torch.stack(
+            [
+                F.cross_entropy(ramp.norm(ramp.adapted(learned.states[block][rows])) @ some_WD.T, target_N[rows])
+                for block, ramp in ramps.items()
+            ]
+        ).sum()
+
+    spoken = [p for ramp in ramps.values() for name, p in ramp.named_parameters() if not name.startswith("sureness")]
+    _descend(spoken, answers, len(target_N), options, "ramps")
+    with torch.no_grad():
+        right = {block: (_said(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
+
+    def sureness(rows: Tensor) -> Tensor:
+        losses = [
+            F.binary_cross_entropy_with_logits(ramp.foresee(learned.states[block][rows]), right[block][rows])
+            for block, ramp in ramps.items()
+        ]
+        return torch.stack(losses).sum()
+
+    unsure = [p for ramp in ramps.values() for p in ramp.sureness.parameters()]
+    _descend(unsure, sureness, len(target_N), replace(options, epochs=CLASSIFIER_EPOCHS), "classifiers")
+    model.eval()
+
+
+def _descend(parameters: list[torch.nn.Parameter], loss: object, count: int, options: TrainOptions, what: str) -> None:
+    assert callable(loss)
+    descent = Descent(parameters, count, options)
+    for epoch in range(options.epochs):
+        descent.epoch(loss)
+        options.progress(what, epoch + 1, options.epochs)
+    descent.done()
+
+
+def _shared(ramp: object) -> NormedRamp:
+    assert isinstance(ramp, NormedRamp), "a decoder's ramps share its head"
+    return ramp
+
+
+def _begin(ramp: NormedRamp, norm_D: Tensor, seed: int) -> None:
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in ramp.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        ramp.norm.weight.copy_(norm_D)
+        if isinstance(ramp, AdaptedRamp):
+            ramp.widen.weight.zero_()
+
+
+@torch.no_grad()
+def _said(head: VocabularyHead | NormedRamp | torch.nn.Module, states_ND: Tensor) -> Tensor:
+    """What an exit answers, (N,)."""
+    assert isinstance(head, VocabularyHead | NormedRamp)
+    return torch.cat([head.classify(rows).argmax(-1) for rows in torch.split(states_ND, ROWS)])

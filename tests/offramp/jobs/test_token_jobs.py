@@ -1,0 +1,117 @@
+"""A decoder's ramps are trained and calibrated on its own answers, from a checkpoint to records of sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.dataset import LabelledRows
+from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.offline import Asked, generate
+from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.store import load_model, read_card
+from earlyexit.tasks.token import TokenTask
+from offramp.jobs.calibrated import CalibrateJob
+from offramp.jobs.calibration import calibrate
+from offramp.jobs.token_training import spread
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
+from optimizer.risk import Guarantee
+from optimizer.sequences import differing, sequences_of
+from profiles.records import ExitRecords
+from tests.earlyexit.decoders import byte_tokenizer, hf_decoder
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PROMPTS = LabelledRows.of_texts([LETTERS[k : k + 3] for k in range(24)], [""] * 24)
+ANSWER = 8
+JOB = CalibrateJob(guarantee=Guarantee(budget=0.4, confidence=0.8), answers=ANSWER, design_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    hf_decoder().save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """After ramps learned of eight tokens per prompt, and are calibrated."""
+    out = tmp_path_factory.mktemp("model")
+    job = TrainJob(backbone=str(checkpoint), name="tiny", task="token", answers=ANSWER, epochs=30, batch=32)
+    train(job, PROMPTS, out)
+    calibrate(out, PROMPTS, JOB)
+    return out
+
+
+def test_a_decoders_ramps_come_with_prompts_and_tokens(trained: Path) -> None:
+    card = read_card(trained)
+    assert (card.codec, card.task["name"], card.ramp_style) == (
+        {"name": "prompt", "max_length": 128},
+        "token",
+        "adapted",
+    )
+    assert card.ramps == spread(5) == (0, 1, 2, 3)
+    assert (card.provenance["answers"], card.provenance["head"]) == (ANSWER, "checkpoint")
+
+
+def test_the_backbone_and_its_head_stay_as_they_came(trained: Path, checkpoint: Path) -> None:
+    job = TrainJob(backbone=str(checkpoint), name="again", task="token", epochs=1)
+    again = train(job, PROMPTS, trained.parent / "again")
+    ours, theirs = load_model(trained), again
+    assert ours.backbone.sha256() == theirs.backbone.sha256()
+
+
+def test_records_are_of_the_full_models_own_generations(trained: Path) -> None:
+    records = ExitRecords.load(trained / "exit_records.npz")
+    assert (records.score, records.ramps, len(sequences_of(records))) == ("foreseen", (0, 1, 2, 3), 24)
+    assert records.tokens_N is not None
+    assert records.tokens_N[:ANSWER].tolist() == [3, *[1] * (ANSWER - 1)]
+    agreed = 1 - records.losses_NR.mean(0)
+    assert agreed[-1] > agreed[0]  # deeper is better; and they learned something
+    assert agreed[-1] > 0.5
+
+
+def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: Path) -> None:
+    """Line 5: every token that left early passed its threshold; and the bound by records holds of real generations."""
+    model, records = load_model(trained), ExitRecords.load(trained / "exit_records.npz")
+    thresholds = {ramp: float(np.quantile(records.scores_NR[:, ramp], 0.7)) for ramp in (1, 3)}
+    prompts = [tuple(byte_tokenizer().encode(text).ids) for text in PROMPTS.texts]
+    assert isinstance(model.task, TokenTask)
+    ends = frozenset(model.task.ends)
+    full = generate(model, prompts, Asked(max_tokens=ANSWER, ends=ends))
+    assert np.concatenate([each.answer for each in full]).tolist() == records.answers()[:, -1].tolist()
+    asked = Asked(max_tokens=ANSWER, ends=ends, policy=ForeseenPolicy(thresholds), ramps=(1, 3))
+    early = generate(model, prompts, asked)
+    wrong_N = records.worst_losses_N(thresholds) > 0
+    for rows, one, other in zip(sequences_of(records), early, full, strict=True):
+        same = int(wrong_N[rows].argmax()) if wrong_N[rows].any() else len(rows)
+        assert one.answer[:same] == other.answer[:same]
+        assert differing(one.answer, other.answer) <= 1 - same / len(rows)
+    left = [(exit_block, score) for each in early for exit_block, score in zip(each.exits, each.scores, strict=True)]
+    assert all(np.float32(score) >= np.float32(thresholds[exit_block]) for exit_block, score in left if exit_block != 4)
+    assert {exit_block for exit_block, _ in left} == {1, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"joint": True}, "are not for them"), ({"task": "label", "answers": 3}, "--answers and --chat are of decoders")],
+    ids=["jointly", "of labels"],
+)
+def test_what_means_nothing_there_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        TrainJob(**{"backbone": "x", "name": "x", "task": "token"} | changes)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_chat_template_chats_with_nobody(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no chat template"):
+        train(TrainJob(backbone=str(checkpoint), name="x", task="token", chat=True), PROMPTS, tmp_path)
+
+
+def test_what_is_no_decoder_has_no_tokens_to_say(tmp_path: Path) -> None:
+    (tmp_path / "bert.json").write_text('{"family": "bert", "hidden_size": 8, "num_heads": 2, "num_blocks": 2}')
+    with pytest.raises(ModelFolderError, match="is no decoder"):
+        train(TrainJob(backbone=str(tmp_path / "bert.json"), name="x", task="token"), PROMPTS, tmp_path / "out")

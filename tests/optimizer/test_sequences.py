@@ -1,0 +1,160 @@
+"""Thresholds for sequences: what may differ is counted from the first token on that a sure ramp gets wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.risk import Guarantee
+from optimizer.sequences import (
+    bounded_losses,
+    differing,
+    learn_then_test_sequences,
+    of_sequences,
+    path_of,
+    rouge_loss,
+    sequences_of,
+    tried_in_order,
+)
+from profiles.records import ExitRecords
+
+
+def records_of(scores: list[list[float]], losses: list[list[int]], sequences: list[int]) -> ExitRecords:
+    return ExitRecords(
+        score="foreseen",
+        num_blocks=4,
+        ramps=tuple(range(len(scores[0]))),
+        sample_ids=tuple(map(str, range(len(scores)))),
+        scores_NR=np.array(scores, dtype=np.float32),
+        losses_NR=np.array(losses, dtype=np.float64),
+        sequences_N=np.array(sequences),
+    )
+
+
+THREE = records_of(
+    [[0.9, 0.9], [0.2, 0.8], [0.1, 0.1], [0.9, 0.9], [0.6, 0.1], [0.7, 0.9], [0.3, 0.2]],
+    [[0, 0], [1, 0], [1, 1], [0, 0], [1, 1], [0, 1], [1, 0]],
+    [5, 5, 5, 2, 2, 2, 9],
+)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "losses"),
+    [
+        ({0: 0.8, 1: 0.8}, [0, 1 / 3, 0]),
+        ({0: 0.6, 1: 0.8}, [0, 2 / 3, 0]),
+        ({0: 0.2}, [2 / 3, 2 / 3, 1]),
+        ({1: 0.1}, [1 / 3, 2 / 3, 0]),
+        ({}, [0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_all_from_the_first_wrong_token_on_may_differ(thresholds: dict[int, float], losses: list[float]) -> None:
+    assert bounded_losses(THREE, thresholds).tolist() == pytest.approx(losses)
+
+
+def test_sequences_are_taken_whole() -> None:
+    assert [rows.tolist() for rows in sequences_of(THREE)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert of_sequences(THREE, [2, 0]).sample_ids == ("6", "0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"sequences_N": None}, "record generations"), ({"sequences_N": np.array([1, 1, 2, 2, 1, 1, 1])}, "one after")],
+    ids=["no sequences", "torn apart"],
+)
+def test_tokens_that_make_no_sequences_are_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        sequences_of(replace(THREE, **changes))  # type: ignore[arg-type]
+
+
+def test_as_many_numbers_as_tokens_are_needed() -> None:
+    with pytest.raises(DataError, match="7 tokens need as many numbers of sequences"):
+        replace(THREE, sequences_N=np.array([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("early", "full", "place_by_place", "rouge"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4], 0.0, 0.0),
+        ([1, 9, 2, 3], [1, 2, 3, 4], 0.75, 0.25),  # 1 2 3 in common: 2 * 3 / 8
+        ([1, 2], [1, 2, 3, 4], 0.5, 1 - 4 / 6),
+        ([7], [8], 1.0, 1.0),
+        ([1, 2, 3], [1, 9], 0.5, 1 - 2 / 5),
+        ([], [], 0.0, 0.0),
+        ([], [1], 1.0, 1.0),
+    ],
+)
+def test_how_far_two_sequences_are(early: list[int], full: list[int], place_by_place: float, rouge: float) -> None:
+    assert differing(early, full) == pytest.approx(place_by_place)
+    assert rouge_loss(early, full) == pytest.approx(rouge)
+
+
+def test_rouge_is_that_of_the_longest_common_subsequence() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        early, full = (rng.integers(0, 3, size=6).tolist() for _ in range(2))
+        common = max(
+            size
+            for size in range(7)
+            for taken in combinations(range(6), size)
+            if _is_within([early[k] for k in taken], full)
+        )
+        assert rouge_loss(early, full) == pytest.approx(1 - 2 * common / 12)
+
+
+def _is_within(part: list[int], whole: list[int]) -> bool:
+    rest = iter(whole)
+    return all(token in rest for token in part)
+
+
+def generations(num_sequences: int, seed: int, length: int = 20) -> ExitRecords:
+    """Two ramps that are right as often as they say."""
+    rng = np.random.default_rng(seed)
+    sure_NR = 1 - rng.beta(0.3, 6.0, size=(num_sequences * length, 2))
+    return records_of(
+        sure_NR.tolist(),
+        (rng.random(sure_NR.shape) > sure_NR).astype(int).tolist(),
+        np.repeat(np.arange(num_sequences), length).tolist(),
+    )
+
+
+def test_the_mean_share_that_differs_is_within_the_budget_as_often_as_promised() -> None:
+    everything, guarantee = generations(2000, seed=0), Guarantee(budget=0.2, confidence=0.9)
+    kept = tokens = 0
+    for seed in range(20):
+        calibrated = generations(150, seed=1 + seed)
+        design, tested = of_sequences(calibrated, range(50)), of_sequences(calibrated, range(50, 150))
+        found = learn_then_test_sequences(design, tested, guarantee)
+        kept += bounded_losses(everything, found.thresholds).mean() <= guarantee.budget
+        tokens += everything.outcome(found.thresholds).mean_blocks < everything.num_blocks
+        assert found.mean_loss <= guarantee.budget
+    assert kept >= 18
+    assert tokens == 20
+
+
+def test_losses_never_fall_along_the_path() -> None:
+    design = generations(40, seed=7)
+    totals = [bounded_losses(design, thresholds).sum() for thresholds in path_of(design, steps=30)]
+    assert totals == sorted(totals)
+    assert totals[0] < totals[-1]
+
+
+def test_candidates_are_tried_until_one_fails() -> None:
+    losses = {0.9: 0.0, 0.8: 0.02, 0.7: 0.5, 0.6: 0.0}
+    asked: list[float] = []
+
+    def losses_of(thresholds: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        assert isinstance(thresholds, dict)
+        asked.append(thresholds[0])
+        return np.full(100, losses[thresholds[0]])
+
+    found = tried_in_order([{0: each} for each in losses], losses_of, Guarantee(budget=0.1, confidence=0.9), 100)
+    assert found.mean_loss == pytest.approx(0.02)
+    assert (found.thresholds, asked) == ({0: 0.8}, [0.9, 0.8, 0.7])
+    with pytest.raises(DataError, match=r"10 sequences cannot show a mean loss of 10\.0% with confidence 90%; 22 are"):
+        tried_in_order([], losses_of, Guarantee(budget=0.1, confidence=0.9), 10)
