@@ -5,7 +5,7 @@ All sequences of a batch take their steps together, greedily. What any of them s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from earlyexit.cut import Cut, cut_out
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sequence import run_of
+from earlyexit.kv import PAGE_TOKENS
 from earlyexit.network import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -24,8 +25,9 @@ from earlyexit.train import no_progress
 from earlyexit.wire import Answer, Seen, entering
 
 if TYPE_CHECKING:
+    from earlyexit.memory import Fill
     from earlyexit.model import EarlyExitModel
-    from earlyexit.pending import Fill
+    from earlyexit.piece import Piece
 
 BATCH = 16
 """Sequences at once."""
@@ -96,9 +98,17 @@ def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Aske
     backbone = decoder_of(model)
     for first in range(0, len(prompts), asked.batch):
         begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + asked.batch]]
-        store = backbone.open_store(1)
-        backbone.open_store(sum(store.pages_for(len(each.prompt) + asked.max_tokens) for each in begun))
+        backbone.open_store(sum(-(-(len(each.prompt) + asked.max_tokens) // PAGE_TOKENS) for each in begun))
         yield begun
+
+
+def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NOBODY) -> Piece:
+    """Inputs of sequences, by their numbers, before block 0; the model keeps what it must of them."""
+    wire = entering(list(map(str, steps)), list(steps.values()))
+    for refused in decoder_of(model).memory.admit(wire, list(steps)):
+        if refused is not None:
+            raise refused
+    return from_wire(model, wire, policy)
 
 
 def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
@@ -112,14 +122,13 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
     going = dict(enumerate(batch, 1))
     seen = dict.fromkeys(going, 0)
     while going:
-        steps = [
-            encoded_run(number, each, seen[number], len(each.prompt) + asked.max_tokens)
+        steps = {
+            number: encoded_run(number, each, seen[number], len(each.prompt) + asked.max_tokens)
             for number, each in going.items()
-        ]
+        }
         seen |= {number: len(each.tokens) for number, each in going.items()}
         looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
-        piece = from_wire(model, entering(list(map(str, going)), steps), asked.policy)
-        for step in cut.run(piece):
+        for step in cut.run(entered(model, steps, asked.policy)):
             for answer in step.answers:
                 _take(going[int(answer.sample_id)], answer)
             for look in step.seen:

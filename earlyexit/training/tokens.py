@@ -17,13 +17,10 @@ from torch import Tensor
 
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.offline import Asked, batches, decoder_of, encoded_run
-from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.offline import Asked, batches, decoder_of, encoded_run, entered
 from earlyexit.ramps.vocabulary import AdaptedRamp, NormedRamp, VocabularyHead
 from earlyexit.train import TrainOptions
 from earlyexit.training.descent import Descent
-from earlyexit.wire import entering
 
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6
@@ -44,12 +41,11 @@ def token_states(
     model: EarlyExitModel, texts: Sequence[Sequence[int]], skip: Sequence[int], options: TrainOptions
 ) -> TokenStates:
     """Of texts of token ids; the first `skip` tokens of each are context alone, but for the last of them."""
-    backbone, last = decoder_of(model), model.num_blocks - 1
+    last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
     done, skipped = 0, iter(skip)
     for batch in batches(model, texts, Asked(max_tokens=0)):
-        encoded = [encoded_run(number, each, 0, len(each.prompt)) for number, each in enumerate(batch, 1)]
-        piece = from_wire(model, entering(list(map(str, range(1, 1 + len(batch)))), encoded), ConfidencePolicy(2.0))
+        piece = entered(model, {k: encoded_run(k, each, 0, len(each.prompt)) for k, each in enumerate(batch, 1)})
         layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
         wanted_N = torch.cat([torch.arange(len(each.prompt)) >= max(next(skipped) - 1, 0) for each in batch])
         first = 0
@@ -57,8 +53,6 @@ def token_states(
             tensors = model.run_blocks(first, block + 1, tensors, layout)
             kept[block].append(tensors[0][wanted_N].float())
             first = block + 1
-        for number in range(1, 1 + len(batch)):
-            backbone.end(number)
         done += len(batch)
         options.progress("states", done, len(texts))
     states = {block: torch.cat(parts) for block, parts in kept.items()}
