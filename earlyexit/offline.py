@@ -53,6 +53,9 @@ class Generated:
         return [*self.prompt, *self.answer]
 
 
+Ended = Callable[[int, Generated], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """How sequences are generated."""
@@ -74,14 +77,19 @@ def generate(
     prompts: Sequence[Sequence[int]],
     asked: Asked,
     progress: Callable[[str, int, int], None] = no_progress,
+    *,
+    ended: Ended | None = None,
 ) -> list[Generated]:
-    """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one."""
+    """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one.
+
+    `ended` is told of every sequence, with its number, while the model still keeps what it has of it.
+    """
     backbone = decoder_of(model)
     found: list[Generated] = []
     for batch in batches(model, prompts, asked):
         cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
         backbone.fill = asked.fill
-        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked)
+        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked, ended)
         progress("answers", len(found), len(prompts))
     return found
 
@@ -118,7 +126,9 @@ def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
     return Encoded(len(new), (np.array(new, dtype=np.int32), run))
 
 
-def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked) -> list[Generated]:
+def _together(
+    model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked, ended: Ended | None
+) -> list[Generated]:
     going = dict(enumerate(batch, 1))
     seen = dict.fromkeys(going, 0)
     while going:
@@ -137,6 +147,8 @@ def _together(model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: As
             if asked.look:
                 each.looks.append(looks[number])
             if each.answer[-1] in asked.ends or len(each.answer) == asked.max_tokens:
+                if ended is not None:
+                    ended(number, each)
                 decoder_of(model).end(number)
                 del going[number]
     return batch

@@ -1,0 +1,227 @@
+"""What is promised of sequences, and what filling in costs them: on stories260K, or a decoder's folder.
+
+One pass of the full model, every ramp looking, gives exit records. They are divided at random, 200 times, into
+sequences that lay the path, that test it, and unseen ones; how often is the unseen ones' loss within the budget? Then
+the thresholds of one division are run for real on its unseen prompts, skipped keys and values computed and copied.
+
+    python -m experiments.sequence_guarantee [--model FOLDER --prompts FILE]    (stories: 2 minutes of one core)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.dataset import read_labelled
+from earlyexit.layout import Layout
+from earlyexit.memory import Fill
+from earlyexit.model import EarlyExitModel
+from earlyexit.offline import Asked, Generated, decoder_of, encoded_run, entered, generate
+from earlyexit.piece import Piece
+from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.store import load_model
+from earlyexit.tasks.token import TokenTask
+from earlyexit.train import no_progress
+from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
+from experiments.data import require_data
+from offramp.jobs.token_calibration import record_generations
+from offramp.jobs.token_training import prompts_of
+from optimizer.risk import Guarantee
+from optimizer.sequences import bounded_losses, differing, learn_then_test_sequences, of_sequences, rouge_loss
+from optimizer.thresholds import divide
+from profiles.records import ExitRecords
+from tests.earlyexit.stories import encode, read_pieces, read_stories
+
+WORDS = (
+    "Zoo Lily Once Tom The Mom One There He She Max Ben Sue dog cat bird ball park day tree red big little car box toy"
+)
+DESIGN, TESTED = 0.2, 0.4
+"""Shares of the sequences; the rest is unseen."""
+LOOKED_AT = 24
+"""Sequences whose keys and values are compared."""
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """What 200 divisions gave."""
+
+    held: float
+    """Share of divisions whose unseen loss was within the budget."""
+    unseen_loss: float
+    early_tokens: float
+    mean_blocks: float
+    promised: float
+    """Share of divisions in which anything could leave."""
+
+
+def stories(num_prompts: int, answer: int) -> tuple[EarlyExitModel, Prompts]:
+    """With four ramps that learned of its own answers, and other prompts."""
+    folder = require_data("generation")
+    pieces, rng = read_pieces(folder / "tok512.bin"), random.Random(0)
+    torch.manual_seed(0)
+    model = add_ramps(
+        read_stories(folder / "stories260K.bin"),
+        name="stories",
+        family="llama",
+        codec={"name": "prompt", "max_length": 512},
+        task=TokenTask(512, (1, 2)),
+        ramps=RampOptions(style="adapted", at=(0, 1, 2, 3), pooling="last"),
+    ).requires_grad_(False)
+    prompts = [encode(pieces, " ".join(rng.sample(WORDS.split(), 3))) for _ in range(num_prompts + 100)]
+    said = generate(model, prompts[:100], Asked(max_tokens=answer, ends=frozenset((1, 2))))
+    learned = token_states(model, [each.tokens for each in said], [len(each.prompt) for each in said], TOKEN_OPTIONS)
+    train_token_ramps(model, learned)
+    return model, prompts[100:]
+
+
+def divisions(records: ExitRecords, num_sequences: int, guarantee: Guarantee, count: int) -> Divided:
+    """How the promise did on sequences that nobody had seen."""
+    losses, early, blocks, promised = [], [], [], 0
+    for seed in range(count):
+        design, tested, unseen = _parts(records, num_sequences, seed)
+        found = learn_then_test_sequences(design, tested, guarantee)
+        outcome = unseen.outcome(found.thresholds)
+        losses.append(float(bounded_losses(unseen, found.thresholds).mean()))
+        early.append(float((outcome.exits_N < records.num_blocks - 1).mean()))
+        blocks.append(outcome.mean_blocks)
+        promised += bool(found.thresholds)
+    return Divided(
+        held=float(np.mean(np.array(losses) <= guarantee.budget)),
+        unseen_loss=float(np.mean(losses)),
+        early_tokens=float(np.mean(early)),
+        mean_blocks=float(np.mean(blocks)),
+        promised=promised / count,
+    )
+
+
+def _parts(records: ExitRecords, count: int, seed: int) -> list[ExitRecords]:
+    design, rest = divide(count, round(count * DESIGN), seed)
+    tested, unseen = np.split(rest, [round(count * TESTED)])
+    return [of_sequences(records, part) for part in (design, tested, unseen)]
+
+
+def run_for_real(
+    model: EarlyExitModel, prompts: Prompts, thresholds: dict[int, float], answer: int, fill: Fill
+) -> dict[str, float]:
+    """Early generations beside the full model's: who left passed its threshold, what differs, how far keys are off."""
+    ends = frozenset(model.task.ends) if isinstance(model.task, TokenTask) else frozenset[int]()
+    full = generate(model, prompts, Asked(max_tokens=answer, ends=ends))
+    held: list[tuple[Generated, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+
+    def keep(number: int, each: Generated) -> None:
+        if len(held) < LOOKED_AT:
+            held.append((each, _caught_up(model, number, each)))
+
+    asked = Asked(max_tokens=answer, ends=ends, policy=ForeseenPolicy(thresholds), ramps=tuple(thresholds), fill=fill)
+    early = generate(model, prompts, asked, ended=keep)
+    left = [(at, score) for each in early for at, score in zip(each.exits, each.scores, strict=True)]
+    gone = [(at, score) for at, score in left if at < model.num_blocks - 1]
+    return {
+        "tokens": len(left),
+        "left early": len(gone) / len(left),
+        "of these below their threshold": sum(
+            bool(np.float32(score) < np.float32(thresholds[at])) for at, score in gone
+        ),
+        "tokens that differ": float(np.mean([differing(a.answer, b.answer) for a, b in zip(early, full, strict=True)])),
+        "1 - ROUGE-L": float(np.mean([rouge_loss(a.answer, b.answer) for a, b in zip(early, full, strict=True)])),
+        "the full model's to the end": float(np.mean([a.answer == b.answer for a, b in zip(early, full, strict=True)])),
+        "keys and values off by": max(_distance(model, each, kept) for each, kept in held),
+    }
+
+
+@torch.inference_mode()
+def _caught_up(model: EarlyExitModel, number: int, each: Generated) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Its keys and values by block, once its last token has run all blocks and whatever waited is filled in."""
+    limit = len(each.tokens)
+    piece = entered(model, {number: encoded_run(number, each, limit - 1, limit)})
+    _through(model, piece)
+    return [(keys.clone(), values.clone()) for keys, values in _held(model, number, limit)]
+
+
+def _held(model: EarlyExitModel, number: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    kv = decoder_of(model).memory.kv
+    return [kv.held(block, number, tokens) for block in range(model.num_blocks)]
+
+
+@torch.inference_mode()
+def _distance(model: EarlyExitModel, each: Generated, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """From those of the full model, run over the same tokens at once."""
+    decoder_of(model).open_memory(len(each.tokens) + 16)
+    _through(model, entered(model, {1: encoded_run(1, each, 0, len(each.tokens))}))
+    pairs = zip(kept, _held(model, 1, len(each.tokens)), strict=True)
+    return max(float((a - b).abs().max()) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+
+
+def _through(model: EarlyExitModel, piece: Piece) -> None:
+    model.run_blocks(0, model.num_blocks, piece.tensors, Layout(piece.lengths_B))
+
+
+def main() -> None:
+    """Print a line of JSON per figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a decoder's folder, trained; default: stories260K, trained here")
+    parser.add_argument("--prompts", type=Path, help="of --model: a file of prompts")
+    parser.add_argument("--sequences", type=int, default=400)
+    parser.add_argument("--answer", type=int, default=48, help="tokens at most")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    parser.add_argument("--divisions", type=int, default=200)
+    parser.add_argument("--run", type=int, default=100, help="unseen prompts that are run for real")
+    parser.add_argument("--records", type=Path, help="keep exit records here, or take them from here")
+    options = parser.parse_args()
+    if options.model is None:
+        model, prompts = stories(options.sequences, options.answer)
+    else:
+        model, prompts = _of_folder(options.model, options.prompts, options.sequences)
+    if options.records is not None and options.records.is_file():
+        records = ExitRecords.load(options.records)
+    else:
+        records = record_generations(model, prompts, "foreseen", max_tokens=options.answer, progress=no_progress)
+        if options.records is not None:
+            records.save(options.records)
+    agreement = {
+        ramp: round(float(1 - loss), 3) for ramp, loss in zip(records.ramps, records.losses_NR.mean(0), strict=True)
+    }
+    print(json.dumps({"sequences": len(prompts), "tokens": len(records), "agreement by ramp": agreement}), flush=True)
+    for budget in options.budgets:
+        guarantee = Guarantee(budget=budget, confidence=0.9)
+        found = divisions(records, len(prompts), guarantee, options.divisions)
+        print(json.dumps({"budget": budget, **asdict(found)}), flush=True)
+    _print_real(model, prompts, records, options)
+
+
+def _print_real(model: EarlyExitModel, prompts: Prompts, records: ExitRecords, options: argparse.Namespace) -> None:
+    design, rest = divide(len(prompts), round(len(prompts) * DESIGN), 0)
+    tested, unseen = np.split(rest, [round(len(prompts) * TESTED)])
+    guarantee = Guarantee(budget=options.budgets[-1], confidence=0.9)
+    found = learn_then_test_sequences(of_sequences(records, design), of_sequences(records, tested), guarantee)
+    if not found.thresholds:
+        print("nothing can be promised: no token leaves")
+        return
+    for fill in get_args(Fill):
+        real = run_for_real(model, [prompts[k] for k in unseen[: options.run]], found.thresholds, options.answer, fill)
+        print(json.dumps({"budget": guarantee.budget, "fill": fill, **real}), flush=True)
+
+
+def _of_folder(folder: Path, file: Path, count: int) -> tuple[EarlyExitModel, Prompts]:
+    model = load_model(folder)
+    codec = find_codec(model.info.codec, folder)
+    assert isinstance(codec, PromptCodec)
+    rows = read_labelled(file, label_column=None)
+    chat = bool(model.info.provenance.get("chat"))
+    return model, prompts_of(codec, rows.select(range(min(count, len(rows)))), chat=chat)
+
+
+if __name__ == "__main__":
+    main()
