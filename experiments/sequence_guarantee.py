@@ -35,13 +35,13 @@ from earlyexit.tasks.token import TokenTask
 from earlyexit.train import no_progress
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
 from experiments.data import require_data
+from experiments.stories import encode, read_pieces, read_stories
 from offramp.jobs.token_calibration import record_generations
 from offramp.jobs.token_training import prompts_of
 from optimizer.risk import Guarantee
 from optimizer.sequences import bounded_losses, differing, learn_then_test_sequences, of_sequences, rouge_loss
 from optimizer.thresholds import divide
 from profiles.records import ExitRecords
-from tests.earlyexit.stories import encode, read_pieces, read_stories
 
 WORDS = (
     "Zoo Lily Once Tom The Mom One There He She Max Ben Sue dog cat bird ball park day tree red big little car box toy"

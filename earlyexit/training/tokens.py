@@ -63,7 +63,9 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
     """Norms and adapters begin as the last norm and nothing, classifiers at random by the seed; all ramps learn."""
     ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
     for block, ramp in ramps.items():
-        _begin(ramp, decoder_of(model).norm.weight, options.seed + block)
+        norm_D = decoder_of(model).norm.weight
+        assert isinstance(norm_D, Tensor)
+        _begin(ramp, norm_D, options.seed + block)
     words_W, target_N = torch.unique(learned.full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
     some_WD = model.head.classifier.weight[words_W].float()

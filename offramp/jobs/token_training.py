@@ -10,6 +10,7 @@ from earlyexit.checkpoint import RampOptions, add_ramps, ends_of, load_pretraine
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.offline import Asked, generate
 from earlyexit.store import save_model
 from earlyexit.tasks.token import TokenTask
@@ -71,6 +72,8 @@ def _untrained(job: TrainJob, num_rows: int) -> EarlyExitModel:
         backbone = pretrained.backbone
         if not isinstance(backbone, DecoderBackbone):
             raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
+        if isinstance(backbone, Seq2SeqBackbone):
+            raise ModelFolderError(f"{job.backbone} is an encoder-decoder: ramps of such are not trained here yet")
         facts = provenance(
             backbone=job.backbone,
             data=job.source,
