@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter as Tally
+from collections import defaultdict
 from typing import Any
 
 from ray.serve.metrics import Counter, Histogram
@@ -77,6 +79,25 @@ class IngressMetrics:
     def retried(self, slot: str, num_inputs: int) -> None:
         """Count inputs sent again."""
         self._retries.inc(num_inputs, {"slot": slot})
+
+
+class Totals:
+    """Counters that are told what they come to."""
+
+    def __init__(self) -> None:
+        self._told: defaultdict[tuple[Counter, str], float] = defaultdict(float)
+
+    def grow(self, counter: Counter, total: float, **labels: str) -> None:
+        """Count what has come since the last time."""
+        key = counter, "".join(labels.values())
+        if total > self._told[key]:  # a counter refuses zero
+            counter.inc(total - self._told[key], labels)
+            self._told[key] = total
+
+
+def le(end_s: float) -> str:
+    """The label of a bucket that ends there."""
+    return "+Inf" if math.isinf(end_s) else f"{end_s:g}"
 
 
 def histogram(name: str, description: str, boundaries: tuple[float, ...], *names: str) -> Histogram:

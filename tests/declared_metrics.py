@@ -11,6 +11,7 @@ from ray.util.metrics import Metric
 
 from deployments.control.metrics import ControlMetrics
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
+from deployments.ingress.generation.metrics import GenerationMetrics
 from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.metrics import IngressMetrics
 from deployments.stage.metrics import StageMetrics
@@ -19,7 +20,7 @@ from earlyexit.chain import Chain
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
     stage, chain = StageMetrics("split-cpu-0", "cpu"), Chain(names=("model",), lengths=(1,))
-    owners = [IngressMetrics(chain), FlowMetrics(chain), stage, ControlMetrics(), VersionMetrics()]
+    owners = [IngressMetrics(chain), FlowMetrics(chain), stage, ControlMetrics(), VersionMetrics(), GenerationMetrics()]
     instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
 

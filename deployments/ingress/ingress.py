@@ -33,6 +33,7 @@ from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.dispatch.entrance import entrance_of
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.generation.build import build_generation
+from deployments.ingress.generation.metrics import GenerationMetrics
 from deployments.ingress.generation.request import GenerateRequest
 from deployments.ingress.generation.stream import Stream
 from deployments.ingress.rpc.methods import RpcMethods
@@ -175,9 +176,12 @@ class Ingress(RpcMethods):
 
     async def _keep_telling(self) -> None:
         metrics = FlowMetrics(self.card.chain)
+        of_sequences = None if self._generation is None else GenerationMetrics()
         while True:
             await asyncio.sleep(TELL_S)
             metrics.tell(self._peek())
+            if self._generation is not None and of_sequences is not None:
+                of_sequences.tell(self._generation.loop)
 
     async def _pull(self) -> None:
         document = None if self._controller is None else await self._controller.current()

@@ -62,10 +62,8 @@ class Sequential(Protocol):
     def home(self) -> Home | None: ...
 
 
-def homes_of(slot: str, inputs: Sequence[Sequential]) -> Homes | None:
-    """Of a call to a slot; None where its inputs are of no sequences."""
-    if not inputs or inputs[0].home is None:
-        return None
+def homes_of(slot: str, inputs: Sequence[Sequential]) -> Homes:
+    """Of a call to a slot, whose inputs are of sequences."""
     return Homes(slot, [each.home for each in inputs if each.home is not None])
 
 

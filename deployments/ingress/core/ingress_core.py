@@ -107,7 +107,7 @@ class IngressCore(Generic[I, W]):
     def is_due(self) -> bool:
         """Whether a call would be made now."""
         line, departures = self._line, self.departures
-        return line.length >= departures.least or line.tokens >= departures.least_tokens or bool(self._steps)
+        return line.length >= departures.least or line.tokens >= departures.least_tokens or bool(self._steps.due)
 
     # Plans
 
@@ -199,7 +199,7 @@ class IngressCore(Generic[I, W]):
 
     def pump(self, now_s: float) -> Actions:
         """Send whatever may be sent now to the first stage."""
-        actions: Actions = self._steps.send(now_s) if self._steps else []
+        actions: Actions = self._steps.send(now_s) if self._steps.due else []
         itinerary, book, share = self.itinerary, self._probes, self._rules.probe_share
         leg = itinerary.first
         unseen: Watch | None = "stay" if itinerary.stays else None

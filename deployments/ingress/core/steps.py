@@ -25,10 +25,8 @@ class Steps(Generic[I, W]):
     def __init__(self, calls: Calls[I, W], outcomes: Outcomes) -> None:
         self._calls = calls
         self._outcomes = outcomes
-        self._due: list[Flight[I]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._due)
+        self.due: list[Flight[I]] = []
+        """Those that are sent next."""
 
     def check(self, home: Home) -> None:
         """Raise SequenceLostError where the plan has others by now; nobody loses what he does not have yet."""
@@ -39,7 +37,7 @@ class Steps(Generic[I, W]):
         """They are sent next."""
         for flight in flights:
             flight.holder = DUE
-        self._due += flights
+        self.due += flights
 
     def settle_in(self, flights: Flights[I]) -> None:
         """These, their homes' first, are sent by the present plan. Nothing is to be seen of them.
@@ -52,7 +50,7 @@ class Steps(Generic[I, W]):
 
     def send(self, now_s: float) -> Actions:
         """All that are due, in a call for every replica that has some of their sequences."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         itinerary = self._calls.itinerary
         leg = itinerary.first
         by_replica, lost = self._by_replica(due, leg.slot, DUE)
@@ -85,7 +83,7 @@ class Steps(Generic[I, W]):
 
     def clear(self) -> list[Flight[I]]:
         """Those that were due, which are not sent."""
-        due, self._due = self._due, []
+        due, self.due = self.due, []
         for flight in due:
             flight.holder = None
         return due

@@ -273,7 +273,8 @@ class Dispatcher:
         self._plan_turn()
 
     def _send(self, call: LiveCall, piece: WirePiece, flights: Sequence[LiveFlight]) -> None:
-        now_s, homes = self._clock.now_s(), homes_of(call.leg.slot, flights)
+        now_s = self._clock.now_s()
+        homes = None if flights[0].home is None else homes_of(call.leg.slot, flights)
         stage_call = StageCall(
             piece=piece,
             # An input that nobody waits for any more has no time left: the stage drops it unrun.

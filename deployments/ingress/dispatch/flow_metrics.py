@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-
 from ray.serve.metrics import Counter, Gauge
 
 from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
-from deployments.metrics import tags
+from deployments.metrics import Totals, le, tags
 from deployments.reports import IngressReport
 from earlyexit.chain import Chain
 
@@ -39,14 +36,14 @@ class FlowMetrics:
         self._pruned_words = Counter("offramp_pruned_words", "Words pruned at a crossing", tags("network"))
         self._lengths = {1}
         """Of which some waited; the shortest, so that the metric is there before anybody does."""
-        self._told: defaultdict[tuple[Counter, str], float] = defaultdict(float)
+        self._grow = Totals().grow
 
     def tell(self, report: IngressReport) -> None:
         """Tell Ray what has come since the last time."""
         self._grow(self._inputs, report.arrived)
         self._grow(self._in_slo, report.in_slo)
         for end_s, total in zip(LATENCY_ENDS_S, latencies_within(report.latencies, LATENCY_ENDS_S), strict=True):
-            self._grow(self._latencies, total, le=_le(end_s))
+            self._grow(self._latencies, total, le=le(end_s))
         self._grow(self._answered_tokens, report.answered_tokens)
         self._tell_crossings(report)
         self._waiting.set(report.waiting)
@@ -65,13 +62,3 @@ class FlowMetrics:
         ):
             for block, total in totals.items():
                 self._grow(counter, total, network=self._chain.name_of(block))
-
-    def _grow(self, counter: Counter, total: float, **labels: str) -> None:
-        key = counter, "".join(labels.values())
-        if total > self._told[key]:  # a counter refuses zero
-            counter.inc(total - self._told[key], labels)
-            self._told[key] = total
-
-
-def _le(end_s: float) -> str:
-    return "+Inf" if math.isinf(end_s) else f"{end_s:g}"

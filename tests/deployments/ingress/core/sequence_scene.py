@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.ingress.core.flights import Action, SendCall
-from deployments.ingress.core.homes import Home, Homes
+from deployments.ingress.core.homes import Home, homes_of
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_scene import CoreScene
 
@@ -41,9 +41,8 @@ class SequenceScene(CoreScene):
     def _write(self, action: Action) -> None:
         super()._write(action)
         if isinstance(action, SendCall):
-            homes = Homes(action.call.leg.slot, [each.home for each in action.call.flights if each.home is not None])
-            if homes.each:
-                self.log[-1] += f" at {homes.replica or 'any'}"
-                self.log[-1] += "" if action.rows is None else f", rows {list(action.rows)}"
-            if homes.each and homes.replica is None:
+            homes = homes_of(action.call.leg.slot, action.call.flights)
+            self.log[-1] += f" at {homes.replica or 'any'}"
+            self.log[-1] += "" if action.rows is None else f", rows {list(action.rows)}"
+            if homes.replica is None:
                 homes.choose(self.room)
