@@ -22,6 +22,7 @@ from simulator.crossing import NetworkTokens
 from simulator.decisions import Probing, recorded_loss
 from simulator.events import COMES, WAKES, Events
 from simulator.outcome import REASONS, Ledger
+from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.trip import Input, Trip
@@ -138,13 +139,16 @@ class SimulatedIngress:
         replica = trip.leg.transport.choose(self.index, trip.weight, batch)
         if replica is None:
             return False
+        self._set_off(trip, replica, block, delay_s)
+        return True
+
+    def _set_off(self, trip: Trip, replica: SimulatedReplica, block: int, delay_s: float) -> None:
         trip.replica = replica
         replica.trips.add(trip)
         if delay_s:
             self._events.at(self._events.time_s + delay_s, COMES, _arrives, (trip, block))
         else:
             replica.submit(trip, block)
-        return True
 
     def _tokens_of(self, numbers: Sequence[int], tokens: NetworkTokens) -> list[int]:
         network = self.core.itinerary.network
@@ -195,8 +199,11 @@ class SimulatedIngress:
         self.settled(len(numbers), False)
 
     def _send(self, send: SendCall) -> None:
-        trip, block, members, network, _ = send
+        trip, block, members, network, rows = send
         assert isinstance(trip, Trip)
+        enters = members is None
+        if rows is not None:
+            members = [members[row] for row in rows]
         crosses = network is not None and members is not None
         if network is not None and self._tokens is not None and self._has_networks:
             self._tokens.enter(trip.flights, network, crossed=crosses)
@@ -209,7 +216,7 @@ class SimulatedIngress:
         elif crosses:
             members = self._crossing(trip, block, members)
         trip.begin(self, members)
-        delay_s = self._entry_s if trip.is_first else self._crossing_s if crosses else 0.0
+        delay_s = self._entry_s if enters else self._crossing_s if crosses else 0.0
         if not self.go(trip, block, delay_s):
             trip.leg.transport.pending.append((trip, block, delay_s))
             if math.isinf(self._slo_s):

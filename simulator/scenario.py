@@ -18,6 +18,31 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceLengths:
+    """Of requests that are sequences, in turn; fewer than the requests, they go round. Raises DataError."""
+
+    prompt_K: IntArray
+    """Tokens."""
+    answer_K: IntArray
+    """Tokens that come of it."""
+    chunk: int = 256
+    """Tokens of a prompt in one step."""
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_K) != len(self.answer_K) or not len(self.prompt_K):
+            raise DataError(f"{len(self.prompt_K)} prompts and {len(self.answer_K)} answers are no sequences")
+        if min(self.prompt_K.min(), self.answer_K.min(), self.chunk) < 1:
+            raise DataError("prompts, answers and chunks have at least one token")
+
+    def of(self, index: int) -> tuple[int, int]:
+        """Tokens of a prompt, and of what comes of it."""
+        place = index % len(self.prompt_K)
+        return int(self.prompt_K[place]), int(self.answer_K[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scenario:
     """Refuses parts that do not fit together: PlanError for the plan, DataError for inputs and arrivals."""
 
@@ -30,6 +55,9 @@ class Scenario:
     lengths_R: IntArray | None = None
     """Tokens of every row of the decisions: a batch takes what the profile says of its tokens, at its own length. None:
     inputs cost alike."""
+    sequences: SequenceLengths | None = None
+    """Of models that generate: every request is a sequence, whose steps are inputs of `rows_N` in turn. None: requests
+    are inputs."""
     arrivals_s: FloatArray
     """Of requests, ascending, from 0 on."""
     duration_s: float
@@ -70,6 +98,11 @@ class Scenario:
         if not self.slo_s > 0:
             raise DataError(f"slo_s must be above 0, not {self.slo_s}")
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether batches cost what their tokens do."""
+        return self.lengths_R is not None or self.sequences is not None
+
     def _check_plan(self) -> None:
         problem, plan = self.problem, self.plan
         if plan.num_blocks != problem.num_blocks:
@@ -95,21 +128,24 @@ class Scenario:
         table, tokens = self.problem.latency[device], split.tokens
         largest = table.batches[-1]
         if tokens is None:
-            if split.batch > largest and self.lengths_R is None:  # of shorter inputs more were measured
+            if split.batch > largest and not self.counts_tokens:  # of shorter inputs more were measured
                 raise PlanError(f"{device} was measured up to batches of {largest}, not {split.batch}")
             return
-        if self.lengths_R is None:
+        if not self.counts_tokens:
             raise PlanError(f"the plan has batches of {tokens} tokens, and inputs have no lengths")
         if table.length is not None and tokens > largest * table.length:
             raise PlanError(f"{device} was measured up to batches of {largest * table.length} tokens, not {tokens}")
 
     def _check_inputs(self) -> None:
-        if self.lengths_R is not None:
+        if self.sequences is not None and (self.inputs_per_request > 1 or not math.isinf(self.slo_s)):
+            raise DataError("a request is one sequence, and ends when it is over")
+        if self.counts_tokens:
             unknown = [stage.device for stage in self.plan.stages if self.problem.latency[stage.device].length is None]
             if unknown:
                 raise DataError(f"the latency of {unknown[0]} does not say its length, so lengths tell nothing")
-            if len(self.lengths_R) != self.decisions.num_rows or self.lengths_R.min(initial=1) < 1:
-                raise DataError(f"lengths need {self.decisions.num_rows} numbers, one per row, each at least 1")
+        lengths_R = self.lengths_R
+        if lengths_R is not None and (len(lengths_R) != self.decisions.num_rows or lengths_R.min(initial=1) < 1):
+            raise DataError(f"lengths need {self.decisions.num_rows} numbers, one per row, each at least 1")
         if not len(self.rows_N):
             raise DataError("at least one input is needed")
         if self.rows_N.min() < 0 or self.rows_N.max() >= self.decisions.num_rows:

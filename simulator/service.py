@@ -22,6 +22,7 @@ from simulator.ingress import SimulatedIngress
 from simulator.outcome import Ledger
 from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
+from simulator.sequences import GeneratingIngress
 from simulator.slot import Slot
 from simulator.work import Work, Works
 
@@ -66,8 +67,9 @@ class SimulatedService:
         self._decisions = scenario.decisions
         self._leaves: dict[tuple[int, ...], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
+        make = SimulatedIngress if scenario.sequences is None else GeneratingIngress
         self.ingresses = [
-            SimulatedIngress(index, scenario, events, self.ledger, placed, self.slots, probing(index))
+            make(index, scenario, events, self.ledger, placed, self.slots, probing(index))
             for index in range(scenario.num_ingresses)
         ]
 
@@ -150,7 +152,7 @@ class SimulatedService:
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))
         if works is None:
-            by_tokens = self.scenario.lengths_R is not None
+            by_tokens = self.scenario.counts_tokens
             hop_length = bytes_length(self.scenario.problem) if by_tokens else None
             works = self._works[device, slowness] = Works(self._pace_of(device, slowness), self._work, hop_length)
         return works
@@ -158,7 +160,7 @@ class SimulatedService:
     def _pace_of(self, device: str, slowness: float) -> Pace:
         """By the present plan: of inputs that cost alike, those are shorter whose words are pruned on the way."""
         problem, used = self.scenario.problem, self.placed.plan.used
-        table, by_tokens = problem.latency[device], self.scenario.lengths_R is not None
+        table, by_tokens = problem.latency[device], self.scenario.counts_tokens
         if problem.crossing_tokens and not by_tokens:
             table = pruned_table(problem, table, used)
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
+from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.routing import FillFirst, fill_first
 from simulator.replica import SimulatedReplica
 from simulator.trip import Holder, Trip
@@ -22,6 +24,8 @@ class Slot:
         self.pending: list[tuple[Trip, int, float]] = []
         """Calls, with their block and delay, that found no replica."""
         self.num_ever = 0
+        self._homes: dict[tuple[int, int], int] = {}
+        """By ingress and sequence, the replica that has it."""
         self.avoided: frozenset[str] = frozenset()
         self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
         """What each ingress knows of its loads."""
@@ -60,6 +64,34 @@ class Slot:
         replicas = list(self.replicas.values())  # all are avoided: those are all there is
         loads = [sum(trip.weight for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
         return replicas[fill_first(loads, weight, batch, router.phase)[0]]
+
+    def has(self, name: str) -> bool:
+        """Whether a replica takes calls of its sequences."""
+        index = int(name.rpartition("#")[2])
+        if index not in self.replicas:
+            return False
+        return name not in self.avoided or all(each.name in self.avoided for each in self.replicas.values())
+
+    def home_of(self, ingress: int, homes: Homes, batch: int) -> SimulatedReplica | None:
+        """The replica of a call's sequences; where they have none, the one that `fill_first` puts first by sequences.
+
+        None where there is no replica.
+        """
+        if homes.replica is not None:
+            return self.replicas[int(homes.replica.rpartition("#")[2])]
+        offered = [each for each in self.replicas.values() if self.has(each.name)]
+        if not offered:
+            return None
+        held = Counter(index for (of, _), index in self._homes.items() if of == ingress)
+        loads = [held[each.index] for each in offered]
+        replica = offered[fill_first(loads, len(homes.each), batch, self.routers[ingress].phase)[0]]
+        homes.choose(replica.name)
+        self._homes.update({(ingress, number): replica.index for number in homes.numbers})
+        return replica
+
+    def leave(self, ingress: int, sequence: int) -> None:
+        """A sequence is over, or lost."""
+        self._homes.pop((ingress, sequence), None)
 
     def withdraw(self, trip: object) -> None:
         """Have a call wait for a replica no more."""

@@ -11,6 +11,8 @@ from deployments.ingress.core.homes import Home
 from deployments.ingress.core.outcomes import Outcomes
 from earlyexit.errors import SequenceLostError
 
+LOST = "sequence_lost"
+"""The kind of a SequenceLostError."""
 LOST_RETRY_S = 1.0
 """Nobody is told: whoever owns a lost sequence begins it anew."""
 

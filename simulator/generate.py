@@ -1,0 +1,71 @@
+"""Run a scenario of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.ingress.generation.loop import GenerationCounts
+from simulator.decisions import IntArray
+from simulator.scenario import FloatArray, Scenario
+from simulator.sequences import GeneratingIngress
+from simulator.simulate import booted, play
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generated:
+    """What became of all sequences."""
+
+    ended_s: float
+    """When the last token came."""
+    said_K: IntArray
+    """Tokens, by sequence."""
+    ttft_s_K: FloatArray
+    """NaN where none came."""
+    tpot_s_K: FloatArray
+    """NaN where no second one came."""
+    counts: tuple[GenerationCounts, ...]
+    """Of every ingress."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return float(self.said_K.sum()) / self.ended_s
+
+    @property
+    def exits(self) -> Mapping[int, int]:
+        """Tokens by the block they left after."""
+        return {
+            block: sum(each.exits[block] for each in self.counts)
+            for block in sorted({block for each in self.counts for block in each.exits})
+        }
+
+    def tpot_s(self, percentile: float) -> float:
+        """Of sequences' mean times per token."""
+        return float(np.nanpercentile(self.tpot_s_K, percentile))
+
+    def ttft_s(self, percentile: float) -> float:
+        """Of sequences' times to their first token."""
+        return float(np.nanpercentile(self.ttft_s_K, percentile))
+
+
+def generate(scenario: Scenario) -> Generated:
+    """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes."""
+    service = booted(scenario)
+    play(service)
+    ingresses = [each for each in service.ingresses if isinstance(each, GeneratingIngress)]
+    assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
+    said_IK = np.array([each.sequences.said for each in ingresses], dtype=np.int64)
+    ttft_s_IK, tpot_s_IK = (
+        np.array([getattr(each.sequences, name) for each in ingresses]) for name in ("ttft_s", "tpot_s")
+    )
+    of_K = np.arange(said_IK.shape[1]) % len(ingresses)
+    mine = of_K, np.arange(said_IK.shape[1])
+    return Generated(
+        ended_s=service.events.time_s,
+        said_K=said_IK[mine],
+        ttft_s_K=ttft_s_IK[mine],
+        tpot_s_K=tpot_s_IK[mine],
+        counts=tuple(each.loop.counts for each in ingresses),
+    )

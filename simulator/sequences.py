@@ -1,0 +1,178 @@
+"""Sequences, simulated: lengths, whose steps are inputs that leave as the decisions say; the live loop decides."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+
+from deployments.ingress.core.flights import Answered
+from deployments.ingress.core.homes import homes_of
+from deployments.ingress.core.steps import LOST
+from deployments.ingress.generation.loop import Course, Loop, LoopRules
+from earlyexit.errors import OfframpError, StageUnavailableError
+from optimizer.placement import PlacedPlan
+from simulator.decisions import Probing
+from simulator.events import WAKES, Events
+from simulator.ingress import SimulatedIngress
+from simulator.outcome import Ledger
+from simulator.scenario import Scenario
+from simulator.slot import Slot
+from simulator.trip import Trip
+
+
+class SimulatedSequence:
+    """So many tokens, of which a decoder is shown what it has not seen."""
+
+    __slots__ = ("_chunk", "_limit", "_seen", "_tokens", "index", "num_prompt")
+
+    def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
+        self.index = index
+        """Among all that arrive."""
+        self.num_prompt = num_prompt
+        self._tokens = num_prompt
+        self._limit = num_prompt + num_tokens
+        self._chunk = chunk
+        self._seen = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._tokens == self._limit
+
+    def begin(self, number: int) -> None:
+        self._seen = 0
+
+    def step(self) -> int:
+        return min(self._chunk, self._tokens - self._seen)
+
+    def answered(self) -> bool:
+        """Whether the answer to the last step is its next token."""
+        self._seen += self.step()
+        if self._seen < self._tokens:
+            return False
+        self._tokens += 1
+        return True
+
+
+class SequenceLedger:
+    """By a sequence's index: what became of it."""
+
+    __slots__ = ("said", "tpot_s", "ttft_s")
+
+    def __init__(self, number: int) -> None:
+        self.said = array("i", [0]) * number
+        """Tokens."""
+        self.ttft_s = array("d", [math.nan]) * number
+        """NaN without a token."""
+        self.tpot_s = array("d", [math.nan]) * number
+        """NaN without a second one."""
+
+
+class GeneratingIngress(SimulatedIngress):
+    """One whose requests are sequences."""
+
+    def __init__(
+        self,
+        index: int,
+        scenario: Scenario,
+        events: Events,
+        ledger: Ledger,
+        placed: PlacedPlan,
+        slots: Mapping[str, Slot],
+        probing: Probing | None = None,
+    ) -> None:
+        super().__init__(index, scenario, events, ledger, placed, slots, probing)
+        assert scenario.sequences is not None
+        self._lengths = scenario.sequences
+        rules = LoopRules(
+            max_attempts=scenario.max_attempts,
+            ttft_slo_s=scenario.sequences.ttft_slo_s,
+            tpot_slo_s=scenario.sequences.tpot_slo_s,
+            num_ingresses=scenario.num_ingresses,
+        )
+        self.loop = Loop(rules, placed.plan, random.Random(index))
+        self.sequences = SequenceLedger(len(scenario.arrivals_s))
+        self._courses: dict[int, tuple[Course[int], SimulatedSequence]] = {}
+        """By the number of the step that is under way."""
+        self._step_number, self._stride = index, scenario.num_ingresses
+
+    def arrive(self, first: int) -> None:
+        prompt, tokens = self._lengths.of(first)
+        sequence = SimulatedSequence(first, prompt, tokens, self._lengths.chunk)
+        try:
+            self.loop.admit(prompt, self._events.time_s)
+        except OfframpError:
+            return
+        self._step(self.loop.begin(sequence, self._events.time_s), sequence)
+        self._do(())
+
+    def follow(self, placed: PlacedPlan) -> None:
+        self.loop.follow(placed.plan)
+        super().follow(placed)
+
+    def go(self, trip: Trip, block: int, delay_s: float) -> bool:
+        """Where their home is; who has lost it begins anew."""
+        homes, slot = homes_of(trip.leg.slot, trip.flights), trip.leg.transport
+        if homes.replica is not None and not slot.has(homes.replica):
+            self.restart(trip)
+            return True
+        replica = slot.home_of(self.index, homes, trip.leg.budgets[0].inputs)
+        if replica is None:
+            return False
+        trip.weight = 0  # sequences are what counts, from their beginning to their end
+        self._set_off(trip, replica, block, delay_s)
+        return True
+
+    def _step(self, course: Course[int], sequence: SimulatedSequence) -> None:
+        number, now_s = self._step_number, self._events.time_s
+        try:
+            self.core.step(
+                number, course.home, tokens=sequence.step(), arrived_s=now_s, deadline_s=math.inf, now_s=now_s
+            )
+        except OfframpError as error:
+            self._failed(course, sequence, error.kind)
+            return
+        self._step_number += self._stride
+        self._courses[number] = course, sequence
+
+    def _answered(self, answered: Answered) -> None:
+        for flight in answered.flights:
+            course, sequence = self._courses.pop(flight.input)
+            if sequence.answered():
+                self.loop.said(course, answered.block, self._events.time_s)
+            if sequence.is_whole:
+                self._over(course, sequence, "length")
+            else:
+                self._step(course, sequence)
+
+    def _drop(self, numbers: Sequence[int], reason: str) -> None:
+        for number in numbers:
+            self._failed(*self._courses.pop(number), reason)
+
+    def _failed(self, course: Course[int], sequence: SimulatedSequence, reason: str) -> None:
+        if reason != LOST:
+            self._over(course, sequence, reason)
+            return
+        self._leave(course)
+        try:
+            pause_s = self.loop.again(course)
+        except StageUnavailableError as error:
+            self._over(course, sequence, error.kind)
+            return
+        self._events.at(self._events.time_s + pause_s, WAKES, self._again, (course, sequence))
+
+    def _again(self, lost: tuple[Course[int], SimulatedSequence]) -> None:
+        self._step(*lost)
+        self._do(())
+
+    def _over(self, course: Course[int], sequence: SimulatedSequence, reason: str) -> None:
+        self.loop.end(course, reason)
+        self._leave(course)
+        ledger, index = self.sequences, sequence.index
+        ledger.said[index] = course.num_said
+        ledger.ttft_s[index], ledger.tpot_s[index] = course.ttft_s, course.tpot_s
+
+    def _leave(self, course: Course[int]) -> None:
+        for slot in course.home.replicas:
+            self._slots[slot].leave(self.index, course.home.number)

@@ -1,0 +1,138 @@
+"""Sequences on a timetable that fits on a page: a block takes 1 s for a token, and 0.25 s more for each further one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan
+from simulator.generate import Generated, generate
+from simulator.scenario import Scenario, SequenceLengths
+from simulator.sequences import GeneratingIngress
+from simulator.simulate import booted
+from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, problem, scenario, split, stage
+
+ALONE = plan(stage(1, split(0, 4)))
+TWO_STAGES = plan(stage(2, split(0, 2)), stage(2, split(2, 4)))
+
+
+def case(
+    served_by: Plan,
+    *lengths: tuple[int, int],
+    arrivals_s: tuple[float, ...] | None = None,
+    rows: tuple[int, ...] = (TO_END,),
+    chunk: int = 8,
+    **options: Any,
+) -> Scenario:
+    """`lengths`: of every sequence, tokens of its prompt and answer."""
+    given = problem()
+    tables = {"cpu": replace(given.latency["cpu"], length=1)}
+    prompt_K, answer_K = (np.array(each, dtype=np.int64) for each in zip(*lengths, strict=True))
+    return scenario(
+        served_by,
+        (0.0,) * len(lengths) if arrivals_s is None else arrivals_s,
+        rows,
+        problem=replace(given, latency=tables),
+        sequences=SequenceLengths(prompt_K=prompt_K, answer_K=answer_K, chunk=chunk),
+        **options,
+    )
+
+
+def told(found: Generated) -> list[tuple[int, float, float]]:
+    """Of every sequence its tokens, time to the first, and time per further one."""
+    return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
+
+
+def test_a_sequence_alone_takes_its_prompt_and_then_a_step_per_token() -> None:
+    found = generate(case(ALONE, (2, 3)))
+    assert told(found) == [(3, 4 * 1.25, 4.0)]
+    assert (found.ended_s, found.exits, found.tokens_per_s) == (13.0, {3: 3}, 3 / 13)
+
+
+def test_a_prompt_longer_than_a_chunk_takes_its_parts_one_after_the_other() -> None:
+    assert told(generate(case(ALONE, (5, 2), chunk=2))) == [(2, 5.0 + 5.0 + 4.0, 4.0)]
+
+
+def test_a_sequence_joins_the_batch_of_others_at_their_next_step() -> None:
+    # The first token of the one at 4 s; the other's first and its second share a step of 5 s.
+    assert told(generate(case(ALONE, (1, 2), (1, 3)))) == [(2, 4.0, 5.0), (3, 9.0, 4.0)]
+
+
+def test_tokens_that_leave_early_bring_the_next_one_sooner() -> None:
+    early = plan(stage(1, split(0, 1, ramps=RAMPS[:1]), split(1, 4)))
+    found = generate(case(early, (1, 3), rows=(TO_END, AT_0, AT_0)))
+    assert (told(found), found.exits) == ([(3, 4.0, 1.0)], {0: 2, 3: 1})
+
+
+def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
+    service = booted(case(TWO_STAGES, (1, 4), (1, 4), (1, 4)))
+    [ingress] = service.ingresses
+    assert isinstance(ingress, GeneratingIngress)
+    places: dict[int, set[tuple[str, str]]] = {}
+    for number in range(3):
+        ingress.arrive(number)
+    while service.events.next_s < np.inf:
+        service.events.run_until(service.events.next_s)
+        for course, _ in ingress._courses.values():
+            places.setdefault(course.home.number, set()).update(course.home.replicas.items())
+    assert [len(each) for each in places.values()] == [2, 2, 2]
+    assert len(set().union(*places.values())) == 4
+    assert ingress.sequences.said.tolist() == [4, 4, 4]
+    assert not any(slot._homes for slot in service.slots.values())
+
+
+@pytest.mark.parametrize(("at_s", "ended_s"), [(2.0, 2.0 + 3 * 4.0), (8.0, 8.0 + 6.0), (8.5, 8.5 + 6.0)])
+def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ended_s: float) -> None:
+    """What it has come to, one or three tokens, is its prompt there."""
+    service = booted(case(plan(stage(2, split(0, 4))), (1, 3)))
+    [ingress] = service.ingresses
+    assert isinstance(ingress, GeneratingIngress)
+    ingress.arrive(0)
+    service.events.run_until(at_s)
+    [(course, _)] = ingress._courses.values()
+    [name] = course.home.replicas.values()
+    service.kill(next(each for each in service.replicas() if each.name == name))
+    service.events.run_out()
+    counts = ingress.loop.counts
+    assert (counts.lost, counts.ended, counts.exits.total()) == (1, {"length": 1}, 3)
+    assert (service.events.time_s, ingress.core.num_unanswered) == (ended_s, 0)
+
+
+def test_a_plan_that_moves_the_blocks_has_sequences_begin_anew_and_another_batch_has_not() -> None:
+    service = booted(case(ALONE, (1, 4)))
+    [ingress] = service.ingresses
+    assert isinstance(ingress, GeneratingIngress)
+    ingress.arrive(0)
+    service.events.run_until(4.5)
+    smaller = replace(ALONE, stages=(stage(1, split(0, 4, batch=2)),), epoch=1)
+    service.follow(PlacedPlan(plan=smaller, slots=service.placed.slots))
+    service.events.run_until(8.5)
+    assert ingress.loop.counts.lost == 0
+
+
+def test_what_cannot_keep_its_slo_is_refused() -> None:
+    given = case(ALONE, *((1, 20),) * 8, arrivals_s=tuple(float(10 * k) for k in range(8)))
+    assert given.sequences is not None
+    strict = replace(given, sequences=replace(given.sequences, tpot_slo_s=5.0))
+    counts = generate(strict).counts[0]
+    assert counts.refused > 0
+    assert counts.begun + counts.refused == 8
+
+
+def test_equal_scenarios_give_equal_outcomes() -> None:
+    lengths = [(1 + k % 5, 1 + k % 7) for k in range(40)]
+    made = [generate(case(TWO_STAGES, *lengths, rows=(0, 3, 1), num_ingresses=2)) for _ in range(2)]
+    assert str(told(made[0])) == str(told(made[1]))  # times are NaN where there is no second token
+    assert made[0].said_K.tolist() == [answer for _, answer in lengths]
+
+
+def test_what_is_no_sequence_is_refused() -> None:
+    with pytest.raises(DataError, match="at least one token"):
+        case(ALONE, (0, 3))
+    with pytest.raises(DataError, match="one sequence"):
+        case(ALONE, (1, 3), slo_s=5.0)
