@@ -311,9 +311,9 @@ class Places:
         rows_S = self._tensor(np.array([row for row, _, _ in those]))
         lengths_S1 = np.array([[seen.length] for _, _, seen in those])
         longest = int(lengths_S1.max())
-        read_ST = np.zeros((len(those), longest), dtype=np.int64)
+        read_ST = np.empty((len(those), longest), dtype=np.int64)
         for read_T, (_, _, seen) in zip(read_ST, those, strict=True):
-            read_T[: seen.length] = store.place_of(seen, seen.start)
+            read_T[:] = np.resize(store.place_of(seen, seen.start), longest)  # never another's: 0 times NaN is NaN
         read_R = self._tensor(read_ST.ravel())
         if self._bias_DH is not None:
             positions_S1 = np.array([[run.end - 1 - seen.start] for _, run, seen in those])

@@ -146,3 +146,17 @@ def test_two_thousand_sequences_leave_every_page_free() -> None:
     for number in there:
         kv.free(number)
     assert kv.free_pages == 32
+
+
+def test_what_is_no_number_in_one_sequence_is_not_looked_at_by_another() -> None:
+    """Rows that attend together are padded: with places of their own, for a weight of 0 times NaN is NaN."""
+    kv = store()
+    for sequence in (1, 2, 3):
+        kv.enter(sequence, 8)
+    runs = [Run(sequence=sequence, start=0, length=length) for sequence, length in ((1, 1), (2, 2), (3, 6))]
+    places = kv.places(runs)
+    values_NKd = torch.ones(9, 1, 2)
+    values_NKd[0] = torch.nan
+    kv.write(0, places.write_N, values_NKd, values_NKd)
+    places = kv.places([Run(sequence=2, start=1, length=1), Run(sequence=3, start=5, length=1)])
+    assert kv.attend(0, places, torch.ones(2, 1, 2)).isfinite().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deployments.messages import Assignment, Chunk, StageCall
 from deployments.settings import ServeSettings
@@ -22,6 +24,7 @@ from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.engine import Batch
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
+from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sequence import run_of
 from earlyexit.kv import PAGE_TOKENS
 from earlyexit.memory import MemoryUse
@@ -231,6 +234,13 @@ def test_of_a_thousand_sequences_nothing_is_left(model: EarlyExitModel, seed: in
     assert set(scene.exits) == set(range(NUM_BLOCKS))
 
 
+class Calm(random.Random):
+    """Nothing happens by chance."""
+
+    def random(self) -> float:
+        return 1.0
+
+
 @pytest.fixture(scope="module")
 def folder(model: EarlyExitModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("decoder")
@@ -265,3 +275,26 @@ def test_plain_inputs_are_told_to_generate(model: EarlyExitModel) -> None:
     [error] = memory.admit(wire, [0])
     assert isinstance(error, InputError)
     assert "ask it to generate" in str(error)
+
+
+def test_a_sequence_without_numbers_fails_alone(model: EarlyExitModel) -> None:
+    """Its logits are NaN, and so are its keys and values: nobody else looks at them, nor whoever has its pages next."""
+    model = copy.deepcopy(model)
+    backbone = model.backbone
+    assert isinstance(backbone, DecoderBackbone)
+    scene = Scene(model, Calm())
+    ones = [One(number, 0, prompt, limit=40) for number, prompt in ((1, 1), (2, 1), (3, 7))]
+    scene.alive = list(ones)
+    backbone.word.weight[0] = torch.nan  # the first token of every prompt
+    scene.send(0)
+    while scene.run_one():
+        pass
+    assert scene.errors == {"ExecutionError": 3}
+    torch.nn.init.normal_(backbone.word.weight)
+    again = [One(number, 0, prompt, limit=40) for number, prompt in ((4, 1), (5, 1), (6, 7))]
+    scene.alive = list(again)
+    while any(one.seen < 20 for one in again):
+        scene.send(0)
+        while scene.run_one():
+            pass
+    assert scene.errors == {"ExecutionError": 3}
