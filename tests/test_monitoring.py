@@ -102,6 +102,7 @@ def test_the_rows_are_those_that_an_operator_asks_after() -> None:
         "Failures",
         "Versions",
         "Cascade",
+        "Generation",
     ]
 
 

@@ -175,9 +175,9 @@ def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:
 def _label_column(model: Path, asked: str) -> str | None:
     """None where the model's answers are tokens: rows are then prompts."""
     from earlyexit.store import read_card
-    from offramp.jobs.train_job import TOKEN
+    from earlyexit.tasks.token import TokenTask
 
-    return None if read_card(model).task["name"] == TOKEN else asked
+    return None if read_card(model).task["name"] == TokenTask.name else asked
 
 
 def _read_rows(columns: tuple[str, str | None, str | None], path: Path, **options: Any) -> LabelledRows:
@@ -244,10 +244,10 @@ def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     from earlyexit.codecs import find_codec
     from earlyexit.store import read_card
     from earlyexit.tasks import find_task
-    from offramp.jobs.train_job import TOKEN
+    from earlyexit.tasks.token import TokenTask
 
     card = read_card(model)
-    if card.task["name"] == TOKEN:
+    if card.task["name"] == TokenTask.name:
         raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
     rows.targets(find_task(card.task), find_codec(card.codec, model))
     return rows

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError
+from earlyexit.tasks.token import TokenTask
 from offramp.jobs.block_costs import measured_costs
 from offramp.jobs.calibrated import (
     RECORDS_FILE,
@@ -32,7 +33,6 @@ from offramp.jobs.recording import (
     score_of,
     tokens_of,
 )
-from offramp.jobs.train_job import TOKEN
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score
 from profiles.records import ExitRecords
@@ -74,7 +74,7 @@ def calibrate(
 
     check_rows(data, job)
     chain = read_card(folder)
-    if chain.task["name"] == TOKEN:
+    if chain.task["name"] == TokenTask.name:
         from offramp.jobs.token_calibration import calibrate_tokens
 
         return calibrate_tokens(folder, data, job, progress or no_progress)

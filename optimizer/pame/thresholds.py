@@ -20,13 +20,16 @@ TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
 """The paper names 0.55 and 0.6 (section 7.6) and that there are ten (section 6.1)."""
 TEN_SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
 """Count thresholds, as shares of the principal values."""
+LONG_CONFIDENCES = (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""The five behind the paper's are for networks that are surer than they should be."""
 GRIDS: Mapping[Score, tuple[float, ...]] = {
-    "confidence": (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999),
+    "confidence": LONG_CONFIDENCES,
     "share": TEN_SHARES,
+    "foreseen": LONG_CONFIDENCES,
+    "similar": LONG_CONFIDENCES,
     "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
 }
-"""Thresholds that are tried, from the boldest to the most careful. The five behind the paper's confidences are for
-networks that are surer than they should be."""
+"""Thresholds that are tried, from the boldest to the most careful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

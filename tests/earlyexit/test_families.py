@@ -167,7 +167,7 @@ def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelFolderError, match=r"'gpt2'; known: bert, .*, roberta, vgg, or your own as module:"):
+    with pytest.raises(ModelFolderError, match=r"'gpt2'; known: bert, .*, roberta, t5, vgg, or your own as module:"):
         find_family("gpt2")
 
 

@@ -99,7 +99,7 @@ REFUSED = {
     "unknown key": ({"colour": "red"}, "colour: Extra inputs"),
     "another ramp": (
         {"ramp_style": "deep"},
-        r"ramp_style: Input should be 'adapted', 'bridge', .*'light', .*, 'reduced' or 'vocabulary'",
+        r"ramp_style: Input should be 'adapted', 'bridge', .*'light', .*, 'vocabulary' or 'vocabulary-bias'",
     ),
     "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first', 'last' or 'grid'"),
     "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),

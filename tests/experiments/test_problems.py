@@ -11,10 +11,12 @@ from optimizer.problem import MinimizeLatency
 from optimizer.problem_file import read_problem
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "problems"
+GENERATING = FOLDER / "llama_2_7b_a40.yaml"
+CLASSIFYING = sorted({*FOLDER.glob("*.yaml")} - {GENERATING})
 BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.yaml"))])
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in CLASSIFYING])
 def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
     problem = read_problem(path).problem
     usd_per_hour = sum(supply.count * supply.usd_per_hour for supply in problem.devices.values())
@@ -32,7 +34,7 @@ def test_early_answers_are_sought_of_the_same_model_on_the_same_cluster() -> Non
 
 
 def test_there_are_problems_of_all_models_on_both_clusters() -> None:
-    clusters = {path.stem: set(read_problem(path).problem.devices) for path in FOLDER.glob("*.yaml")}
+    clusters = {path.stem: set(read_problem(path).problem.devices) for path in CLASSIFYING}
     mixed = {"V100", "P100", "K80"}
     assert clusters == {
         "bert_base_before_large_16_v100": {"V100"},
@@ -44,6 +46,13 @@ def test_there_are_problems_of_all_models_on_both_clusters() -> None:
         "resnet50_16_v100": {"V100"},
         "resnet50_hetero": mixed,
     }
+
+
+def test_of_a_model_that_generates_sequences_are_told() -> None:
+    problem = read_problem(GENERATING).problem
+    assert set(problem.devices) == {"A40"}
+    assert problem.generation is not None
+    assert problem.num_blocks == 32
 
 
 def test_the_survival_of_bert_base_is_the_recorded_one() -> None:

@@ -125,6 +125,6 @@ def test_what_makes_no_codec_is_refused() -> None:
     with pytest.raises(ModelFolderError, match="gave NoneType; a Codec is needed"):
         find_codec({"name": f"{__name__}:nothing"}, Path())
     with pytest.raises(
-        ModelFolderError, match="unknown codec 'sound'; known: text, text_pair, image, tensor, chain, or"
+        ModelFolderError, match="unknown codec 'sound'; known: text, text_pair, image, tensor, prompt, chain, or"
     ):
         find_codec({"name": "sound"}, Path())

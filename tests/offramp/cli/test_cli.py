@@ -61,7 +61,11 @@ def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) 
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "offramp: gone.csv: no such file\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        f"offramp: {tmp_path} is not a model folder: it has no model.json\n",
+    )
 
 
 def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is_named(

@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[LabelledRows | None, dict[str, Any], type[Exception], s
         AB,
         {"codec": "image"},
         InputError,
-        "--codec 'image'; text, text_pair, image, tensor follow from the data",
+        "--codec 'image'; text, text_pair, image, tensor, prompt follow from the data",
     ),
     "length": (AB, {"codec": OWN, "max_length": 2}, ModelFolderError, "max_length 2 is beyond the backbone's 1"),
     "tokenizer": (AB, {"tokenizer": "minilm"}, InputError, "--tokenizer minilm: the codec tensor reads none"),
