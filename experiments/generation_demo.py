@@ -41,12 +41,12 @@ TOPICS = (
     *("the moon", "bread", "bees", "rivers", "a lighthouse", "chess", "winter", "trains", "the sea", "glass"),
     *("a garden", "music", "maps", "volcanoes", "tea", "clocks", "forests", "the heart", "bridges", "salt"),
 )
-NUM_LEARNED = 70
+NUM_LEARNED = 50
 """Prompts whose answers ramps learn from; thresholds are calibrated on the others, but for those that are shown."""
 NUM_SHOWN = 3
 AT_ONCE = 8
 """Prompts that are answered together."""
-MAX_TOKENS = 48
+MAX_TOKENS = 32
 PLANS = ("stock", "early-exit")
 
 
