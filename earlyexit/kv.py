@@ -20,14 +20,12 @@ from torch import Tensor
 
 from earlyexit.errors import InputError, OverloadedError
 from earlyexit.member import NO_SEQUENCE
-from earlyexit.memory import MemoryUse
+from earlyexit.memory import PAGE_TOKENS, MemoryUse
 
 TRIAL = NO_SEQUENCE
 """Warm-ups and profiles: what they leave behind is nobody's."""
 RETRY_S = 1.0
 """When pages may be free again: of what sequences last, about the least."""
-PAGE_TOKENS = 16
-"""As vLLM's: on average half a page of each sequence is reserved and never used."""
 COPIED_TOKENS = 128
 """Up to so many tokens, what single rows read is copied side by side on a CPU and attended to in one call; above, every
 sequence is looked at where it lies. Eight sequences of 64 tokens take 0.28 ms a block so and 0.40 ms one by one, of 256

@@ -18,6 +18,8 @@ from earlyexit.wire import WirePiece
 
 Fill = Literal["compute", "copy"]
 """How blocks that a token has skipped come to its keys and values: see `earlyexit.pending`."""
+PAGE_TOKENS = 16
+"""As vLLM's: on average half a page of each sequence is reserved and never used."""
 RETRY_S = 0.05
 """When a lost sequence may begin anew: at once, elsewhere."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from earlyexit.chain_network import AnyNetwork, ChainNetwork
-from earlyexit.kv import PAGE_TOKENS
-from earlyexit.memory import Fill, Memory
+from earlyexit.memory import PAGE_TOKENS, Fill, Memory
 from earlyexit.piece import Piece
 
 logger = logging.getLogger(__name__)

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from earlyexit.cut import Cut, cut_out
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.generation.sequence import run_of
-from earlyexit.kv import PAGE_TOKENS
+from earlyexit.generation.sequence import step_of
+from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.network import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -25,7 +23,6 @@ from earlyexit.train import no_progress
 from earlyexit.wire import Answer, Seen, entering
 
 if TYPE_CHECKING:
-    from earlyexit.memory import Fill
     from earlyexit.model import EarlyExitModel
     from earlyexit.piece import Piece
 
@@ -121,9 +118,7 @@ def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPol
 
 def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
     """All of a sequence's tokens that the model has not seen."""
-    new = each.tokens[seen:]
-    run = np.array([run_of(number, seen, limit, len(each.prompt))], dtype=np.int32)
-    return Encoded(len(new), (np.array(new, dtype=np.int32), run))
+    return step_of(each.tokens[seen:], number, seen, limit, len(each.prompt))
 
 
 def _together(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from earlyexit.boundary import FloatName
-from earlyexit.kv import PAGE_TOKENS
+from earlyexit.memory import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,8 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sampling import Sampling
 from earlyexit.generation.sequence import Sequence as TokenSequence
 from earlyexit.generation.text import TextStream
-from earlyexit.kv import PAGE_TOKENS
 from earlyexit.member import Member
-from earlyexit.memory import Fill
+from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict

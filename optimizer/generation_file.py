@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import Field
 
 from earlyexit.errors import PlanError
+from earlyexit.memory import PAGE_TOKENS
 from earlyexit.source_file import Source, StrictDocument
-from optimizer.generation.demand import PAGE_TOKENS, Generation, KvMemory
+from optimizer.generation.demand import Generation, KvMemory
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S, PlanProblem, Slo

@@ -12,6 +12,7 @@ from deployments.ingress.core.homes import homes_of
 from deployments.ingress.core.steps import LOST
 from deployments.ingress.generation.loop import Course, Loop, LoopRules
 from earlyexit.errors import OfframpError, StageUnavailableError
+from earlyexit.generation.shown import Shown
 from optimizer.placement import PlacedPlan
 from simulator.decisions import Probing
 from simulator.events import WAKES, Events
@@ -25,34 +26,19 @@ from simulator.trip import Trip
 class SimulatedSequence:
     """So many tokens, of which a decoder is shown what it has not seen."""
 
-    __slots__ = ("_chunk", "_limit", "_seen", "_tokens", "index", "num_prompt")
+    __slots__ = ("index", "num_prompt", "shown")
 
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
         self.index = index
         """Among all that arrive."""
         self.num_prompt = num_prompt
-        self._tokens = num_prompt
-        self._limit = num_prompt + num_tokens
-        self._chunk = chunk
-        self._seen = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self._tokens == self._limit
+        self.shown = Shown(num_prompt, num_prompt + num_tokens, chunk)
 
     def begin(self, number: int) -> None:
-        self._seen = 0
+        self.shown.begin()
 
     def step(self) -> int:
-        return min(self._chunk, self._tokens - self._seen)
-
-    def answered(self) -> bool:
-        """Whether the answer to the last step is its next token."""
-        self._seen += self.step()
-        if self._seen < self._tokens:
-            return False
-        self._tokens += 1
-        return True
+        return self.shown.until - self.shown.seen
 
 
 class SequenceLedger:
@@ -139,9 +125,9 @@ class GeneratingIngress(SimulatedIngress):
     def _answered(self, answered: Answered) -> None:
         for flight in answered.flights:
             course, sequence = self._courses.pop(flight.input)
-            if sequence.answered():
+            if sequence.shown.answered():
                 self.loop.said(course, answered.block, self._events.time_s)
-            if sequence.is_whole:
+            if sequence.shown.is_whole:
                 self._over(course, sequence, "length")
             else:
                 self._step(course, sequence)

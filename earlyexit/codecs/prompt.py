@@ -7,20 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from earlyexit.chat import ChatTemplate, Message
 from earlyexit.codecs.base import Codec, Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
-from earlyexit.generation.sequence import run_of
+from earlyexit.generation.sequence import step_of
+from earlyexit.member import NO_SEQUENCE
 from earlyexit.signature import Column, Encoded
 from earlyexit.tokenizer import TOKENIZER_FILE
 
 Prompt: TypeAlias = str | tuple[int, ...]
 """A text, or its tokens."""
-NO_SEQUENCE = 0
 LEFT, RIGHT = "\ue00b", "\ue00c"
 """Of Unicode's private use: around what only looks like a special token. Texts lose them."""
 
@@ -134,8 +133,7 @@ class PromptCodec(Codec[Prompt]):
         if len(tokens) > self.max_length and not truncate:
             raise UnprocessableInputError(f"input {k} has {len(tokens)} tokens, the model takes {self.max_length}")
         tokens = tokens[: self.max_length]
-        run = np.array([run_of(NO_SEQUENCE, 0, len(tokens), len(tokens))], dtype=np.int32)
-        return Encoded(len(tokens), (np.array(tokens, dtype=np.int32), run))
+        return step_of(tokens, NO_SEQUENCE, 0, len(tokens), len(tokens))
 
 
 def _unmarked(text: str) -> str:

@@ -21,10 +21,10 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
 from earlyexit.families.decoder_rows import Block, Rows
 from earlyexit.generation.sequence import sequence_of
-from earlyexit.kv import PAGE_TOKENS, KvShape, KvStore, Places, Run
+from earlyexit.kv import KvShape, KvStore, Places, Run
 from earlyexit.kv_memory import KvMemory
 from earlyexit.layout import Layout
-from earlyexit.memory import Fill
+from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.pending import Pending
 from earlyexit.piece import Tensors
 

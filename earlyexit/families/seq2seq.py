@@ -22,8 +22,9 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.decoder_rows import Block
 from earlyexit.families.distances import before, by_distance
 from earlyexit.families.seq2seq_blocks import AnswerBlock, Seq2SeqConfig, SidedPlaces, SourceBlock, new_norm
-from earlyexit.kv import PAGE_TOKENS, TRIAL, Run
+from earlyexit.kv import TRIAL, Run
 from earlyexit.layout import Layout
+from earlyexit.memory import PAGE_TOKENS
 from earlyexit.piece import Tensors
 
 Rows = npt.NDArray[np.int64]

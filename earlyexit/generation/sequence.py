@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.generation.sampling import Chosen, Sampling, choose
+from earlyexit.generation.shown import Shown
 from earlyexit.generation.text import TextStream
 from earlyexit.signature import Encoded
 
@@ -70,20 +71,18 @@ class Sequence:
             raise UnprocessableInputError(
                 f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
             )
-        assert chunk >= 1
         self.tokens = [*prompt] if start is None else [*prompt, start]
         self.num_prompt = len(self.tokens)
         """Also of what the decoder starts with."""
         self.limit = min(self.num_prompt + max_tokens, max_length)
         """How many tokens it may come to."""
+        first_chunk = chunk if start is None else max(chunk, self.num_prompt)
+        self._shown = Shown(self.num_prompt, self.limit, chunk, first_chunk)
         self.ended: Ended | None = None
         self._text = text
         self._ends = frozenset(ends)
         self._sampling = sampling
-        self._chunk = chunk
-        self._first_chunk = chunk if start is None else max(chunk, self.num_prompt)
         self._number = 0
-        self._seen = 0
 
     @property
     def num_said(self) -> int:
@@ -91,19 +90,18 @@ class Sequence:
 
     def begin(self, number: int) -> None:
         """Let a decoder that knows nothing of it see all of it, under a number that no other sequence has there."""
-        self._number, self._seen = number, 0
+        self._number = number
+        self._shown.begin()
 
     def step(self) -> Encoded:
         """What the decoder must see next."""
         assert self.ended is None
-        new = self.tokens[self._seen : self._until()]
-        run = np.array([run_of(self._number, self._seen, self.limit, self.num_prompt)], dtype=np.int32)
-        return Encoded(len(new), (np.array(new, dtype=np.int32), run))
+        seen = self._shown.seen
+        return step_of(self.tokens[seen : self._shown.until], self._number, seen, self.limit, self.num_prompt)
 
     def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
         """Take the answer to the last step; None where the prompt is not over yet."""
-        self._seen = self._until()
-        if self._seen < len(self.tokens):
+        if not self._shown.answered():
             return None
         chosen = choose(answer_2k, self._sampling, len(self.tokens))
         self.tokens.append(chosen.token)
@@ -111,16 +109,17 @@ class Sequence:
         text = "" if is_end else self._text.push(chosen.token)
         if is_end or self._text.stopped:
             self.ended = "stop"
-        elif len(self.tokens) >= self.limit:
+        elif self._shown.is_whole:
             self.ended = "length"
         if self.ended is not None:
             text += self._text.finish()
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
-    def _until(self) -> int:
-        """Up to where the next step comes, or the one that is under way came."""
-        chunk = self._chunk if self._seen else self._first_chunk
-        return min(self._seen + chunk, len(self.tokens))
+
+def step_of(tokens: Items[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
+    """Tokens that a decoder is shown of a sequence, of which it has `seen` so many before; see `run_of`."""
+    run = np.array([run_of(sequence, seen, limit, prompt)], dtype=np.int32)
+    return Encoded(len(tokens), (np.array(tokens, dtype=np.int32), run))
 
 
 def run_of(sequence: int, start: int, limit: int, prompt: int) -> list[int]:

@@ -8,7 +8,7 @@ size, V tokens of the vocabulary, W of those that occur.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -95,8 +95,9 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
     model.eval()
 
 
-def _descend(parameters: list[torch.nn.Parameter], loss: object, count: int, options: TrainOptions, what: str) -> None:
-    assert callable(loss)
+def _descend(
+    parameters: list[torch.nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, options: TrainOptions, what: str
+) -> None:
     descent = Descent(parameters, count, options)
     for epoch in range(options.epochs):
         descent.epoch(loss)

@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from earlyexit.errors import PlanError
+from earlyexit.memory import PAGE_TOKENS, Fill
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 
-FILLS = ("compute", "copy")
-PAGE_TOKENS = 16
-"""As `earlyexit.kv` has them."""
+FILLS: tuple[Fill, ...] = get_args(Fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

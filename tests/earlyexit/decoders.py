@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,6 +104,14 @@ def sequence(prompt: Sequence[int], *, chunk: int = 64, stops: Sequence[str] = (
     options: dict[str, Any] = {"max_tokens": 12, "max_length": 128, "ends": (), "sampling": Sampling()}
     text = TextStream(byte_tokenizer(), prompt, stops)
     return TokenSequence(prompt, text, chunk=chunk, **options | changes)
+
+
+def say(sequence: TokenSequence, tokens: Sequence[int]) -> None:
+    """Have a decoder have said these."""
+    sequence.begin(1)
+    for token in tokens:
+        while sequence.answered(np.array([[token], [0.0]]), 0) is None:
+            pass
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from earlyexit.network import arbitrary_tensors
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Segment
 from experiments.stories import encode, read_pieces, read_stories
-from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, sequence
+from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, say, sequence
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 NOBODYS = torch.zeros(1, 5, dtype=torch.int32)
@@ -71,7 +71,7 @@ def test_a_sequence_that_begins_anew_elsewhere_goes_on_as_it_would_have(
     model: EarlyExitModel, expected: list[list[int]]
 ) -> None:
     begun = sequence(PROMPTS[1])
-    begun.tokens = expected[1][:8]
+    say(begun, expected[1][len(PROMPTS[1]) : 8])
     Handfuls(model=model).run({5: begun})
     assert begun.tokens == expected[1]
 

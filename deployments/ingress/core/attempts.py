@@ -16,8 +16,6 @@ from earlyexit.errors import StageUnavailableError
 
 RETRY_PAUSE_S = 0.05
 """A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
-
-
 HANG_S = 1.0
 """How long a call outlives the last deadline of its inputs."""
 

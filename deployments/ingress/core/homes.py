@@ -6,9 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from earlyexit.errors import SequenceLostError
+
 Layout = tuple[tuple[str, int, int], ...]
 """Of a plan: slot, first block, and the block after the last, leg by leg. Where two plans have the same, a replica that
 kept keys and values under the one has them under the other, whatever its splits, ramps and batches are."""
+LOST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
 """Together what a sequence's number may have: replicas know nothing of who counts."""
@@ -65,6 +68,11 @@ class Sequential(Protocol):
 def homes_of(slot: str, inputs: Sequence[Sequential]) -> Homes:
     """Of a call to a slot, whose inputs are of sequences."""
     return Homes(slot, [each.home for each in inputs if each.home is not None])
+
+
+def lost(why: str) -> SequenceLostError:
+    """Of sequences that cannot go on where they were; whoever owns them begins them anew, and nobody else is told."""
+    return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
 
 
 class Numbers:

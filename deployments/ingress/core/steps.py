@@ -7,14 +7,11 @@ from typing import Any, Generic
 
 from deployments.ingress.core.calls import Calls
 from deployments.ingress.core.flights import DUE, Actions, Call, Flight, Flights, I, Retried, SendCall, W
-from deployments.ingress.core.homes import Home
+from deployments.ingress.core.homes import Home, lost
 from deployments.ingress.core.outcomes import Outcomes
-from earlyexit.errors import SequenceLostError
 
 LOST = "sequence_lost"
 """The kind of a SequenceLostError."""
-LOST_RETRY_S = 1.0
-"""Nobody is told: whoever owns a lost sequence begins it anew."""
 
 
 class Steps(Generic[I, W]):
@@ -33,7 +30,7 @@ class Steps(Generic[I, W]):
     def check(self, home: Home) -> None:
         """Raise SequenceLostError where the plan has others by now; nobody loses what he does not have yet."""
         if home.layout is not None and not self._is_at_home(home):
-            raise _lost("the plan has its blocks elsewhere now")
+            raise lost("the plan has its blocks elsewhere now")
 
     def join(self, flights: Flights[I]) -> None:
         """They are sent next."""
@@ -55,8 +52,8 @@ class Steps(Generic[I, W]):
         due, self.due = self.due, []
         itinerary = self._calls.itinerary
         leg = itinerary.first
-        by_replica, lost = self._by_replica(due, leg.slot, DUE)
-        actions = self._lose(lost, now_s)
+        by_replica, homeless = self._by_replica(due, leg.slot, DUE)
+        actions = self._lose(homeless, now_s)
         for rows in by_replica:
             flights = [due[row] for row in rows]
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, None, False)
@@ -66,8 +63,8 @@ class Steps(Generic[I, W]):
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
         """Of a call's inputs those that are waited for go on to a block, each to its sequence's replica there."""
         leg = self._calls.itinerary.at(block)
-        by_replica, lost = self._by_replica(flights, leg.slot, call)
-        actions = self._lose(lost, now_s)
+        by_replica, homeless = self._by_replica(flights, leg.slot, call)
+        actions = self._lose(homeless, now_s)
         for rows in by_replica:
             going = [flights[row] for row in rows]
             onward = self._calls.begin(leg, going, going, now_s, call.epoch, None, False)
@@ -77,10 +74,10 @@ class Steps(Generic[I, W]):
 
     def fail(self, flights: Flights[I], slot: str, now_s: float) -> Actions:
         """Nothing more comes of inputs that no call has any more: their sequences are lost."""
-        lost = [flight for flight in flights if not flight.settled]
-        actions = self._outcomes.fail(lost, _lost(f"a replica of {slot} failed under it"), now_s)
-        if lost:
-            actions.append(Retried(slot, len(lost)))
+        waited_for = [flight for flight in flights if not flight.settled]
+        actions = self._outcomes.fail(waited_for, lost(f"a replica of {slot} failed under it"), now_s)
+        if waited_for:
+            actions.append(Retried(slot, len(waited_for)))
         return actions
 
     def clear(self) -> list[Flight[I]]:
@@ -98,7 +95,7 @@ class Steps(Generic[I, W]):
         Nobody has them then.
         """
         by_replica: dict[str | None, list[int]] = {}
-        lost = []
+        homeless = []
         for row, flight in enumerate(flights):
             if flight.holder is not holder:
                 continue
@@ -108,15 +105,11 @@ class Steps(Generic[I, W]):
             if self._is_at_home(home):
                 by_replica.setdefault(home.replicas.get(slot), []).append(row)
             else:
-                lost.append(flight)
-        return [*by_replica.values()], lost
+                homeless.append(flight)
+        return [*by_replica.values()], homeless
 
     def _is_at_home(self, home: Home | None) -> bool:
         return home is not None and home.layout == self._calls.itinerary.layout
 
-    def _lose(self, lost: Flights[I], now_s: float) -> Actions:
-        return self._outcomes.fail(lost, _lost("the plan has its blocks elsewhere now"), now_s)
-
-
-def _lost(why: str) -> SequenceLostError:
-    return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
+    def _lose(self, flights: Flights[I], now_s: float) -> Actions:
+        return self._outcomes.fail(flights, lost("the plan has its blocks elsewhere now"), now_s)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deployments.ingress.core.homes import Homes
+from deployments.ingress.core.homes import Homes, lost
 from deployments.ingress.core.routing import FillFirst
 from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import Board
 from deployments.messages import Address, Chunk, StageCall
-from earlyexit.errors import SequenceLostError
 
 LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
@@ -133,7 +132,7 @@ class LinkTransport:
         """
         replica = self._replicas.get(name)
         if replica is None or replica.position < 0:
-            raise SequenceLostError(f"the sequence is lost: {name} takes no calls any more", retry_after_s=1.0)
+            raise lost(f"{name} takes no calls any more")
         return replica.link
 
     def _find_home(self, homes: Homes, batch: int) -> ReplicaLink:

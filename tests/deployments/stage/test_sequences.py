@@ -26,8 +26,7 @@ from earlyexit.engine import Batch
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sequence import run_of
-from earlyexit.kv import PAGE_TOKENS
-from earlyexit.memory import MemoryUse
+from earlyexit.memory import PAGE_TOKENS, MemoryUse
 from earlyexit.memory_size import open_memory, tokens_that_fit
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
