@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 from earlyexit.cut import Cut, cut_out
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.generation.sampling import Sampling
+from earlyexit.generation.sequence import Sequence as TokenSequence
 from earlyexit.generation.sequence import step_of
+from earlyexit.generation.text import Unread
 from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.network import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
-from earlyexit.tasks.token import first_token
 from earlyexit.train import no_progress
-from earlyexit.wire import Answer, Seen, entering
+from earlyexit.wire import Answer, Numbers, Seen, entering
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
@@ -79,6 +81,7 @@ def generate(
 ) -> list[Generated]:
     """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one.
 
+    Raises InputError for a prompt without tokens, UnprocessableInputError for one that leaves no room for an answer.
     `ended` is told of every sequence, with its number, while the model still keeps what it has of it.
     """
     backbone = decoder_of(model)
@@ -124,24 +127,18 @@ def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
 def _together(
     model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked, ended: Ended | None
 ) -> list[Generated]:
-    going = dict(enumerate(batch, 1))
-    seen = dict.fromkeys(going, 0)
+    going = {number: (_begun(model, each, asked, number), each) for number, each in enumerate(batch, 1)}
     while going:
-        steps = {
-            number: encoded_run(number, each, seen[number], len(each.prompt) + asked.max_tokens)
-            for number, each in going.items()
-        }
-        seen |= {number: len(each.tokens) for number, each in going.items()}
         looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
-        for step in cut.run(entered(model, steps, asked.policy)):
+        for step in cut.run(entered(model, {number: one.step() for number, (one, _) in going.items()}, asked.policy)):
             for answer in step.answers:
-                _take(going[int(answer.sample_id)], answer)
+                _take(*going[int(answer.sample_id)], answer)
             for look in step.seen:
                 looks[int(look.sample_id)][look.block] = look
-        for number, each in list(going.items()):
+        for number, (one, each) in list(going.items()):
             if asked.look:
                 each.looks.append(looks[number])
-            if each.answer[-1] in asked.ends or len(each.answer) == asked.max_tokens:
+            if one.ended is not None:
                 if ended is not None:
                     ended(number, each)
                 decoder_of(model).end(number)
@@ -149,7 +146,25 @@ def _together(
     return batch
 
 
-def _take(each: Generated, answer: Answer) -> None:
-    each.answer.append(first_token(answer.value))
-    each.exits.append(answer.exit)
+def _begun(model: EarlyExitModel, each: Generated, asked: Asked, number: int) -> TokenSequence:
+    """What an ingress makes of a prompt, which is shown at once and whose text nobody reads."""
+    sequence = TokenSequence(
+        each.prompt,
+        Unread(),
+        max_tokens=asked.max_tokens,
+        max_length=model.max_length,
+        ends=tuple(asked.ends),
+        sampling=Sampling(),
+        chunk=len(each.prompt),
+    )
+    sequence.begin(number)
+    return sequence
+
+
+def _take(sequence: TokenSequence, each: Generated, answer: Answer) -> None:
+    assert isinstance(answer.value, Numbers)
+    said = sequence.answered(answer.value.numpy(), answer.exit)
+    assert said is not None, "prompts are shown whole"
+    each.answer.append(said.chosen.token)
+    each.exits.append(said.exit)
     each.scores.append(answer.score)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.generation.sampling import Chosen, Sampling, choose
 from earlyexit.generation.shown import Shown
-from earlyexit.generation.text import TextStream
+from earlyexit.generation.text import TextStream, Unread
 from earlyexit.signature import Encoded
 
 Ended = Literal["stop", "length"]
@@ -48,7 +48,7 @@ class Sequence:
     def __init__(
         self,
         prompt: Items[int],
-        text: TextStream,
+        text: TextStream | Unread,
         *,
         max_tokens: int,
         max_length: int,

@@ -11,6 +11,20 @@ HALF = "\ufffd"
 """What is read of a character that is not whole."""
 
 
+class Unread:
+    """The text of a sequence that nobody reads."""
+
+    stopped = False
+
+    def push(self, token: int) -> str:
+        """Nothing."""
+        return ""
+
+    def finish(self) -> str:
+        """Nothing."""
+        return ""
+
+
 class TextStream:
     """The text of a sequence's new tokens, in pieces that only grow.
 
