@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 STATE_FILES = (".th", ".pt", ".pth")
 CONFIG_SUFFIX = ".json"
 GGUF_SUFFIX = ".gguf"
+UNREACHED = "neither a checkpoint folder nor a hub name that can be reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +94,9 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     place, file = _place(source)
     try:
         config = AutoConfig.from_pretrained(place, **file)
-    except (ImportError, OSError, ValueError) as error:
-        raise ModelFolderError(
-            f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {_first_line(error)}"
-        ) from error
+    except (ImportError, OSError, ValueError, struct.error) as error:
+        what = "not a decoder's file that can be read" if file else UNREACHED
+        raise ModelFolderError(f"{source!r} is {what}: {_first_line(error)}") from error
     family = find_family(config.model_type)
     loaders = {
         "ForSequenceClassification": AutoModelForSequenceClassification,

@@ -145,6 +145,14 @@ class Scene:
         self.host.submit(call, opened)
         self.peak = max(self.peak, self.use.pages)
 
+    def run_on(self, ones: list[One], until: int) -> None:
+        """These alone, until those who are left have been shown so many tokens."""
+        self.alive = list(ones)
+        while any(one.seen < until for one in self.alive):
+            self.send(0)
+            while self.run_one():
+                pass
+
     def end(self, ones: list[One]) -> None:
         """As their ingress does when they are over, or nobody wants them."""
         self.alive = [one for one in self.alive if one not in ones]
@@ -277,23 +285,16 @@ def test_plain_inputs_are_told_to_generate(model: EarlyExitModel) -> None:
 
 
 def test_a_sequence_without_numbers_fails_alone(model: EarlyExitModel) -> None:
-    """Its logits are NaN, and so are its keys and values: nobody else looks at them, nor whoever has its pages next."""
+    """Its logits are NaN, its keys and values too: no batch-mate looks at them, nor whoever has its pages next."""
     model = copy.deepcopy(model)
     backbone = model.backbone
     assert isinstance(backbone, DecoderBackbone)
     scene = Scene(model, Calm())
     ones = [One(number, 0, prompt, limit=40) for number, prompt in ((1, 1), (2, 1), (3, 7))]
-    scene.alive = list(ones)
-    backbone.word.weight[0] = torch.nan  # the first token of every prompt
-    scene.send(0)
-    while scene.run_one():
-        pass
-    assert scene.errors == {"ExecutionError": 3}
-    torch.nn.init.normal_(backbone.word.weight)
+    backbone.word.weight[5] = torch.nan  # a token of the third one's prompt alone
+    scene.run_on(ones, until=10)
+    assert (scene.errors, scene.alive) == ({"ExecutionError": 1}, ones[:2])
+    backbone.word.weight[5] = 0.0
     again = [One(number, 0, prompt, limit=40) for number, prompt in ((4, 1), (5, 1), (6, 7))]
-    scene.alive = list(again)
-    while any(one.seen < 20 for one in again):
-        scene.send(0)
-        while scene.run_one():
-            pass
-    assert scene.errors == {"ExecutionError": 3}
+    scene.run_on([*ones[:2], *again], until=20)
+    assert (scene.errors, len(scene.alive)) == ({"ExecutionError": 1}, 5)

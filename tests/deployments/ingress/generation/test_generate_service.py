@@ -202,6 +202,21 @@ async def test_the_deadline_is_the_whole_sequences() -> None:
     assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
 
 
+async def test_who_has_no_token_by_his_deadline_is_told_and_the_others_go_on() -> None:
+    scene = GenerateScene()
+    scene.replicas.holds = True
+    hurried, patient = scene.start(1, timeout_s=1.0), scene.start(2, timeout_s=50.0)
+    await turns()
+    await scene.alarms.until(1.0)
+    with pytest.raises(DeadlineError, match="within 1 s"):
+        await anext(hurried)
+    scene.replicas.holds = False
+    scene.replicas.answer()
+    assert await tokens_of(patient) == expected((2,), 5)
+    await turns()
+    assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
+
+
 async def test_a_call_that_hangs_under_a_sequence_that_was_given_up_is_hung_up_too() -> None:
     scene = GenerateScene(default_timeout_s=2.0)
     scene.replicas.holds = True
