@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from earlyexit.errors import InputError, OfframpError
@@ -18,6 +19,15 @@ from earlyexit.wire import WirePiece
 
 RUN, BEHIND = 1, 2
 """Places of these tensors among those that wait for a block; before the first nothing is behind."""
+
+
+def places_of(wire: WirePiece) -> npt.NDArray[np.int32]:
+    """Before the first block, the place in its answer of the token that each input asks for, (B,), from 0.
+
+    Of a part of a prompt that brings no token 0 too.
+    """
+    run_B5 = wire.tensors[RUN].astype(np.int64)
+    return np.asarray(np.maximum(run_B5[:, 2] + wire.lengths_B - run_B5[:, 4], 0), dtype=np.int32)
 
 
 class KvMemory:

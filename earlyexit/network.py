@@ -117,10 +117,14 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
     Hidden states come in whatever type their sender has them travel in, and are the network's own again.
     """
-    if wire.state_BS is None:
-        state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
-    else:
+    if wire.state_BS is not None:
         state_BS = to_device(_tensor(wire.state_BS), network.device)
+    elif policy.counts_places:
+        from earlyexit.kv_memory import places_of  # classifiers need no tokenizers for it
+
+        state_BS = to_device(_tensor(places_of(wire)[:, None]), network.device)
+    else:
+        state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
     return Piece(
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,

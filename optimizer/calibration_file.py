@@ -30,6 +30,8 @@ class CalibrationCard(BaseModel):
     """Of shares, per ramp: above which a principal value counts."""
     weights: dict[int, float] | None = None
     """Of an ensemble that pays, by the end of a network."""
+    decay: float | None = None
+    """Of tokens, as a plan's policy has it; None: thresholds hold at every place of an answer."""
     metric: Metric = "agreement"
     """What the budget is of."""
     prune: dict[int, float] | None = None
@@ -42,7 +44,7 @@ class CalibrationCard(BaseModel):
 
     def policy_spec(self) -> PolicySpec:
         """As a plan names it."""
-        return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights)
+        return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights, self.decay)
 
     def with_ensemble(self, weights: Mapping[int, float] | None, found: dict[str, Any]) -> CalibrationCard:
         """The same, of an ensemble with these weights, None where it is off, and what was found of it."""
@@ -50,12 +52,13 @@ class CalibrationCard(BaseModel):
         return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
 
     def to_json(self) -> str:
-        """The file's text, without confidences, weights and alphas where there are none, and of agreement no metric."""
+        """The file's text, without what there is none of, such as confidences, and of agreement no metric."""
         left_out = {
             "confidences": self.confidences is None,
             "weights": self.weights is None,
             "metric": self.metric == "agreement",
             "prune": self.prune is None,
+            "decay": self.decay is None,
         }
         return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
 

@@ -42,10 +42,13 @@ class PolicySpec:
     """For own: `module:name` of a policy made with `exit_wrapper`."""
     weights: Mapping[int, float] | None = None
     """Of an ensemble, by the end of a network: the weight, in what comes after it, of what was said up to it."""
+    decay: float | None = None
+    """Of tokens: in how many of them what is added to thresholds at an answer's beginning falls to 1/e (CALM's N / tau,
+    `earlyexit.policies.threshold.decayed`)."""
 
     def __post_init__(self) -> None:
         kind = kind_of(self.name)
-        needed, given = kind.takes, set(self.settings) - {"weights"}
+        needed, given = kind.takes, set(self.settings) - {"weights", "decay"}
         if given != needed:
             raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
         for name, count in (("patience", self.patience), ("votes", self.votes)):
@@ -65,6 +68,10 @@ class PolicySpec:
                 raise PlanError(
                     f"exit policy {self.name!r} takes no weights of an ensemble: it decides by what it carries"
                 )
+        if self.decay is not None:
+            check_decay(self.decay)
+            if not kind.decays:
+                raise PlanError(f"exit policy {self.name!r} takes no decay: it has no scores from 0 to 1")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -78,15 +85,25 @@ def policy_of_score(
     thresholds: float | Mapping[int, float],
     confidences: Mapping[int, float] | None,
     weights: Mapping[int, float] | None = None,
+    decay: float | None = None,
 ) -> PolicySpec:
     """The policy that compares such scores with thresholds; confidences are those of shares, weights an ensemble's.
+
+    `decay` is that of records of tokens.
 
     Raises PlanError for shares without.
     """
     counts = "confidences" in kind_of(score).takes
     if counts and confidences is None:
         raise PlanError(f"nothing says above which confidence a {score} counts; exit records of `offramp calibrate` do")
-    return PolicySpec(name=score, thresholds=thresholds, confidences=confidences if counts else None, weights=weights)
+    confidences = confidences if counts else None
+    return PolicySpec(name=score, thresholds=thresholds, confidences=confidences, weights=weights, decay=decay)
+
+
+def check_decay(decay: float) -> None:
+    """Raise PlanError for what is no number of tokens."""
+    if not 0 < decay < math.inf:
+        raise PlanError(f"decay must be a number of tokens above 0, not {decay:g}")
 
 
 def _numbers(one_or_several: float | Mapping[int, float] | None) -> Iterable[float]:

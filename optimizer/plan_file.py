@@ -78,6 +78,7 @@ class PolicyDocument(StrictDocument):
     records: str | None = None
     own: str | None = None
     weights: dict[RampKey, float] | None = None
+    decay: float | None = None
 
 
 class OrderDetails(StrictDocument):

@@ -72,10 +72,12 @@ class ProblemFile:
         """The exit policy of the records, for these ramps; None where the file names no records."""
         if self.records is None or self.thresholds is None:
             return None
+        from profiles.decay import decay_of
         from profiles.networks import weights_of
 
         thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
-        return policy_of_score(self.records.score, thresholds, self.records.confidences, weights_of(self.records))
+        records = self.records
+        return policy_of_score(records.score, thresholds, records.confidences, weights_of(records), decay_of(records))
 
 
 def read_problem(path: Path) -> ProblemFile:

@@ -84,6 +84,7 @@ def _thresholds(
 def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[int, float]:
     """Of a calibration, which has thresholds for every ramp that was recorded, those of the problem's ramps."""
     from optimizer.calibration_file import members_in, read_calibration_file
+    from profiles.decay import decay_of
 
     try:
         card = read_calibration_file(path)
@@ -98,6 +99,8 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[
             f"survival.calibration: {path} is of confidence {of_card.get(unlike[0])} at ramp {unlike[0]}, the records "
             f"are of {of_records.get(unlike[0])}; take the records that were calibrated on"
         )
+    if card.decay != decay_of(records):
+        raise PlanError(f"survival.calibration: {path} is of decay {card.decay}, the records of {decay_of(records)}")
     models, others = members_in(card.provenance), members_in(records.provenance)
     if models and others and models != others:
         raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")

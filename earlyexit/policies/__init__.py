@@ -25,10 +25,19 @@ class PolicyKind:
     """When an input may leave, for readers of plans."""
     mixes: bool
     """Whether it can judge what the networks of a chain say together, and so takes an ensemble's `weights` as well."""
+    decays: bool
+    """Whether its scores are from 0 to 1, larger is surer, so that it takes a `decay` as well, where answers are
+    tokens."""
+
+    @property
+    def may_take(self) -> tuple[str, ...]:
+        """The fields that it can do without."""
+        return (*(["weights"] if self.mixes else []), *(["decay"] if self.decays else []))
 
 
-def _kind(make: str, *takes: str, leaves: str, mixes: bool = False) -> PolicyKind:
-    return PolicyKind(make=f"earlyexit.policies.{make}", takes=frozenset(takes), leaves=leaves, mixes=mixes)
+def _kind(make: str, *takes: str, leaves: str, mixes: bool = False, decays: bool = False) -> PolicyKind:
+    make = f"earlyexit.policies.{make}"
+    return PolicyKind(make=make, takes=frozenset(takes), leaves=leaves, mixes=mixes, decays=decays)
 
 
 # A policy is a class in one of the files beside this one, or in one more, and one entry here.
@@ -44,6 +53,7 @@ POLICIES = {
         "thresholds",
         leaves="the answer's score, as its task has it, is at least the (calibrated) threshold",
         mixes=True,
+        decays=True,
     ),
     "share": _kind(
         "threshold:SharePolicy",
@@ -55,11 +65,13 @@ POLICIES = {
         "foresight:ForeseenPolicy",
         "thresholds",
         leaves="the ramp's classifier, before its answer is computed, thinks it the full model's at least so likely",
+        decays=True,
     ),
     "similar": _kind(
         "foresight:SimilarPolicy",
         "thresholds",
         leaves="the states before and after the ramp's block are at least so alike (cosine), whatever its answer",
+        decays=True,
     ),
     "tabi": _kind(
         "tabi:TabiPolicy",

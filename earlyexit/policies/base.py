@@ -98,6 +98,11 @@ class ExitPolicy(ABC):
     """Whether it is about labels, and means nothing where answers are something else."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
 
+    @property
+    def counts_places(self) -> bool:
+        """Whether its state, (B, 1), begins as the place in its answer of the token that an input asks for, from 0."""
+        return False
+
     def state_width(self, num_outputs: int) -> int:
         """S, the numbers an input carries; 0 for independent policies."""
         return 0

@@ -12,7 +12,11 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.tasks.base import Task
+from earlyexit.tasks.token import TokenTask
 from earlyexit.transfer import to_host
+
+ADDED = 0.1
+"""CALM's: of a threshold at an answer's beginning, how much does not depend on it."""
 
 
 class ThresholdPolicy(ExitPolicy):
@@ -20,13 +24,26 @@ class ThresholdPolicy(ExitPolicy):
 
     larger_is_surer: ClassVar[bool]
 
-    def __init__(self, thresholds: float | Mapping[int, float]) -> None:
-        """One number for all ramps, or one per ramp."""
+    def __init__(self, thresholds: float | Mapping[int, float], *, decay: float | None = None) -> None:
+        """One number for all ramps, or one per ramp; `decay`: see `decayed`, None: thresholds hold at every place."""
         self.thresholds = thresholds
+        self.decay = decay
 
     @abstractmethod
     def score(self, ramp: int, opinion: Opinion) -> Tensor:
         """How sure a ramp is, (B,), in the policy's own unit; in host memory."""
+
+    @property
+    def counts_places(self) -> bool:
+        return self.decay is not None
+
+    def state_width(self, num_outputs: int) -> int:
+        return int(self.counts_places)
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if self.decay is not None and not isinstance(task, TokenTask):
+            raise PlanError(f"decay: thresholds fall along answers of tokens, and those of task {task.name!r} are none")
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
         missing = [ramp for ramp in ramps if not self.can_decide(ramp)]
@@ -40,7 +57,7 @@ class ThresholdPolicy(ExitPolicy):
         return True
 
     def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self.score(ramp, opinion), opinion.value_B
+        return self._at_places(self.score(ramp, opinion), state_BS), opinion.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
         """Whether each score passes the ramp's threshold, bool (B,)."""
@@ -48,7 +65,23 @@ class ThresholdPolicy(ExitPolicy):
         return score_B >= threshold if self.larger_is_surer else score_B <= threshold
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        return opinion.verdict(self.is_sure(ramp, self.score(ramp, opinion)), state_BS)
+        score_B = self._at_places(self.score(ramp, opinion), state_BS)
+        return opinion.verdict(self.is_sure(ramp, score_B), state_BS)
+
+    def _at_places(self, score_B: Tensor, state_BS: Tensor) -> Tensor:
+        return score_B if self.decay is None else decayed(score_B, state_BS[:, 0], self.decay)
+
+
+def decayed(score_B: Tensor, place_B: Tensor, decay: float) -> Tensor:
+    """Scores that pass a threshold where raw ones pass the one that CALM makes of it at a token's place, (B,).
+
+    There a threshold l in [0, 1] is `(1 - ADDED) l + ADDED exp(-tau t / N)` for token t of at most N (Schuster et al.
+    2022, equation 5): first tokens, on which all others hang, are asked for more. `decay` is N / tau, the tokens in
+    which what is added falls to 1/e, so that it does not depend on how long a caller lets an answer be. Solved for l,
+    at most 1, and so thresholds, the records of scores, and all that is found by them stay one number per ramp.
+    """
+    added_B = ADDED * torch.exp(place_B / -decay)
+    return ((score_B - added_B) / (1 - ADDED)).clamp(max=1)
 
 
 def of_ramp(numbers: float | Mapping[int, float], ramp: int) -> float:

@@ -99,6 +99,9 @@ Answers = Annotated[
         min=1, help="Of decoders: most tokens of an answer; default: as its ramps learned of. Rows are prompts."
     ),
 ]
+Decay = Annotated[
+    float | None, typer.Option(help="Of decoders: what thresholds have on top at first falls to 1/e in so many tokens.")
+]
 Scale = Annotated[
     float | None,
     typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),
@@ -126,6 +129,7 @@ def calibrate(
     ensemble: EnsembleFlag = False,
     prune: Prune = None,
     answers: Answers = None,
+    decay: Decay = None,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -148,13 +152,13 @@ def calibrate(
         ensemble=ensemble,
         prune=prune,
         answers=answers,
+        decay=decay,
         dtype=choice("dtype", dtype, DTYPES),
         seed=seed,
         source=str(data if records is None else records),
     )
     if records is not None:
-        if model is not None or data is not None or test is not None:
-            raise InputError("--records stands for itself: no model, --data or --test goes with it")
+        _check_alone(model, data, test)
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -164,6 +168,11 @@ def calibrate(
     read = partial(_read_rows, (text_column, pair_column, labels), joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
+
+
+def _check_alone(*others: Path | None) -> None:
+    if any(other is not None for other in others):
+        raise InputError("--records stands for itself: no model, --data or --test goes with it")
 
 
 def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:

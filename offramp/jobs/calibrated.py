@@ -20,6 +20,7 @@ from offramp.jobs.recording import (
     task_figures,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
+from optimizer.plan import check_decay
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.networks import ALONE_FILE
@@ -56,6 +57,8 @@ class CalibrateJob:
     """Of a chain, the share of the words to be pruned at each crossing, calibrated besides; None: none."""
     answers: int | None = None
     """Of decoders, how many tokens an answer has at most; None: as many as its ramps learned of."""
+    decay: float | None = None
+    """Of decoders, how thresholds fall along an answer (`PolicySpec.decay`); None: they do not."""
     dtype: FloatName = "float32"
     """In which the model computes what thresholds are found by."""
     seed: int = 0
@@ -66,6 +69,8 @@ class CalibrateJob:
             raise DataError("an ensemble of networks that read pruned texts is not calibrated: choose one of the two")
         if self.prune is not None:
             check_share(self.prune)
+        if self.decay is not None:
+            check_decay(self.decay)
         if not 0 < self.design_share < 1:
             raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
 

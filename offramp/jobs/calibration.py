@@ -78,6 +78,8 @@ def calibrate(
         from offramp.jobs.token_calibration import calibrate_tokens
 
         return calibrate_tokens(folder, data, job, progress or no_progress)
+    if job.decay is not None:
+        raise DataError(f"thresholds fall along answers of tokens, and {chain.name} answers none: leave decay out")
     if not chain.chain.is_one:
         return calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
     if job.prune is not None:
@@ -127,6 +129,8 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
     """
     check_rows(records, job)
     check_ramps(job, records.ramps)
+    if job.decay is not None:
+        raise DataError("a decay is in the scores already where exit records are of one: leave it out")
     if records.sequences_N is not None:
         from offramp.jobs.token_calibration import card_of_sequences
 

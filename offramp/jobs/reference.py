@@ -55,7 +55,7 @@ def policies() -> Iterator[str]:
     """Rows of Markdown: an exit policy, when an input leaves, and which fields it takes."""
     yield from ("| exit policy | an input leaves when | takes |", "|---|---|---|")
     for name, kind in POLICIES.items():
-        takes = [*sorted(kind.takes), *(["weights"] if kind.mixes else [])]
+        takes = [*sorted(kind.takes), *kind.may_take]
         yield f"| `{name}` | {kind.leaves} | {', '.join(f'`{field}`' for field in takes)} |"
 
 

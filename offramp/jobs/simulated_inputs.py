@@ -12,6 +12,7 @@ import numpy as np
 from earlyexit.errors import DataError, InputError
 from offramp.jobs.simulated_plan import PlayedPlan
 from optimizer.plan import PolicySpec, policy_of_score
+from profiles.decay import check_decay_of, decay_of
 from profiles.networks import check_weights
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
@@ -100,7 +101,8 @@ def _policy(
     """When recorded inputs leave: by `thresholds`, else the plan's policy, else the problem's; None without ramps."""
     ramps = played.plan.ramps
     if thresholds is not None:
-        return policy_of_score(records.score, _for_ramps(thresholds, ramps, file.problem.ramps), records.confidences)
+        of_ramps = _for_ramps(thresholds, ramps, file.problem.ramps)
+        return policy_of_score(records.score, of_ramps, records.confidences, decay=decay_of(records))
     policy = played.policy or file.policy(ramps)
     if policy is None and ramps:
         raise InputError(f"ramps {list(ramps)} are active and nothing says when to leave there; give --thresholds")
@@ -131,6 +133,7 @@ def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tup
     _check_confidences(name, records, policy, ramps)
     if policy.name != "recorded":
         check_weights(records, policy.weights, name)
+        check_decay_of(records, policy.decay, name)
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     values = sorted(set(_thresholds(policy, ramps).values()))
     limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"

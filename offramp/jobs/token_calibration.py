@@ -29,6 +29,7 @@ from offramp.jobs.token_training import prompts_of
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
+from profiles.decay import DECAY, decay_of
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
 
@@ -57,10 +58,12 @@ def calibrate_tokens(
     assert isinstance(codec, PromptCodec)
     learned = model.info.provenance
     chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER
-    facts = facts_of(job) | {"answers": answers, "chat": chat}
+    facts = facts_of(job) | {"answers": answers, "chat": chat} | ({} if job.decay is None else {DECAY: job.decay})
     prompts = prompts_of(codec, data, chat=chat)
     score = job.policy or "foreseen"
-    records = record_generations(model, prompts, score, max_tokens=answers, provenance=facts, progress=progress)
+    records = record_generations(
+        model, prompts, score, decay=job.decay, max_tokens=answers, provenance=facts, progress=progress
+    )
     card = card_of_sequences(records, job, facts)
     forget_calibration(folder)
     save_calibration(card, records, folder)
@@ -73,13 +76,17 @@ def record_generations(
     score: Score,
     *,
     max_tokens: int,
+    decay: float | None = None,
     provenance: dict[str, Any] | None = None,
     progress: Progress,
 ) -> ExitRecords:
-    """A row for every token that the full model says, greedily: what every ramp that can look says in its place."""
+    """A row for every token that the full model says, greedily: what every ramp that can look says in its place.
+
+    With a `decay` scores are those that thresholds of such a policy are for.
+    """
     task = model.task
     assert isinstance(task, TokenTask)
-    policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None).settings)
+    policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=decay).settings)
     asked = Asked(max_tokens=max_tokens, ends=frozenset(task.ends), policy=policy, look=True)
     return records_of(generate(model, prompts, asked, progress), score, model, provenance)
 
@@ -114,6 +121,7 @@ def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, 
     return CalibrationCard(
         policy=records.score,
         thresholds=found.thresholds,
+        decay=decay_of(records),
         metric="sequences",
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,

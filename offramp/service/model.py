@@ -21,6 +21,7 @@ from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
+from profiles.decay import check_decay_of, decay_of
 from profiles.networks import alone_of, check_weights, weights_of
 from profiles.table import LatencyTable
 
@@ -78,7 +79,7 @@ def read_exits(
         policy = (
             PolicySpec(name=name, thresholds=thresholds, records=str(path))
             if name == "recorded"
-            else policy_of_score(name, thresholds, records.confidences, weights_of(records))
+            else policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
         )
     # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
     promised = calibration if calibration is not None and calibration.metric == "agreement" else None
@@ -134,6 +135,7 @@ def _check_of_calibration(path: Path, records: ExitRecords, calibration: Calibra
     if records.score != calibration.policy:
         raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
     check_weights(records, calibration.weights, str(path))
+    check_decay_of(records, calibration.decay, str(path))
     if records.confidences != calibration.confidences:
         raise InputError(
             f"the calibration's shares are of values above {_listed(calibration.confidences)}, "

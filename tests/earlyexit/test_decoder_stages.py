@@ -17,6 +17,7 @@ from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.piece import Piece
+from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.wire import Numbers, WirePiece, entering
 from tests.earlyexit.cuts import every_bounds, in_random_order
@@ -56,16 +57,24 @@ class Stages:
     """Of every hop, how many rows came along."""
     arrived: list[tuple[int, int, int]] = field(default_factory=list)
     """Of every hop the sequence, and which of its tokens, from the first up to the last."""
+    policy: ExitPolicy = SOMETIMES
 
     @classmethod
-    def of(cls, models: list[EarlyExitModel], bounds: tuple[int, ...], fill: Fill, seed: int = 0) -> Stages:
+    def of(
+        cls,
+        models: list[EarlyExitModel],
+        bounds: tuple[int, ...],
+        fill: Fill,
+        seed: int = 0,
+        policy: ExitPolicy = SOMETIMES,
+    ) -> Stages:
         for model in models:
             backbone_of(model).fill = fill
         cuts = {
-            first: cut_out(models[first], first, end, tuple(r for r in RAMPS if first <= r < end), SOMETIMES)
+            first: cut_out(models[first], first, end, tuple(r for r in RAMPS if first <= r < end), policy)
             for first, end in pairwise(bounds)
         }
-        return cls({first: models[first] for first in cuts}, cuts, seed)
+        return cls({first: models[first] for first in cuts}, cuts, seed, policy=policy)
 
     def run(self, sequences: dict[int, Sequence]) -> Told:
         told: Told = {number: [] for number in sequences}
@@ -107,7 +116,7 @@ class Stages:
         model = self.models[wire.next_block]
         errors = backbone_of(model).memory.admit(wire, [int(name) for name in wire.sample_ids])
         assert not any(errors)
-        return from_wire(model, wire, SOMETIMES).singles()
+        return from_wire(model, wire, self.policy).singles()
 
 
 @pytest.mark.parametrize("bounds", every_bounds(NUM_BLOCKS), ids=str)
@@ -121,6 +130,20 @@ def test_stages_say_what_the_unsplit_model_does(
         assert sum(stages.hops) > 0, "tokens that left came along with later ones"
     stages.end(sequences)
     assert [backbone_of(model).kv.use.pages for model in models] == [0] * NUM_BLOCKS
+
+
+def test_thresholds_fall_along_an_answer_wherever_it_is_cut(
+    models: list[EarlyExitModel], expected: Mapping[Fill, Told]
+) -> None:
+    """A token's place in its answer hops along."""
+    policy = ConfidencePolicy(SOMETIMES.thresholds, decay=3.0)
+    backbone_of(models[0]).fill = "compute"
+    said = Handfuls(model=models[0], policy=policy, ramps=RAMPS).run(begun())
+    whole = {number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()}
+    assert whole != expected["compute"], "who leaves is not whom a threshold alone lets go"
+    stages, sequences = Stages.of(models, (0, 2, 3, 5), "compute", policy=policy), begun()
+    assert stages.run(sequences) == whole
+    stages.end(sequences)
 
 
 @pytest.fixture(scope="module")

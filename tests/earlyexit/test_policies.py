@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy, decayed
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.token import TokenTask
 
 EVEN = [0.0, 0.0]
 """Probabilities 1/2 and 1/2; entropy ln 2 = 0.693."""
@@ -97,6 +98,30 @@ def test_a_score_that_is_sure_enough_lets_an_input_leave(policy: ThresholdPolicy
     assert verdict.value_B is None, "the exit's own"
     assert verdict.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
     assert verdict.state_BS.shape == (3, 0)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, 1.0])
+def test_a_threshold_that_decays_is_calms_at_every_place(threshold: float) -> None:
+    """Schuster et al. 2022, equation 5, by hand, on scores around it; N / tau is 4 tokens."""
+    task, policy = TokenTask(2), ConfidencePolicy(threshold, decay=4.0)
+    for place in (0, 1, 4, 40):
+        calms = min(max(0.9 * threshold + 0.1 * exp(-place / 4), 0.0), 1.0)
+        for score in [each for each in (calms - 1e-3, calms + 1e-3) if 0 <= each < 1]:
+            opinion = Opinion(task, torch.tensor([[log(1 + score), log(1 - score)]]))
+            verdict = policy.decide(0, opinion, torch.tensor([[place]], dtype=torch.int32), ("a",))
+            assert verdict.leave_B.item() == (score > calms), (place, score)
+            assert verdict.score_B.item() == pytest.approx(score, abs=1e-6), "what is said is how sure the ramp is"
+
+
+def test_no_score_passes_a_threshold_above_one_however_late() -> None:
+    certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
+    assert decayed(certain, late, 4.0).tolist() == [1.0]
+
+
+def test_thresholds_fall_along_answers_of_tokens_alone() -> None:
+    ConfidencePolicy(0.5, decay=8.0).check_task(TokenTask(2))
+    with pytest.raises(PlanError, match="thresholds fall along answers of tokens, and those of task 'label'"):
+        ConfidencePolicy(0.5, decay=8.0).check_task(TASK)
 
 
 def test_active_ramps_need_a_threshold_each() -> None:

@@ -269,6 +269,30 @@ def test_a_policy_of_an_ensemble_keeps_its_weights() -> None:
     assert parse_policy(json.loads(json.dumps(policy_document(policy)))) == policy
 
 
+def test_a_policy_of_tokens_keeps_its_decay() -> None:
+    policy = PolicySpec(name="foreseen", thresholds={3: 0.25}, decay=16.0)
+    assert policy_document(policy) == {"name": "foreseen", "thresholds": {3: 0.25}, "decay": 16.0}
+    assert parse_policy(policy_document(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"name": "confidence", "thresholds": 0.5, "decay": 0.0}, "decay must be a number of tokens above 0, not 0"),
+        (
+            {"name": "confidence", "thresholds": 0.5, "decay": float("nan")},
+            "Input should be a finite number, not nan",
+        ),
+        ({"name": "entropy", "thresholds": 0.5, "decay": 4.0}, "exit policy 'entropy' takes no decay"),
+        ({"name": "voting", "votes": 2, "decay": 4.0}, "exit policy 'voting' takes no decay"),
+    ],
+    ids=["none", "no number", "entropy", "no score"],
+)
+def test_a_decay_that_means_nothing_is_refused(document: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        parse_policy(document)
+
+
 def test_weights_of_ramps_that_the_model_lacks_are_refused_with_their_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("  thresholds:", "  weights:\n    7: 0.2\n  thresholds:"))
     with pytest.raises(PlanError, match=r"plan\.yaml:6: weights for ramps \[7\]; the model's ramps are"):

@@ -7,6 +7,8 @@ import pytest
 
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.generation.sequence import Said, Sequence
+from earlyexit.kv_memory import places_of
+from earlyexit.wire import entering
 from tests.earlyexit.decoders import byte_tokenizer, sequence
 
 NUMBER = 2**31 + 5
@@ -66,6 +68,23 @@ def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() 
     said = say(one, 52)
     assert said is not None
     assert (said.chosen.token, one.num_said) == (52, 3)
+
+
+def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_beginning() -> None:
+    def place(of: Sequence) -> int:
+        return int(places_of(entering(["a"], [of.step()]))[0])
+
+    one = sequence([1, 2, 3, 4, 5], chunk=3)
+    one.begin(1)
+    places = [place(one)]
+    for token in (99, 50, 51):
+        say(one, token)
+        places.append(place(one))
+    assert places == [0, 0, 1, 2], "in the midst of the prompt, behind it, and of the second and third token"
+    one.begin(2)
+    for _ in range(2):
+        say(one, 99)
+    assert place(one) == 2, "not a prompt of seven tokens"
 
 
 def test_a_token_that_ends_it_is_no_text() -> None:

@@ -119,6 +119,19 @@ def test_shares_of_other_values_than_the_recorded_ones_are_refused(
     assert said == f"the plan's shares at ramp 0 are of values above 0.9, those of {path} of values above 0.5"
 
 
+def test_thresholds_that_fall_along_an_answer_want_records_of_that(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    path = records(tmp_path / "tokens.npz", 0.1)
+    replace(ExitRecords.load(path), score="foreseen", provenance={"decay": 8.0}).save(path)
+    policy = "{name: foreseen, thresholds: 0.4, decay: 4.0}"
+    written(plan, PLAN.replace("{name: entropy, thresholds: 0.4}", policy))
+    said = refused(capsys, problem, "--plan", plan, "--records", path)
+    assert said == f"{path} holds scores of decay 8, not of decay 4"
+    written(plan, PLAN.replace("{name: entropy, thresholds: 0.4}", "{name: foreseen, thresholds: 0.4}"))
+    assert refused(capsys, problem, "--plan", plan, "--records", path).endswith("decay 8, not of no decay")
+
+
 def test_a_policy_that_records_do_not_show_is_refused(
     problem: Path, plan: Path, tmp_path: Path, capsys: Captured
 ) -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from earlyexit.dataset import LabelledRows
-from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.offline import Asked, generate
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks.token import TokenTask
 from offramp.jobs.calibrated import CalibrateJob
-from offramp.jobs.calibration import calibrate
+from offramp.jobs.calibration import calibrate, calibrate_records, read_calibration
 from offramp.jobs.token_training import spread
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from optimizer.risk import Guarantee
 from optimizer.sequences import differing, sequences_of
+from profiles.decay import decay_of
 from profiles.records import ExitRecords
 from tests.earlyexit.decoders import byte_tokenizer, hf_decoder
 
@@ -94,6 +97,36 @@ def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: P
     left = [(exit_block, score) for each in early for exit_block, score in zip(each.exits, each.scores, strict=True)]
     assert all(np.float32(score) >= np.float32(thresholds[exit_block]) for exit_block, score in left if exit_block != 4)
     assert {exit_block for exit_block, _ in left} == {1, 3, 4}
+
+
+def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(trained: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "model"))
+    card, records = calibrate(folder, PROMPTS, replace(JOB, decay=2.0))
+    assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0
+    assert read_calibration(folder).policy_spec() == card.policy_spec()
+    raw, rows = ExitRecords.load(trained / "exit_records.npz"), sequences_of(records)
+    place_N = np.concatenate([np.arange(len(each)) for each in rows])
+    calms_N = np.minimum((raw.scores_NR[:, 1] - 0.1 * np.exp(-place_N / 2)) / 0.9, 1.0)
+    assert records.scores_NR[:, 1] == pytest.approx(calms_N, abs=1e-6)
+
+    # What records say of thresholds is what the policy does, up to the first token that is another.
+    thresholds = {1: float(np.quantile(records.scores_NR[:, 1], 0.6))}
+    model = load_model(folder)
+    prompts = [tuple(byte_tokenizer().encode(text).ids) for text in PROMPTS.texts]
+    policy = ForeseenPolicy(thresholds, decay=2.0)
+    early = generate(model, prompts, Asked(max_tokens=ANSWER, policy=policy, ramps=(1,)))
+    exits_N = records.outcome(thresholds).exits_N
+    wrong_N = records.worst_losses_N(thresholds) > 0
+    for part, one in zip(rows, early, strict=True):
+        same = int(wrong_N[part].argmax()) + 1 if wrong_N[part].any() else len(part)
+        assert one.exits[:same] == exits_N[part][:same].tolist()
+    assert 0 < (exits_N == 1).mean() < 1
+
+
+def test_a_decay_is_of_generations_that_are_recorded_with_it(trained: Path) -> None:
+    records = ExitRecords.load(trained / "exit_records.npz")
+    with pytest.raises(DataError, match="a decay is in the scores already"):
+        calibrate_records(records, replace(JOB, decay=2.0))
 
 
 @pytest.mark.parametrize(
