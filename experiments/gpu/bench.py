@@ -27,6 +27,8 @@ from profiles.table import LatencyTable
 
 LOAD = 0.8
 """Of a side's own saturated rate: what arrives while latencies are measured."""
+FEWEST_ARRIVALS = 20
+"""Only a dry run, which tells no figures, has so few."""
 COST_SHARE = 0.2
 """Of a run's seconds: how long each of the many runs takes that measure costs."""
 
@@ -155,7 +157,7 @@ def _row(bench: Workbench, side: Side, batch: int, rates: tuple[float, ...], pre
 
 
 def _latencies(bench: Workbench, side: Side, rate_per_s: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    number = max(int(rate_per_s * bench.options.seconds), 100)
+    number = max(int(rate_per_s * bench.options.seconds), FEWEST_ARRIVALS)
     members = bench.members(number)
     with no_collections():
         return side.serve(members, poisson_arrivals(number, rate_per_s, bench.rng))

@@ -46,9 +46,11 @@ def cuts_of(
     }
 
 
-def answers_alone(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded]) -> dict[str, Answer]:
+def answers_alone(
+    model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded], *, ramps: Sequence[int] | None = None
+) -> dict[str, Answer]:
     """Every input alone through the whole network."""
-    (cut,) = cuts_of(model, policy, (0, model.num_blocks)).values()
+    (cut,) = cuts_of(model, policy, (0, model.num_blocks), ramps).values()
     pieces = piece_of(model, policy, encoded).singles()
     return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
 
@@ -62,9 +64,10 @@ def answers_in_cuts(
     seed: int = 0,
     over_the_wire: bool = True,
     segments: SegmentRunner | None = None,
+    ramps: Sequence[int] | None = None,
 ) -> dict[str, Answer]:
     """Splits run in random order on random handfuls of whoever waits for them."""
-    cuts = cuts_of(model, policy, bounds, segments=segments)
+    cuts = cuts_of(model, policy, bounds, ramps, segments=segments)
     answers: dict[str, Answer] = {}
 
     def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:

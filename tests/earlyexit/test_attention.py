@@ -115,21 +115,6 @@ def test_every_cut_answers_as_uncut_and_alone(family: str, attention: Attention)
         assert_same(answers_in_cuts(model, POLICY, inputs, bounds, seed=seed), alone)
 
 
-@pytest.mark.parametrize("attention", ["auto", "padded", "slotted"])
-def test_onnx_runtime_answers_as_torch_does_in_one_graph_for_all(
-    tmp_path_factory: pytest.TempPathFactory, attention: Attention
-) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = small(num_blocks=2)
-    inputs = random_inputs(np.random.default_rng(3), MIXED)
-    alone = answers_alone(model, POLICY, inputs)
-    model.attention = attention
-    segments = OnnxSegments(model, cache=tmp_path_factory.getbasetemp() / "slots", num_threads=1)
-    for bounds in ((0, 2), (0, 1, 2)):
-        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, segments=segments), alone, within=1e-4)
-
-
 def test_onnx_runtime_refuses_to_attend_apart(model: EarlyExitModel, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model.attention = "apart"

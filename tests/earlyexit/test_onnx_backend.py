@@ -26,6 +26,7 @@ from earlyexit.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
+from earlyexit.slots import Attention
 from earlyexit.split import Segment, Split
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
@@ -36,12 +37,15 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 # One input, one token, equal lengths, mixed lengths up to the longest the model takes.
-BATCHES = ([7], [1], [1, 1], [9, 9, 9], [5, 64, 1, 12, 5, 30])
+MIXED = [5, 64, 1, 12, 5, 30]
+BATCHES = ([7], [1], [1, 1], [9, 9, 9], MIXED)
 # Between the confidences of the random ramps, so that every ramp lets some inputs leave and some pass.
 POLICY = ConfidencePolicy(0.55)
 
 
-def fresh_model(ramps: RampOptions | None = None, *, num_blocks: int = 2) -> EarlyExitModel:
+def fresh_model(*, num_blocks: int = 2) -> EarlyExitModel:
+    """Its exits look at the first token, through two layers; those of other tests at the mean, through one."""
+    ramps = RampOptions(style="pooler", pooling="first")
     model = small(LabelTask(("no", "yes")), seed=0, num_blocks=num_blocks, max_length=64, ramps=ramps)
     model.temperatures_E.copy_(torch.tensor([0.5, 2.0, 0.7])[-num_blocks:])
     return model
@@ -126,13 +130,15 @@ def test_every_segment_of_more_blocks_gives_what_torch_gives(first: int, end: in
     assert_runners_agree(model, OnnxSegments(model, cache=tmp_path, num_threads=1), segment)
 
 
-def test_a_segment_without_an_exit_gives_no_logits(model: EarlyExitModel, segments: OnnxSegments) -> None:
-    assert_runners_agree(model, segments, Segment(first=0, end=1, ramp=None))
-
-
-def test_pooler_ramps_on_the_first_token_give_the_logits_of_torch(tmp_path: Path) -> None:
-    model = fresh_model(RampOptions(style="pooler", pooling="first"))
-    assert_runners_agree(model, OnnxSegments(model, cache=tmp_path), Segment(first=0, end=1, ramp=0))
+@pytest.mark.parametrize("attention", ["auto", "padded", "slotted"])
+def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: Path) -> None:
+    model = fresh_model()
+    inputs = random_inputs(np.random.default_rng(3), MIXED)
+    alone = answers_alone(model, POLICY, inputs)
+    model.attention = attention
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    for bounds in ((0, 2), (0, 1, 2)):
+        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, segments=segments), alone, within=1e-4)
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
@@ -183,7 +189,7 @@ def test_the_cache_holds_whole_files_only(model: EarlyExitModel, segments: OnnxS
     assert {path.suffix for path in cache.iterdir()} == {".onnx"}
 
 
-def test_sessions_are_made_beside_a_device_that_runs(
+def test_sessions_are_made_beside_a_device_that_runs_also_of_segments_without_an_exit(
     model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
 ) -> None:
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
@@ -202,6 +208,8 @@ def test_sessions_are_made_beside_a_device_that_runs(
     preparing.join()
     assert segments.is_ready(segment)
     assert runs_by_torch > 10
+    assert segment.ramp is None
+    assert_runners_agree(model, segments, segment)
 
 
 def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:

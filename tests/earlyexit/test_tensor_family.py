@@ -134,21 +134,24 @@ def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) 
 def test_onnx_runtime_answers_as_torch(model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path) -> None:
     segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
     policy = between_scores(model, encoded)
-    answers = answers_in_cuts(model, policy, encoded, (0, 2, 4), segments=segments)
-    assert_same(answers, answers_alone(model, policy, encoded), within=1e-4)
+    answers = answers_in_cuts(model, policy, encoded, (0, 2, 4), segments=segments, ramps=(1,))
+    assert_same(answers, answers_alone(model, policy, encoded, ramps=(1,)), within=1e-4)
 
 
 def test_onnx_runtime_gives_every_tensor_that_crosses(
     model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
 ) -> None:
     segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
-    (first,), second = (Split(first=block, end=block + 1, batch=8, ramps=(block,)).segments() for block in (0, 1))
+    splits = Split(first=0, end=2, batch=8, ramps=(1,)), Split(first=2, end=4, batch=8)
+    (first,), (second,) = (split.segments() for split in splits)
     piece = piece_of(model, ConfidencePolicy(2.0), encoded[:5])
     with torch.inference_mode():
-        between = replace(piece, next_block=1, tensors=model.run(first, piece)[0])
-        expected = model.run(second[0], between)
-    assert len(expected[0]) == 2
-    torch.testing.assert_close(segments.run(second[0], between), expected, atol=1e-4, rtol=0)
+        crossing, exits = model.run(first, piece)
+        between = replace(piece, next_block=2, tensors=crossing)
+        expected = model.run(second, between)
+    assert len(crossing) == 2
+    torch.testing.assert_close(segments.run(first, piece), (crossing, exits), atol=1e-4, rtol=0)
+    torch.testing.assert_close(segments.run(second, between), expected, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -92,19 +92,16 @@ def under_load(tiny: Tiny) -> Iterator[Load]:
 
 
 def plans(first: Plan) -> list[Plan]:
-    """The same ramps throughout, so every input must get the same answer under each. Inputs stop, stay, and stop."""
-    small = Split(first=0, end=1, batch=2, ramps=(0,))
-    cut_elsewhere = (small, Split(first=1, end=4, batch=8, ramps=(1, 2)))
+    """The same ramps throughout, so every input must get the same answer under each.
+
+    Inputs stay, over a hop, then stop: in one stage that is cut elsewhere, on two replicas, and where they began.
+    """
+    cut_elsewhere = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=8, ramps=(1, 2)))
     one_stage = (Stage(device="cpu", replicas=2, splits=cut_elsewhere),)
-    other_stages = (
-        Stage(device="cpu", replicas=1, splits=(small,)),
-        Stage(device="cpu", replicas=2, splits=(Split(first=1, end=4, batch=4, ramps=(1, 2)),)),
+    there, cut = (
+        replace(first, stages=stages, predicted={"rate_per_s": 100.0}) for stages in (first.stages, one_stage)
     )
-    promised = {"rate_per_s": 100.0}
-    cut, moved, back = (
-        replace(first, stages=stages, predicted=promised) for stages in (one_stage, other_stages, first.stages)
-    )
-    return [cut, cut.with_after_answer("stay"), moved.with_after_answer("stay"), back]
+    return [there.with_after_answer("stay"), cut, there]
 
 
 def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: OneRay, tiny: Tiny) -> None:

@@ -27,7 +27,7 @@ from tests.optimizer.random_problems import random_latency_problem
 
 PROBLEMS = Path(__file__).parents[2] / "experiments" / "problems"
 MANY = 300
-FEW: dict[Strategy, int] = {"best": 40, "stock": 15, "early-exit": 15, "e3": 15, "serial": 15, "apparate": 15}
+FEW: dict[Strategy, int] = {"best": 24, "stock": 12, "early-exit": 12, "e3": 12, "serial": 12, "apparate": 12}
 """Problems by default; the rest is for `make test-all`."""
 
 each_chunk = pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def bench_of(*arguments: str) -> Workbench:
 
 
 def test_it_runs_where_only_torch_is_without_the_planned_sides(tmp_path: Path) -> None:
-    arguments = ["--dry-run", "--records", "synthetic", "--out", str(tmp_path), *QUICK]
+    arguments = ["--dry-run", "--records", "synthetic", "--out", str(tmp_path), *QUICK, "--batches", "1"]
     code = f"""
 import sys
 for name in {ABSENT!r}:
