@@ -7,7 +7,7 @@ model needs no `transformers`. Weights and results are theirs; the tests compare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
@@ -19,15 +19,9 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
 from earlyexit.families.received import attend_and_measure
 from earlyexit.layout import Layout, Masks
+from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear
 from earlyexit.piece import Tensors
 from earlyexit.ramps import RampStyle
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +70,11 @@ class EncoderBlock(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.activation = _activation(config.activation)
         self.qkv = nn.Linear(size, 3 * size)
-        self.attention_out = nn.Linear(size, size)
+        self.attention_out = SummedLinear(size, size)
         self.attention_norm = nn.LayerNorm(size, eps=config.norm_eps)
-        self.up = nn.Linear(size, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, size)
+        self.up = ActivatedLinear(size, config.intermediate_size, _known(config.activation))
+        self.down = SummedLinear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
@@ -111,15 +104,15 @@ class EncoderBlock(nn.Module):
         return query_RHTd, key_RHTd, value_RHTd
 
     def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
-        hidden = self.attention_norm(self.attention_out(context) + hidden)
-        result: Tensor = self.feed_forward_norm(self.down(self.activation(self.up(hidden))) + hidden)
+        hidden = self.attention_norm(self.attention_out(context, hidden))
+        result: Tensor = self.feed_forward_norm(self.down(self.up(hidden), hidden))
         return result
 
 
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in ACTIVATIONS:
-        raise ModelFolderError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+def _known(activation: str) -> str:
+    if activation not in ACTIVATIONS:
+        raise ModelFolderError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    return activation
 
 
 class EncoderBackbone(Backbone):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderConfig, RmsNorm
 from earlyexit.families.decoder_rows import Block
-from earlyexit.families.encoder import ACTIVATIONS
 from earlyexit.kv import KvStore, Places
 from earlyexit.layout import Layout, Masks
+from earlyexit.linear import ACTIVATIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear
 from earlyexit.model import EarlyExitModel
 from earlyexit.reordered import (
     ReorderedConvolution,
@@ -39,6 +40,26 @@ def test_a_reordered_layer_computes_what_the_layer_computed(
     torch.testing.assert_close(ReorderedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_reordered_layer_computes_its_activation_too(activation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = ActivatedLinear(24, 40, activation).to(dtype).requires_grad_(False)
+    values = torch.randn(7, 24).to(dtype)
+    apart = 1e-5 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(ReorderedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 300])
+def test_a_reordered_layer_adds_what_the_layer_adds_and_leaves_it_as_it_was(rows: int) -> None:
+    torch.manual_seed(0)
+    layer = SummedLinear(24, 40).requires_grad_(False)
+    values, others = torch.randn(rows, 24), torch.randn(rows, 40)
+    before = others.clone()
+    torch.testing.assert_close(ReorderedLinear(layer)(values, others), layer(values, others), atol=1e-5, rtol=1e-5)
+    assert torch.equal(others, before)
+
+
 @torch.inference_mode()
 def test_a_reordered_model_gives_the_same_logits_at_every_exit(
     small_model: EarlyExitModel, encoded: list[Encoded]
@@ -59,7 +80,7 @@ def test_every_linear_layer_is_reordered_and_nothing_else(small_model: EarlyExit
     kinds = [type(module) for module in small_model.modules()]
     reordered = deepcopy(small_model)
     reorder_linears(reordered)
-    expected = [ReorderedLinear if kind is nn.Linear else kind for kind in kinds]
+    expected = [ReorderedLinear if issubclass(kind, nn.Linear) else kind for kind in kinds]
     assert ReorderedLinear in expected
     assert [type(module) for module in reordered.modules()] == expected
 
