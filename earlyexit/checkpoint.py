@@ -167,7 +167,8 @@ def ends_of(source: str) -> tuple[int, ...]:
     for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
         try:
             said.append(loader.from_pretrained(place, **file).eos_token_id)
-        except (OSError, ValueError) as error:  # a checkpoint may come without one of them
+        except (ImportError, OSError, TypeError, ValueError) as error:
+            # A checkpoint may come without one of them, or with another tokenizer than its family's class builds.
             logger.info("%s: no %s: %s", source, loader.__name__, _first_line(error))
     every = (each if isinstance(each, list) else [each] for each in said)
     return tuple(sorted({token for tokens in every for token in tokens if token is not None}))

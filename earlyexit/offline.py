@@ -14,7 +14,6 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sampling import Sampling
 from earlyexit.generation.sequence import Sequence as TokenSequence
-from earlyexit.generation.sequence import step_of
 from earlyexit.generation.text import Unread
 from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.network import from_wire
@@ -117,11 +116,6 @@ def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPol
         if refused is not None:
             raise refused
     return from_wire(model, wire, policy)
-
-
-def encoded_run(number: int, each: Generated, seen: int, limit: int) -> Encoded:
-    """All of a sequence's tokens that the model has not seen."""
-    return step_of(each.tokens[seen:], number, seen, limit, len(each.prompt))
 
 
 def _together(

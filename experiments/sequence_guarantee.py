@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,10 +24,11 @@ from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.dataset import read_labelled
+from earlyexit.generation.sequence import step_of
 from earlyexit.layout import Layout
 from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
-from earlyexit.offline import Asked, Generated, decoder_of, encoded_run, entered, generate
+from earlyexit.offline import Asked, Generated, decoder_of, entered, generate
 from earlyexit.piece import Piece
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.store import load_model
@@ -42,12 +43,18 @@ from optimizer.risk import Guarantee
 from optimizer.sequences import bounded_losses, differing, learn_then_test_sequences, of_sequences, rouge_loss
 from optimizer.thresholds import divide
 from profiles.records import ExitRecords
+from profiles.scores import FloatArray
 
 WORDS = (
     "Zoo Lily Once Tom The Mom One There He She Max Ben Sue dog cat bird ball park day tree red big little car box toy"
 )
 DESIGN, TESTED = 0.2, 0.4
 """Shares of the sequences; the rest is unseen."""
+LOSSES: dict[str, Callable[[Sequence[int], Sequence[int]], float]] = {
+    "tokens that differ": differing,
+    "1 - ROUGE-L": rouge_loss,
+    "not the same to the end": lambda early, full: float(early != full),
+}
 LOOKED_AT = 24
 """Sequences whose keys and values are compared."""
 Prompts = Sequence[Sequence[int]]
@@ -112,40 +119,70 @@ def _parts(records: ExitRecords, count: int, seed: int) -> list[ExitRecords]:
     return [of_sequences(records, part) for part in (design, tested, unseen)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Early:
+    """What leaving early came to, beside the full model's answers."""
+
+    tokens: int
+    left_early: int
+    below_threshold: int
+    """Of those who left early."""
+    losses: dict[str, FloatArray]
+    """Of every sequence, by the loss's name."""
+
+
+def asked_of(model: EarlyExitModel, answer: int) -> Asked:
+    """Greedy answers of the whole model, of so many tokens at most."""
+    assert isinstance(model.task, TokenTask)
+    return Asked(max_tokens=answer, ends=frozenset(model.task.ends))
+
+
+def leaving(asked: Asked, thresholds: Mapping[int, float], fill: Fill) -> Asked:
+    """The same with exits."""
+    return replace(asked, policy=ForeseenPolicy(dict(thresholds)), ramps=tuple(thresholds), fill=fill)
+
+
+def beside(early: Sequence[Generated], full: Sequence[Generated], thresholds: Mapping[int, float], last: int) -> Early:
+    """Early generations and the full model's, whose exit is after block `last`."""
+    left = [(at, score) for each in early for at, score in zip(each.exits, each.scores, strict=True)]
+    gone = [(at, score) for at, score in left if at < last]
+    answers = [(one.answer, other.answer) for one, other in zip(early, full, strict=True)]
+    return Early(
+        tokens=len(left),
+        left_early=len(gone),
+        below_threshold=sum(bool(np.float32(score) < np.float32(thresholds[at])) for at, score in gone),
+        losses={name: np.array([loss(*pair) for pair in answers]) for name, loss in LOSSES.items()},
+    )
+
+
+def told(values_S: FloatArray) -> list[float]:
+    """A mean over sequences and the ends of its 95 % interval (normal)."""
+    mean, half = values_S.mean(), 1.96 * values_S.std(ddof=1) / np.sqrt(len(values_S))
+    return [round(float(each), 4) for each in (mean, mean - half, mean + half)]
+
+
 def run_for_real(
     model: EarlyExitModel, prompts: Prompts, thresholds: dict[int, float], answer: int, fill: Fill
-) -> dict[str, float]:
-    """Early generations beside the full model's: who left passed its threshold, what differs, how far keys are off."""
-    ends = frozenset(model.task.ends) if isinstance(model.task, TokenTask) else frozenset[int]()
-    full = generate(model, prompts, Asked(max_tokens=answer, ends=ends))
+) -> tuple[Early, float]:
+    """Early generations beside the full model's, and how far their keys and values are off."""
+    asked = asked_of(model, answer)
+    full = generate(model, prompts, asked)
     held: list[tuple[Generated, list[tuple[torch.Tensor, torch.Tensor]]]] = []
 
     def keep(number: int, each: Generated) -> None:
         if len(held) < LOOKED_AT:
             held.append((each, _caught_up(model, number, each)))
 
-    asked = Asked(max_tokens=answer, ends=ends, policy=ForeseenPolicy(thresholds), ramps=tuple(thresholds), fill=fill)
-    early = generate(model, prompts, asked, ended=keep)
-    left = [(at, score) for each in early for at, score in zip(each.exits, each.scores, strict=True)]
-    gone = [(at, score) for at, score in left if at < model.num_blocks - 1]
-    return {
-        "tokens": len(left),
-        "left early": len(gone) / len(left),
-        "of these below their threshold": sum(
-            bool(np.float32(score) < np.float32(thresholds[at])) for at, score in gone
-        ),
-        "tokens that differ": float(np.mean([differing(a.answer, b.answer) for a, b in zip(early, full, strict=True)])),
-        "1 - ROUGE-L": float(np.mean([rouge_loss(a.answer, b.answer) for a, b in zip(early, full, strict=True)])),
-        "the full model's to the end": float(np.mean([a.answer == b.answer for a, b in zip(early, full, strict=True)])),
-        "keys and values off by": max(_distance(model, each, kept) for each, kept in held),
-    }
+    early = generate(model, prompts, leaving(asked, thresholds, fill), ended=keep)
+    found = beside(early, full, thresholds, model.num_blocks - 1)
+    return found, max(_distance(model, each, kept) for each, kept in held)
 
 
 @torch.inference_mode()
 def _caught_up(model: EarlyExitModel, number: int, each: Generated) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Its keys and values by block, once its last token has run all blocks and whatever waited is filled in."""
     limit = len(each.tokens)
-    piece = entered(model, {number: encoded_run(number, each, limit - 1, limit)})
+    piece = entered(model, {number: step_of(each.tokens[-1:], number, limit - 1, limit, len(each.prompt))})
     _through(model, piece)
     return [(keys.clone(), values.clone()) for keys, values in _held(model, number, limit)]
 
@@ -159,7 +196,7 @@ def _held(model: EarlyExitModel, number: int, tokens: int) -> list[tuple[torch.T
 def _distance(model: EarlyExitModel, each: Generated, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """From those of the full model, run over the same tokens at once."""
     decoder_of(model).open_memory(len(each.tokens) + 16)
-    _through(model, entered(model, {1: encoded_run(1, each, 0, len(each.tokens))}))
+    _through(model, entered(model, {1: step_of(each.tokens, 1, 0, len(each.tokens), len(each.prompt))}))
     pairs = zip(kept, _held(model, 1, len(each.tokens)), strict=True)
     return max(float((a - b).abs().max()) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
@@ -183,7 +220,7 @@ def main() -> None:
     if options.model is None:
         model, prompts = stories(options.sequences, options.answer)
     else:
-        model, prompts = _of_folder(options.model, options.prompts, options.sequences)
+        model, prompts = of_folder(options.model, options.prompts, options.sequences)
     if options.records is not None and options.records.is_file():
         records = ExitRecords.load(options.records)
     else:
@@ -209,18 +246,24 @@ def _print_real(model: EarlyExitModel, prompts: Prompts, records: ExitRecords, o
     if not found.thresholds:
         print("nothing can be promised: no token leaves")
         return
+    chosen = [prompts[k] for k in unseen[: options.run]]
     for fill in get_args(Fill):
-        real = run_for_real(model, [prompts[k] for k in unseen[: options.run]], found.thresholds, options.answer, fill)
-        print(json.dumps({"budget": guarantee.budget, "fill": fill, **real}), flush=True)
+        real, distance = run_for_real(model, chosen, found.thresholds, options.answer, fill)
+        counts = {name: value for name, value in asdict(real).items() if name != "losses"}
+        means = {name: told(losses_S) for name, losses_S in real.losses.items()}
+        off = {"keys and values off by": distance}
+        print(json.dumps({"budget": guarantee.budget, "fill": fill, **counts, **means, **off}), flush=True)
 
 
-def _of_folder(folder: Path, file: Path, count: int) -> tuple[EarlyExitModel, Prompts]:
+def of_folder(folder: Path, file: Path, count: int) -> tuple[EarlyExitModel, Prompts]:
+    """A trained model, and prompts as it learned of."""
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     assert isinstance(codec, PromptCodec)
+    assert isinstance(model.task, TokenTask)
     rows = read_labelled(file, label_column=None)
     chat = bool(model.info.provenance.get("chat"))
-    return model, prompts_of(codec, rows.select(range(min(count, len(rows)))), chat=chat)
+    return model, prompts_of(codec, rows.select(range(min(count, len(rows)))), model.task, chat=chat)
 
 
 if __name__ == "__main__":

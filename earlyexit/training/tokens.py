@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from earlyexit.families.decoder import RmsNorm
+from earlyexit.generation.sequence import step_of
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.offline import Asked, batches, decoder_of, encoded_run, entered
-from earlyexit.ramps.vocabulary import AdaptedRamp, NormedRamp, VocabularyHead
+from earlyexit.offline import Asked, batches, decoder_of, entered
+from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.train import TrainOptions
 from earlyexit.training.descent import Descent
 
@@ -38,16 +40,19 @@ class TokenStates:
 
 @torch.no_grad()
 def token_states(
-    model: EarlyExitModel, texts: Sequence[Sequence[int]], skip: Sequence[int], options: TrainOptions
+    model: EarlyExitModel, texts: Sequence[Sequence[int]], given: Sequence[int], options: TrainOptions
 ) -> TokenStates:
-    """Of texts of token ids; the first `skip` tokens of each are context alone, but for the last of them."""
+    """Of texts of token ids; the first `given` of each, its prompt, are context alone, but for the last of them."""
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
-    done, skipped = 0, iter(skip)
+    done, prompts = 0, iter(given)
     for batch in batches(model, texts, Asked(max_tokens=0)):
-        piece = entered(model, {k: encoded_run(k, each, 0, len(each.prompt)) for k, each in enumerate(batch, 1)})
+        lengths = [(len(each.prompt), next(prompts)) for each in batch]
+        runs = zip(batch, lengths, strict=True)
+        steps = {k: step_of(each.prompt, k, 0, length, prompt) for k, (each, (length, prompt)) in enumerate(runs, 1)}
+        piece = entered(model, steps)
         layout, tensors = Layout(piece.lengths_B, model.device), piece.tensors
-        wanted_N = torch.cat([torch.arange(len(each.prompt)) >= max(next(skipped) - 1, 0) for each in batch])
+        wanted_N = torch.cat([torch.arange(length) >= prompt - 1 for length, prompt in lengths])
         first = 0
         for block in kept:
             tensors = model.run_blocks(first, block + 1, tensors, layout)
@@ -60,20 +65,24 @@ def token_states(
 
 
 def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:
-    """Norms and adapters begin as the last norm and nothing, classifiers at random by the seed; all ramps learn."""
+    """Norms and adapters begin as the last norm and nothing, classifiers at random by the seed; all ramps learn.
+
+    A model whose blocks end in norms of their own, as Marian's do, has no last one: norms then begin as ones.
+    """
     ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
     for block, ramp in ramps.items():
-        norm_D = decoder_of(model).norm.weight
-        assert isinstance(norm_D, Tensor)
-        _begin(ramp, norm_D, options.seed + block)
+        _begin(ramp, decoder_of(model).norm, options.seed + block)
     words_W, target_N = torch.unique(learned.full_N, return_inverse=True)
     assert isinstance(model.head, VocabularyHead)
     some_WD = model.head.classifier.weight[words_W].float()
+    bias_W = model.head.bias_V[words_W].float() if isinstance(model.head, BiasedVocabularyHead) else None
 
     def answers(rows: Tensor) -> Tensor:
         return torch.stack(
             [
-                F.cross_entropy(ramp.norm(ramp.adapted(learned.states[block][rows])) @ some_WD.T, target_N[rows])
+                F.cross_entropy(
+                    F.linear(ramp.norm(ramp.adapted(learned.states[block][rows])), some_WD, bias_W), target_N[rows]
+                )
                 for block, ramp in ramps.items()
             ]
         ).sum()
@@ -110,13 +119,14 @@ def _shared(ramp: object) -> NormedRamp:
     return ramp
 
 
-def _begin(ramp: NormedRamp, norm_D: Tensor, seed: int) -> None:
+def _begin(ramp: NormedRamp, norm: torch.nn.Module, seed: int) -> None:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         for module in ramp.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
-        ramp.norm.weight.copy_(norm_D)
+        if isinstance(norm, RmsNorm):
+            ramp.norm.weight.copy_(norm.weight)
         if isinstance(ramp, AdaptedRamp):
             ramp.widen.weight.zero_()
 

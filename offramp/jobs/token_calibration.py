@@ -56,10 +56,11 @@ def calibrate_tokens(
     check_ramps(job, model.ramp_indices)
     codec = find_codec(model.info.codec, folder)
     assert isinstance(codec, PromptCodec)
+    assert isinstance(model.task, TokenTask)
     learned = model.info.provenance
     chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER
     facts = facts_of(job) | {"answers": answers, "chat": chat} | ({} if job.decay is None else {DECAY: job.decay})
-    prompts = prompts_of(codec, data, chat=chat)
+    prompts = prompts_of(codec, data, model.task, chat=chat)
     score = job.policy or "foreseen"
     records = record_generations(
         model, prompts, score, decay=job.decay, max_tokens=answers, provenance=facts, progress=progress

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from earlyexit.checkpoint import RampOptions, add_ramps, ends_of, load_pretrained
+from earlyexit.checkpoint import RampOptions, add_ramps, ends_of, load_pretrained, start_of
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
@@ -36,31 +36,32 @@ LONGEST = 128
 def train_tokens(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
     """Train a decoder's ramps and save it; raises as `training.train`."""
     model = _untrained(job, len(data))
-    codec = load_codec(model.info.codec, job, out)
+    codec, task = load_codec(model.info.codec, job, out), model.task
     assert isinstance(codec, PromptCodec)
-    texts = prompts_of(codec, data, chat=job.chat)
-    skip = [1] * len(texts)
+    assert isinstance(task, TokenTask)
+    texts = prompts_of(codec, data, task, chat=job.chat)
+    given = [1] * len(texts)
     if job.answers is not None:
-        task = model.task
-        assert isinstance(task, TokenTask)
         asked = Asked(max_tokens=job.answers, ends=frozenset(task.ends))
         found = generate(model, texts, asked, progress)
-        texts, skip = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
+        texts, given = [tuple(each.tokens) for each in found], [len(each.prompt) for each in found]
     forget_calibration(out)
     options = _options(job, progress)
-    train_token_ramps(model, token_states(model, texts, skip, options), options)
+    train_token_ramps(model, token_states(model, texts, given, options), options)
     save_model(model, out)
     return model
 
 
-def prompts_of(codec: PromptCodec, data: LabelledRows, *, chat: bool) -> list[tuple[int, ...]]:
+def prompts_of(codec: PromptCodec, data: LabelledRows, task: TokenTask, *, chat: bool) -> list[tuple[int, ...]]:
     """Tokens of every row's text, no more than `LONGEST`; of a chat, as what a user said, by the chat template.
 
-    Raises InputError where a model that has no template is to chat.
+    An encoder-decoder's end in the token that answers start with. Raises InputError where a model that has no template
+    is to chat.
     """
+    start = () if task.start is None else (task.start,)
     if not chat:
-        return [codec.tokens(text)[:LONGEST] for text in data.texts]
-    return [codec.chat([{"role": "user", "content": text}]) for text in data.texts]
+        return [codec.tokens(text)[:LONGEST] + start for text in data.texts]
+    return [codec.chat([{"role": "user", "content": text}]) + start for text in data.texts]
 
 
 def _untrained(job: TrainJob, num_rows: int) -> EarlyExitModel:
@@ -72,8 +73,8 @@ def _untrained(job: TrainJob, num_rows: int) -> EarlyExitModel:
         backbone = pretrained.backbone
         if not isinstance(backbone, DecoderBackbone):
             raise ModelFolderError(f"{job.backbone} is no decoder: --task token is of models that generate")
-        if isinstance(backbone, Seq2SeqBackbone):
-            raise ModelFolderError(f"{job.backbone} is an encoder-decoder: ramps of such are not trained here yet")
+        if isinstance(backbone, Seq2SeqBackbone) and job.answers is None:
+            raise InputError("an encoder-decoder's ramps learn of its own answers: say of how many tokens by --answers")
         facts = provenance(
             backbone=job.backbone,
             data=job.source,
@@ -89,7 +90,7 @@ def _untrained(job: TrainJob, num_rows: int) -> EarlyExitModel:
             name=job.name,
             family=family,
             codec={"name": PromptCodec.name, "max_length": length},
-            task=TokenTask(backbone.config.vocab_size, ends_of(job.backbone)),
+            task=TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone)),
             ramps=_ramps(job.ramps, pretrained),
             provenance=facts,
         ).requires_grad_(False)

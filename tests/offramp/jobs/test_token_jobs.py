@@ -1,4 +1,4 @@
-"""A decoder's ramps are trained and calibrated on its own answers, from a checkpoint to records of sequences."""
+"""Ramps of decoders, and of encoder-decoders, learn of their own answers: from a checkpoint to records of sequences."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from optimizer.sequences import differing, sequences_of
 from profiles.decay import decay_of
 from profiles.records import ExitRecords
 from tests.earlyexit.decoders import byte_tokenizer, hf_decoder
+from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PROMPTS = LabelledRows.of_texts([LETTERS[k : k + 3] for k in range(24)], [""] * 24)
@@ -32,10 +33,21 @@ ANSWER = 8
 JOB = CalibrateJob(guarantee=Guarantee(budget=0.4, confidence=0.8), answers=ANSWER, design_share=0.5)
 
 
+@pytest.fixture(scope="module", params=["llama", "t5", "marian"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(kind: str) -> tuple[int, ...]:
+    """What answers start with, of an encoder-decoder."""
+    return (PAD[kind],) if kind in PAD else ()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
-    hf_decoder().save_pretrained(folder)
+    (hf_seq2seq(kind) if kind in PAD else hf_decoder()).save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
@@ -44,13 +56,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """After ramps learned of eight tokens per prompt, and are calibrated."""
     out = tmp_path_factory.mktemp("model")
-    job = TrainJob(backbone=str(checkpoint), name="tiny", task="token", answers=ANSWER, epochs=30, batch=32)
+    job = TrainJob(
+        backbone=str(checkpoint), name="tiny", task="token", answers=ANSWER, epochs=30, batch=32, max_length=128
+    )
     train(job, PROMPTS, out)
     calibrate(out, PROMPTS, JOB)
     return out
 
 
-def test_a_decoders_ramps_come_with_prompts_and_tokens(trained: Path) -> None:
+def test_ramps_come_with_prompts_and_tokens(trained: Path, start: tuple[int, ...]) -> None:
     card = read_card(trained)
     assert (card.codec, card.task["name"], card.ramp_style) == (
         {"name": "prompt", "max_length": 128},
@@ -59,30 +73,33 @@ def test_a_decoders_ramps_come_with_prompts_and_tokens(trained: Path) -> None:
     )
     assert card.ramps == spread(5) == (0, 1, 2, 3)
     assert (card.provenance["answers"], card.provenance["head"]) == (ANSWER, "checkpoint")
+    task = load_model(trained).task
+    assert isinstance(task, TokenTask)
+    assert task.start == (start[0] if start else None)
 
 
 def test_the_backbone_and_its_head_stay_as_they_came(trained: Path, checkpoint: Path) -> None:
-    job = TrainJob(backbone=str(checkpoint), name="again", task="token", epochs=1)
+    job = TrainJob(backbone=str(checkpoint), name="again", task="token", answers=2, epochs=1)
     again = train(job, PROMPTS, trained.parent / "again")
     ours, theirs = load_model(trained), again
     assert ours.backbone.sha256() == theirs.backbone.sha256()
 
 
-def test_records_are_of_the_full_models_own_generations(trained: Path) -> None:
+def test_records_are_of_the_full_models_own_generations(trained: Path, start: tuple[int, ...]) -> None:
     records = ExitRecords.load(trained / "exit_records.npz")
     assert (records.score, records.ramps, len(sequences_of(records))) == ("foreseen", (0, 1, 2, 3), 24)
     assert records.tokens_N is not None
-    assert records.tokens_N[:ANSWER].tolist() == [3, *[1] * (ANSWER - 1)]
+    assert records.tokens_N[:ANSWER].tolist() == [3 + len(start), *[1] * (ANSWER - 1)]
     agreed = 1 - records.losses_NR.mean(0)
     assert agreed[-1] > agreed[0]  # deeper is better; and they learned something
     assert agreed[-1] > 0.5
 
 
-def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: Path) -> None:
+def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: Path, start: tuple[int, ...]) -> None:
     """Line 5: every token that left early passed its threshold; and the bound by records holds of real generations."""
     model, records = load_model(trained), ExitRecords.load(trained / "exit_records.npz")
     thresholds = {ramp: float(np.quantile(records.scores_NR[:, ramp], 0.7)) for ramp in (1, 3)}
-    prompts = [tuple(byte_tokenizer().encode(text).ids) for text in PROMPTS.texts]
+    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
     assert isinstance(model.task, TokenTask)
     ends = frozenset(model.task.ends)
     full = generate(model, prompts, Asked(max_tokens=ANSWER, ends=ends))
@@ -99,7 +116,9 @@ def test_until_a_ramp_is_wrong_an_early_generation_is_the_full_models(trained: P
     assert {exit_block for exit_block, _ in left} == {1, 3, 4}
 
 
-def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(trained: Path, tmp_path: Path) -> None:
+def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(
+    trained: Path, start: tuple[int, ...], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "model"))
     card, records = calibrate(folder, PROMPTS, replace(JOB, decay=2.0))
     assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0
@@ -112,9 +131,15 @@ def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(trained:
     # What records say of thresholds is what the policy does, up to the first token that is another.
     thresholds = {1: float(np.quantile(records.scores_NR[:, 1], 0.6))}
     model = load_model(folder)
-    prompts = [tuple(byte_tokenizer().encode(text).ids) for text in PROMPTS.texts]
-    policy = ForeseenPolicy(thresholds, decay=2.0)
-    early = generate(model, prompts, Asked(max_tokens=ANSWER, policy=policy, ramps=(1,)))
+    assert isinstance(model.task, TokenTask)
+    prompts = [(*byte_tokenizer().encode(text).ids, *start) for text in PROMPTS.texts]
+    asked = Asked(
+        max_tokens=ANSWER,
+        ends=frozenset(model.task.ends),
+        policy=ForeseenPolicy(thresholds, decay=2.0),
+        ramps=(1,),
+    )
+    early = generate(model, prompts, asked)
     exits_N = records.outcome(thresholds).exits_N
     wrong_N = records.worst_losses_N(thresholds) > 0
     for part, one in zip(rows, early, strict=True):
@@ -141,7 +166,16 @@ def test_what_means_nothing_there_is_refused(changes: dict[str, object], said: s
 
 def test_a_model_without_a_chat_template_chats_with_nobody(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no chat template"):
-        train(TrainJob(backbone=str(checkpoint), name="x", task="token", chat=True), PROMPTS, tmp_path)
+        train(TrainJob(backbone=str(checkpoint), name="x", task="token", chat=True, answers=2), PROMPTS, tmp_path)
+
+
+def test_an_encoder_decoders_ramps_learn_of_answers_alone(
+    checkpoint: Path, start: tuple[int, ...], tmp_path: Path
+) -> None:
+    if not start:
+        pytest.skip("a decoder's ramps learn of texts, too")
+    with pytest.raises(InputError, match="say of how many tokens by --answers"):
+        train(TrainJob(backbone=str(checkpoint), name="x", task="token"), PROMPTS, tmp_path)
 
 
 def test_what_is_no_decoder_has_no_tokens_to_say(tmp_path: Path) -> None:
