@@ -57,14 +57,20 @@ def expected(reference: LlamaForCausalLM) -> list[list[int]]:
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("chunk", [64, 3, 1])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "page_tokens"), [(0, 1), (1, 4), (2, 16)], ids=str)
 def test_greedy_tokens_are_those_of_transformers(
-    model: EarlyExitModel, expected: list[list[int]], bounds: tuple[int, ...], chunk: int, seed: int
+    model: EarlyExitModel,
+    expected: list[list[int]],
+    bounds: tuple[int, ...],
+    chunk: int,
+    seed: int,
+    page_tokens: int,
 ) -> None:
+    backbone_of(model).open_store(256 // page_tokens, page_tokens=page_tokens)
     sequences = {number: sequence(prompt, chunk=chunk) for number, prompt in enumerate(PROMPTS, 1)}
     Handfuls(model=model, bounds=bounds, seed=seed).run(sequences)
     assert [each.tokens for each in sequences.values()] == expected
-    assert backbone_of(model).kv.free_pages == 64
+    assert backbone_of(model).kv.free_pages == 256 // page_tokens
 
 
 def test_a_sequence_that_begins_anew_elsewhere_goes_on_as_it_would_have(

@@ -27,8 +27,8 @@ from tests.earlyexit.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq,
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
 SOMETIMES = ConfidencePolicy(0.4)
 """Between the confidences of the random ramps: some tokens leave at each."""
-ANYHOW = [((0, 5), 64, 0), ((0, 2, 5), 64, 1), ((0, 1, 2, 3, 4, 5), 64, 2), ((0, 3, 5), 1, 3)]
-"""Where it is cut, the most tokens in one step, and who runs with whom."""
+ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2, 16), ((0, 3, 5), 1, 3, 5)]
+"""Where it is cut, the most tokens in one step, who runs with whom, and the tokens of a page."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -64,15 +64,22 @@ def end_all(model: EarlyExitModel) -> None:
         backbone_of(model).end(number)
 
 
-@pytest.mark.parametrize(("bounds", "chunk", "seed"), ANYHOW, ids=str)
+@pytest.mark.parametrize(("bounds", "chunk", "seed", "page_tokens"), ANYHOW, ids=str)
 def test_greedy_tokens_are_those_of_transformers(
-    model: EarlyExitModel, kind: str, expected: list[list[int]], bounds: tuple[int, ...], chunk: int, seed: int
+    model: EarlyExitModel,
+    kind: str,
+    expected: list[list[int]],
+    bounds: tuple[int, ...],
+    chunk: int,
+    seed: int,
+    page_tokens: int,
 ) -> None:
+    backbone_of(model).open_store(256 // page_tokens, page_tokens=page_tokens)
     sequences = sequences_of(kind, chunk)
     Handfuls(model=model, bounds=bounds, seed=seed).run(sequences)
     assert answers(sequences) == expected
     assert len({token for answer in expected for token in answer}) > 4
-    assert backbone_of(model).kv.free_pages == 64
+    assert backbone_of(model).kv.free_pages == 256 // page_tokens
 
 
 @pytest.mark.parametrize("chunk", [64, 3])
