@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from earlyexit.backends import open_segments
 from earlyexit.boundary import FloatName
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
-from earlyexit.clock import MonotonicClock
+from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.device import Device
 from earlyexit.engine import BatchEngine
 from earlyexit.families.decoder import DecoderBackbone
@@ -74,41 +74,55 @@ def _drawn(sample_id: str) -> float:
 class Engine:
     """A device under one plan that makes sequences, so many at once."""
 
-    def __init__(self, model: EarlyExitModel, splits: Sequence[Split], share: float, text: Tokenizer) -> None:
+    def __init__(
+        self,
+        model: EarlyExitModel,
+        splits: Sequence[Split],
+        policy: ExitPolicy,
+        text: Tokenizer,
+        clock: Clock | None = None,
+    ) -> None:
+        """`clock`: None for the machine's own."""
         assert isinstance(model.backbone, DecoderBackbone)
-        self._backbone = model.backbone
+        assert isinstance(model.task, TokenTask)
+        self.backbone, self._task = model.backbone, model.task
         self._text = text
-        self._clock = MonotonicClock()
-        self._runner = TorchRunner(model, ScriptedPolicy(share), open_segments("torch", model, Path(), 1))
+        self._clock = MonotonicClock() if clock is None else clock
+        self._runner = TorchRunner(model, policy, open_segments("torch", model, Path(), 1))
         engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes())
-        self._device = Device(engine, self._runner, self._clock, self._deliver)
+        self.device = Device(engine, self._runner, self._clock, self._deliver)
         self._serial = 0
-        self._under_way: dict[int, tuple[TokenSequence, Course]] = {}
+        self.under_way: dict[int, tuple[TokenSequence, Course]] = {}
 
     def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
         """Make them all; `chunk`: the most tokens of a prompt in one step."""
-        self._jobs, self._chunk, self.courses = list(jobs)[::-1], chunk, list[Course]()
+        self.reset(jobs, chunk)
         for _ in range(min(concurrency, len(jobs))):
-            self._begin()
-        self._device.run_until_idle()
+            self.begin(self._jobs.pop(), self._clock.now_s())
+        self.device.run_until_idle()
         assert len(self.courses) == len(jobs)
-        assert not self._backbone.kv.sequences
+        assert not self.backbone.kv.sequences
         return self.courses
 
-    def _begin(self) -> None:
-        job = self._jobs.pop()
+    def reset(self, waiting: Sequence[Job], chunk: int) -> None:
+        """Forget earlier runs; whoever `waiting` begins where another ends."""
+        self._jobs, self._chunk, self.courses = list(waiting)[::-1], chunk, list[Course]()
+
+    def begin(self, job: Job, due_s: float) -> None:
+        """Its first step waits from now on, and its caller since `due_s`."""
         self._serial += 1
         sequence = TokenSequence(
             job.prompt,
             TextStream(self._text, job.prompt),
             max_tokens=job.tokens,
-            max_length=self._backbone.max_length,
-            ends=(),
+            max_length=self.backbone.max_length,
+            ends=self._task.ends,
             sampling=Sampling(),
             chunk=self._chunk,
+            start=self._task.start,
         )
         sequence.begin(self._serial)
-        self._under_way[self._serial] = sequence, Course(self._clock.now_s())
+        self.under_way[self._serial] = sequence, Course(due_s)
         self._submit(self._serial, sequence)
 
     def _submit(self, number: int, sequence: TokenSequence) -> None:
@@ -117,25 +131,25 @@ class Engine:
         sample_id = f"{kind}:{len(sequence.tokens)}:{int(step.tensors[1][0, 2])}:{number}"
         (piece,) = self._runner.from_wire(entering([sample_id], [step])).singles()
         member = Member(sample_id=sample_id, payload=piece, tokens=step.length)
-        self._device.engine.submit(0, [member], self._clock.now_s())
+        self.device.engine.submit(0, [member], self._clock.now_s())
 
     def _deliver(self, releases: list[Release[Piece]]) -> None:
         now_s = self._clock.now_s()
         for release in releases:
             assert isinstance(release, Told), release
             number = int(release.answer.sample_id.rpartition(":")[2])
-            sequence, course = self._under_way[number]
+            sequence, course = self.under_way[number]
             assert isinstance(release.answer.value, Numbers)
             if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
                 course.said_s.append(now_s)
             if sequence.ended is None:
                 self._submit(number, sequence)
                 continue
-            self._backbone.end(number)
-            del self._under_way[number]
+            self.backbone.end(number)
+            del self.under_way[number]
             self.courses.append(course)
             if self._jobs:
-                self._begin()
+                self.begin(self._jobs.pop(), self._clock.now_s())
 
 
 Side = Engine | Transformers
@@ -213,7 +227,7 @@ def main() -> None:
         options.sequences = given or 3 * concurrency
         jobs = jobs_of(options, text)
         engines: dict[str, Side] = {
-            name: Engine(model, splits, options.share, text)
+            name: Engine(model, splits, ScriptedPolicy(options.share), text)
             for name, splits in plans(model.num_blocks, options.ramp, concurrency).items()
             if _wanted(name, options)
         }

@@ -7,7 +7,7 @@ from earlyexit.families.llama import Llama
 from earlyexit.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask
 from experiments.generation_peers import Job
-from experiments.generation_speed import Engine, figures, plans
+from experiments.generation_speed import Engine, ScriptedPolicy, figures, plans
 from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
 
 JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]
@@ -33,7 +33,7 @@ def model() -> EarlyExitModel:
 def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
     model: EarlyExitModel, plan: str, share: float
 ) -> None:
-    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)[plan], share, byte_tokenizer())
+    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)[plan], ScriptedPolicy(share), byte_tokenizer())
     courses = engine.run(JOBS, concurrency=2, chunk=4)
     assert sorted(len(course.said_s) for course in courses) == [1, 3, 4, 5, 6]
     assert all(course.began_s <= course.said_s[0] <= course.said_s[-1] for course in courses)
@@ -41,7 +41,7 @@ def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
 
 
 def test_a_run_is_told_in_tokens_and_times(model: EarlyExitModel) -> None:
-    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)["stock"], 0.0, byte_tokenizer())
+    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)["stock"], ScriptedPolicy(0.0), byte_tokenizer())
     found = figures(engine, JOBS, concurrency=2, chunk=4)
     assert len(found) == 4
     assert min(found.values()) > 0

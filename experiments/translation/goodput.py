@@ -1,0 +1,200 @@
+"""Goodput of an encoder-decoder with its own calibrated exits, beside the same engine without; arrivals do not wait.
+
+    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--rates 20 30 40]
+
+One process, one thread, no HTTP, batches as they come (continuous batching on all sides), answers until they end.
+Sequences come as a Poisson stream, equal for all sides, at each rate; goodput is the highest at which 95 % of
+them keep both SLOs, between two rates by a straight line. The clock is processor time, and time in which nobody is
+there is skipped, so other work on the machine changes little. Thresholds are those of `offramp calibrate` unless said.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.engine import Batch
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.memory import Fill
+from earlyexit.model import EarlyExitModel
+from earlyexit.offline import NOBODY
+from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.split import Split
+from earlyexit.store import load_model
+from experiments.generation_peers import Course, Job
+from experiments.generation_speed import Engine
+from experiments.kit import show
+from experiments.translation.multi30k import TEST, directed, pairs_of
+from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
+
+ANSWER = 64
+"""Tokens at most."""
+KEPT = 0.95
+NUM_PAGES = 4096
+BATCH = 32
+
+
+class ProcessorClock:
+    """Processor time of the process, and what was skipped."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+
+    def now_s(self) -> float:
+        return time.process_time() + self._skipped_s
+
+    def skip_to(self, then_s: float) -> None:
+        """Nobody is there until then."""
+        self._skipped_s += max(0.0, then_s - self.now_s())
+
+
+@dataclass(frozen=True, slots=True)
+class Slos:
+    """Of a sequence, in seconds."""
+
+    first_s: float
+    per_token_s: float
+
+    def kept(self, courses: Sequence[Course]) -> float:
+        """By which share."""
+        return float(
+            np.mean([each.first_s <= self.first_s and each.per_token_s <= self.per_token_s for each in courses])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine, and how it fills in."""
+
+    engine: Engine
+    clock: ProcessorClock
+    fill: Fill
+
+    def serve(self, jobs: Sequence[Job], due_s: Sequence[float]) -> list[Course]:
+        """Every job begins when it is due, from now on."""
+        self.engine.backbone.fill = self.fill
+        self.engine.reset((), ANSWER)
+        begun_s, arrived = self.clock.now_s(), 0
+        while arrived < len(jobs) or self.engine.under_way:
+            while arrived < len(jobs) and begun_s + due_s[arrived] <= self.clock.now_s():
+                self.engine.begin(jobs[arrived], begun_s + due_s[arrived])
+                arrived += 1
+            batch = self.engine.device.start_next()
+            if isinstance(batch, Batch):
+                self.engine.device.requeue(self.engine.device.run(batch))
+                continue
+            wakes = [] if batch is None else [batch]
+            self.clock.skip_to(min([*wakes, *(begun_s + each for each in due_s[arrived : arrived + 1])]))
+        return self.engine.courses
+
+
+def sides_of(model: EarlyExitModel, thresholds: dict[int, float], cut: int, codec: PromptCodec) -> dict[str, Side]:
+    """Stock first; exits with one batch to the end, and cut in two behind block `cut`, filled in either way."""
+    last, ramps = model.num_blocks, tuple(sorted(thresholds))
+    inner = tuple(ramp for ramp in ramps if ramp > cut)
+    whole = [Split(first=0, end=last, batch=BATCH, ramps=ramps)]
+    parts = [
+        Split(first=0, end=cut + 1, batch=BATCH, ramps=tuple(ramp for ramp in ramps if ramp <= cut)),
+        Split(first=cut + 1, end=last, batch=BATCH, ramps=inner),
+    ]
+
+    def side(splits: list[Split], fill: Fill, *, leave: bool) -> Side:
+        clock = ProcessorClock()
+        policy = ForeseenPolicy(thresholds) if leave else NOBODY
+        return Side(Engine(model, splits, policy, codec.tokenizer, clock), clock, fill)
+
+    found = {"stock": side([Split(first=0, end=last, batch=BATCH)], "compute", leave=False)}
+    for fill in get_args(Fill):
+        found[f"early-exit, {fill}"] = side(whole, fill, leave=True)
+        found[f"cut after {cut}, {fill}"] = side(parts, fill, leave=True)
+    return found
+
+
+def measured(
+    sides: dict[str, Side], jobs: Sequence[Job], slos: Slos, rates: Sequence[float]
+) -> tuple[dict[str, dict[float, float]], list[tuple[object, ...]]]:
+    """The shares that keep the SLOs by side and rate, and lines that say more."""
+    gaps = np.random.default_rng(0).exponential(size=len(jobs))
+    shares: dict[str, dict[float, float]] = {name: {} for name in sides}
+    rows: list[tuple[object, ...]] = []
+    for rate in rates:
+        for name, each in sides.items():
+            started_s = time.process_time()
+            courses = each.serve(jobs, (gaps.cumsum() / rate).tolist())
+            spent_s = time.process_time() - started_s
+            shares[name][rate] = slos.kept(courses)
+            first_s, per_token_s = (np.median([getattr(c, of) for c in courses]) for of in ("first_s", "per_token_s"))
+            tokens = sum(len(course.said_s) for course in courses)
+            times_ms = (f"{1e3 * first_s:.1f}", f"{1e3 * per_token_s:.1f}", f"{1e3 * spent_s / tokens:.3f}")
+            rows.append((rate, name, f"{shares[name][rate]:.3f}", *times_ms))
+    return shares, rows
+
+
+def goodput(shares: dict[float, float]) -> float:
+    """The highest rate that keeps the SLOs of enough sequences, by the shares at some; 0 where none does."""
+    rates = sorted(shares)
+    if shares[rates[-1]] >= KEPT:
+        return rates[-1]
+    for low, high in reversed(list(pairwise(rates))):
+        if shares[low] >= KEPT > shares[high]:
+            return low + (high - low) * (shares[low] - KEPT) / (shares[low] - shares[high])
+    return 0.0
+
+
+def jobs_of(codec: PromptCodec, count: int) -> list[Job]:
+    """Sources of the test part."""
+    texts = [source for source, _ in directed(pairs_of(TEST), "en-de")[:count]]
+    return [Job(codec.tokens(text), ANSWER) for text in texts]
+
+
+def main() -> None:
+    """Every side at every rate, in turns; then a table."""
+    parser = ArgumentParser(prog="python -m experiments.translation.goodput", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of `offramp train`, calibrated")
+    parser.add_argument("--thresholds", type=json.loads, help="by ramp, as JSON; default: the calibration's")
+    parser.add_argument("--cut", type=int, help="the block behind which batches are filled again; default: first ramp")
+    parser.add_argument("--rates", type=float, nargs="+", default=[10, 20, 30, 40, 50, 60, 70, 80])
+    parser.add_argument("--sequences", type=int, default=200)
+    parser.add_argument("--ttft-ms", type=float, default=150.0)
+    parser.add_argument("--tpot-ms", type=float, default=30.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = load_model(options.folder)
+    codec = find_codec(model.info.codec, options.folder)
+    assert isinstance(codec, PromptCodec)
+    assert isinstance(model.backbone, DecoderBackbone)
+    model.backbone.open_store(NUM_PAGES)
+    given = options.thresholds or read_calibration_file(options.folder / CALIBRATION_FILE).thresholds
+    thresholds = {int(ramp): float(each) for ramp, each in given.items()}
+    cut = min(thresholds) if options.cut is None else options.cut
+    sides = sides_of(model, thresholds, cut, codec)
+    jobs, slos = jobs_of(codec, options.sequences), Slos(options.ttft_ms / 1e3, options.tpot_ms / 1e3)
+    for each in sides.values():
+        each.serve(jobs[:20], [0.0] * 20)
+    shares, rows = measured(sides, jobs, slos, options.rates)
+    show(
+        f"{len(jobs)} sequences, thresholds {thresholds}",
+        ("sequences/s", "side", "kept SLOs", "TTFT p50, ms", "TPOT p50, ms", "processor ms a token"),
+        rows,
+    )
+    found = {name: goodput(those) for name, those in shares.items()}
+    show(
+        f"Goodput: {KEPT:.0%} within {options.ttft_ms:g} ms and {options.tpot_ms:g} ms a token",
+        ("side", "sequences/s", "x stock"),
+        [(name, rate, rate / found["stock"] if found["stock"] else 0.0) for name, rate in found.items()],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Sequences that come whenever they come: all are made, on a clock that skips what nobody waits for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.families import find_family
+from earlyexit.model import EarlyExitModel
+from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.split import Split
+from earlyexit.tasks.token import TokenTask
+from experiments.generation_peers import Course, Job
+from experiments.generation_speed import Engine
+from experiments.translation.goodput import ProcessorClock, Side, Slos, goodput
+from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, VOCABULARY, backbone_of, byte_tokenizer
+from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
+
+JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5)]
+RAMPS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    model = add_ramps(
+        find_family("t5").from_transformers(hf_seq2seq("t5")),
+        name="tiny",
+        family="t5",
+        codec={"name": "prompt", "max_length": 128},
+        task=TokenTask(VOCABULARY, start=PAD["t5"]),
+        ramps=RampOptions(style="adapted", at=RAMPS, pooling="last"),
+    ).requires_grad_(False)
+    backbone_of(model).open_store(32, page_tokens=PAGE_TOKENS)
+    return model
+
+
+@pytest.mark.parametrize("bounds", [(0, NUM_BLOCKS), (0, 2, NUM_BLOCKS)], ids=str)
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 2.0])
+def test_every_sequence_is_made_whenever_it_comes(
+    model: EarlyExitModel, bounds: tuple[int, ...], threshold: float
+) -> None:
+    splits = [
+        Split(first=first, end=end, batch=4, ramps=tuple(ramp for ramp in RAMPS if first <= ramp < end))
+        for first, end in pairwise(bounds)
+    ]
+    clock = ProcessorClock()
+    policy = ForeseenPolicy(dict.fromkeys(RAMPS, threshold))
+    side = Side(Engine(model, splits, policy, byte_tokenizer(), clock), clock, "compute")
+    begun_s = clock.now_s()
+    courses = side.serve(JOBS, [0.0, 0.0, 1000.0])
+    assert sorted(len(each.said_s) for each in courses) == [3, 4, 5]
+    assert all(each.began_s <= each.said_s[0] for each in courses)
+    assert 1000 <= courses[-1].began_s - begun_s < 1001
+    assert not backbone_of(model).kv.sequences
+
+
+def test_who_keeps_both_slos_counts() -> None:
+    courses = [Course(0.0, [1.0, 1.5, 2.0]), Course(0.0, [1.0, 3.0, 5.0]), Course(0.0, [3.0, 3.5])]
+    assert Slos(1.5, 1.0).kept(courses) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "rate"),
+    [({10.0: 1.0, 20.0: 0.96}, 20.0), ({10.0: 1.0, 20.0: 0.9}, 15.0), ({10.0: 0.5, 20.0: 0.4}, 0.0)],
+    ids=["all", "between two", "none"],
+)
+def test_goodput_is_the_highest_rate_at_which_enough_keep_them(shares: dict[float, float], rate: float) -> None:
+    assert goodput(shares) == pytest.approx(rate)
