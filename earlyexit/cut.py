@@ -15,7 +15,9 @@ from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
 from earlyexit.release import Step
+from earlyexit.shared_head import Leaving, SharedHead
 from earlyexit.split import AfterAnswer, Segment, Split
+from earlyexit.tasks.base import Task
 from earlyexit.transfer import all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
 from earlyexit.wire import Answer, Seen, Value, values_of
 
@@ -110,6 +112,7 @@ class Cut:
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
         """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
 
+        Who leaves by an exit whose head is dear and everybody's is answered in the last step, when it is asked once.
         The survivors of the last step wait for block `end`; at the model's end there are none.
         """
         assert piece.next_block == self.first
@@ -123,14 +126,33 @@ class Cut:
     def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
+        head = SharedHead(self._network) if isinstance(self._network, LateOutputs) else None
         for segment in self._segments:
             if inside is None:
+                break
+            if head and segment.end == self._network.num_blocks and self._runner is self._network:
+                yield self._end_together(head, segment, inside)
                 return
-            step = self._step(segment, inside, answered)
+            step = self._step(segment, inside, answered, head)
             inside = step.survivors
             yield step
+        if head:
+            yield Step(answers=_late_answers(head.ask()[0], self._network.task), survivors=inside)
 
-    def _step(self, segment: Segment, piece: Piece, answered: set[str]) -> Step[Piece]:
+    def _end_together(self, head: SharedHead, segment: Segment, piece: Piece) -> Step[Piece]:
+        """The model's last blocks, and its head for all who have left this batch on the way."""
+        network = self._network
+        assert isinstance(network, LateOutputs)
+        last = network.num_blocks - 1
+        last_BD = network.before_head(last, network.gathered(last, network.reach(segment, piece), piece.lengths_B))
+        assert last_BD is not None, "the full model has the head that its ramps share"
+        left, outputs_BC = head.ask(last_BD)
+        assert outputs_BC is not None
+        opinion, state_BS = self._said(segment, piece, (), outputs_BC)
+        answers = _late_answers(left, network.task)
+        return Step(answers=(*answers, *self._conclude(piece, opinion, state_BS).answers), survivors=None)
+
+    def _step(self, segment: Segment, piece: Piece, answered: set[str], head: SharedHead | None) -> Step[Piece]:
         foresees = self._policy.foresees is not None and segment.ramp is not None
         values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
@@ -148,7 +170,8 @@ class Cut:
         verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left else ()
+        is_late = bool(left) and head is not None and self._waits(head, piece, left, opinion, verdict, segment.ramp)
+        answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left and not is_late else ()
         after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
@@ -170,6 +193,17 @@ class Cut:
         stay_there = self._policy.foreknows or self._network.task.large
         outputs_BC, state_BS = said if stay_there else all_to_host(said)
         return Opinion(self._network.task, outputs_BC), state_BS
+
+    def _waits(
+        self, head: SharedHead, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+    ) -> bool:
+        """Whether those who leave are answered when the batch is over: by a head that all exits share."""
+        if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
+            return False
+        rows_KD = opinion.before_head(left)
+        if rows_KD is not None:
+            head.wait(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
+        return rows_KD is not None
 
     def _leaving(
         self, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
@@ -221,6 +255,14 @@ def _answers(
         raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
     values = values_of(value_K.numpy())
     return tuple(_answer(piece, k, value, scores[k], block) for k, value in zip(positions, values, strict=True))
+
+
+def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[Answer, ...]:
+    return tuple(
+        answer
+        for each, outputs_KC in late
+        for answer in _answers(each.piece, each.positions, to_host(task.answer(outputs_KC)), each.score_B, each.ramp)
+    )
 
 
 def _are_finite(value_B: Tensor) -> Tensor:

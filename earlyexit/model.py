@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,21 @@ class EarlyExitModel(nn.Module):
     def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
         outputs_BC: Tensor = self.exit_head(ramp).classify(gathered)
         return outputs_BC.float() / self.temperatures_E[ramp]
+
+    def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
+        head = self.exit_head(exit_block)
+        if head is self.head:
+            return gathered
+        return head.prepared(gathered) if isinstance(head, NormedRamp) else None
+
+    def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        outputs_KC: Tensor = self.head.classify(torch.cat([each for _, each in rows]))
+        parts = torch.split(outputs_KC, [len(each) for _, each in rows])
+        return [part.float() / self.temperatures_E[block] for part, (block, _) in zip(parts, rows, strict=True)]
+
+    def reach(self, segment: Segment, piece: Piece) -> Tensors:
+        layout = Layout(piece.lengths_B, self.device, self.attention)
+        return self.run_blocks(segment.first, segment.end, piece.tensors, layout)
 
     @property
     def tied(self) -> Mapping[str, str]:

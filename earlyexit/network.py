@@ -5,7 +5,7 @@ Nobody above it knows what a block is, or what crosses between two.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -109,6 +109,18 @@ class LateOutputs(Network, Protocol):
 
     def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
         """The ramp's outputs as `run` gives them, (B, *output_shape)."""
+        ...
+
+    def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
+        """What the head that all exits share looks at, (B, D); None of an exit with a head of its own."""
+        ...
+
+    def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Of exits that share a head, by their blocks, the outputs of what it looks at there; it is computed once."""
+        ...
+
+    def reach(self, segment: Segment, piece: Piece) -> Tensors:
+        """What crosses after a segment, as `run` gives it; no exit is asked."""
         ...
 
 

@@ -96,6 +96,20 @@ class DecoderBlock(Block):
     def forward(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> Tensor:
         queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
         kv.write(index, where.places.write_N, turned(keys_NKd, where.rotary), values_NKd)
+        return self._attended(index, hidden_ND, queries_NHd, where, kv)
+
+    def forward_beside(
+        self, index: int, hidden_ND: Tensor, where: Where, copies: tuple[Tensor, Where], kv: KvStore
+    ) -> Tensor:
+        # In one product, so that its weights are read once; the queries of what is copied are of no use.
+        copied_MD, there = copies
+        queries, keys, values = self._queries_keys_values(torch.cat([copied_MD, hidden_ND]))
+        rotary = tuple(map(torch.cat, zip(there.rotary, where.rotary, strict=True)))
+        kv.write(index, torch.cat([there.places.write_N, where.places.write_N]), turned(keys, rotary), values)
+        return self._attended(index, hidden_ND, queries[len(copied_MD) :], where, kv)
+
+    def _attended(self, index: int, hidden_ND: Tensor, queries_NHd: Tensor, where: Where, kv: KvStore) -> Tensor:
+        """What the block makes of its rows, whose keys and values are kept."""
         context_NHd = kv.attend(index, where.places, turned(queries_NHd, where.rotary))
         hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)

@@ -30,6 +30,14 @@ class Block(nn.Module, ABC):
     def keep(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> None:
         """Only leave keys and values behind, of states that the block is not run on."""
 
+    def forward_beside(
+        self, index: int, hidden_ND: Tensor, where: Any, copies: tuple[Tensor, Any], kv: KvStore
+    ) -> Tensor:
+        """`forward` of some rows, and `keep` of others and where they are, before that."""
+        self.keep(index, *copies, kv)
+        after_ND: Tensor = self(index, hidden_ND, where, kv)
+        return after_ND
+
 
 class RowChain(Protocol):
     """What runs blocks on them: a decoder."""
@@ -67,7 +75,7 @@ class Rows:
         if backbone.fill == "copy" and any(came):
             self._set_apart(came)
         self._spans = list(self.runs)
-        self._index()
+        self._is_indexed = False
 
     def _set_apart(self, behind: Sequence[int]) -> None:
         """What came along is copied, not run."""
@@ -101,17 +109,20 @@ class Rows:
                 run if older is None else replace(run, start=older.start, length=run.end - older.start)
                 for older, run in zip(found, self._spans, strict=True)
             ]
-        self._index()
+        self._is_indexed = False
 
     def run(self, first: int, end: int) -> None:
         """Blocks `first` to `end` - 1."""
         kv = self._backbone.kv
+        if not self._is_indexed:
+            self._index()
         for index in range(first, end):
             block = self._backbone.blocks[index]
             assert isinstance(block, Block)
-            if self._copies is not None:
-                block.keep(index, *self._copies, kv)
-            self._rows_MD = block(index, self._rows_MD, self._where, kv)
+            if self._copies is None:
+                self._rows_MD = block(index, self._rows_MD, self._where, kv)
+            else:
+                self._rows_MD = block.forward_beside(index, self._rows_MD, self._where, self._copies, kv)
 
     def settle(self, first: int, end: int) -> Tensor:
         """Note who is behind from here on: what was, and the own rows too, which may leave at an exit here.
@@ -136,6 +147,7 @@ class Rows:
         return torch.split(self._rows_MD, [span.length for span in self._spans])
 
     def _index(self) -> None:
+        self._is_indexed = True
         self._where = self._backbone.where(self._spans)
         self._copies: tuple[Tensor, Any] | None = None
         copied = [(each, run) for each, run in zip(self._copied, self.runs, strict=True) if each is not None]

@@ -52,6 +52,11 @@ class Foreseen(Opinion):
         outputs_KC = self._network.outputs_of(self._ramp, self.gathered.index_select(0, index_K))
         return to_host(self.task.answer(outputs_KC))
 
+    def before_head(self, rows: Sequence[int]) -> Tensor | None:
+        """Of some inputs, what the head that all exits share looks at; None where it does not look here."""
+        index_K = to_device(torch.tensor(rows), self.gathered.device)
+        return self._network.before_head(self._ramp, self.gathered.index_select(0, index_K))
+
     def by_classifier(self) -> Tensor:
         """How likely the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
         self.score_B = to_host(self._network.foresee(self._ramp, self.gathered).sigmoid())

@@ -76,9 +76,14 @@ class NormedRamp(ForeseeingRamp):
         """The state made more like one that has run all blocks, before the norm: here as it is."""
         return gathered
 
+    def prepared(self, gathered: Tensor) -> Tensor:
+        """What the shared head looks at."""
+        rows_BD: Tensor = self.norm(self.adapted(gathered))
+        return rows_BD
+
     def classify(self, gathered: Tensor) -> Tensor:
         assert self._shared, "a ramp that shares the full model's head was not given it"
-        return self._shared[0].classify(self.norm(self.adapted(gathered)))
+        return self._shared[0].classify(self.prepared(gathered))
 
     def foresee(self, gathered: Tensor) -> Tensor:
         log_odds_B: Tensor = self.sureness(gathered).squeeze(-1)

@@ -15,10 +15,11 @@ from earlyexit.errors import PlanError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.llama import Llama
 from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.ramps.vocabulary import NormedRamp, VocabularyHead
+from earlyexit.ramps.vocabulary import VocabularyHead
 from earlyexit.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
@@ -87,25 +88,35 @@ def test_who_decides_before_the_vocabulary_says_the_same_however_it_is_cut(
     assert {exit_block for *_, exit_block in found} == {*RAMPS, NUM_BLOCKS - 1}
 
 
-def test_the_vocabulary_is_computed_of_those_who_leave_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = sharing("normed"), []
+@pytest.mark.parametrize("end", [3, NUM_BLOCKS], ids=["in the middle", "to the end"])
+def test_the_vocabulary_is_computed_once_of_all_who_leave_a_batch(monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+    model, rows = sharing("normed"), list[int]()
 
-    def counted(ramp: NormedRamp, gathered: Tensor, compute: object = NormedRamp.classify) -> Tensor:
+    def counted(head: VocabularyHead, gathered: Tensor, compute: object = VocabularyHead.classify) -> Tensor:
         rows.append(len(gathered))
-        return compute(ramp, gathered)  # type: ignore[operator,no-any-return]
+        return compute(head, gathered)  # type: ignore[operator,no-any-return]
 
-    monkeypatch.setattr(NormedRamp, "classify", counted)
-    found = exits_of(model, ForeseenPolicy({1: 0.52, 2: 0.5}), (0, NUM_BLOCKS))
-    assert sum(rows) == sum(exit_block != NUM_BLOCKS - 1 for *_, exit_block in found) > 0
+    monkeypatch.setattr(VocabularyHead, "classify", counted)
+    cut = cut_out(model, 0, end, RAMPS, ForeseenPolicy({1: 0.52, 2: 0.5}))
+    *before, last = cut.run(fuse(first_steps(model)))
+    assert not [answer for step in before for answer in step.answers]
+    staying = 0 if last.survivors is None else len(last.survivors)
+    assert rows == [len(last.answers)] == [len(PROMPTS) - staying]
+    assert len({answer.exit for answer in last.answers}) > 1
+
+
+def first_steps(model: EarlyExitModel) -> list[Piece]:
+    """Of every prompt."""
+    sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
+    for number, each in sequences.items():
+        each.begin(number)
+    return [Handfuls(model=model)._piece(number, each) for number, each in sequences.items()]
 
 
 def test_every_ramp_looks_at_probes_and_says_what_it_decides_by() -> None:
     model, policy = sharing("normed"), ForeseenPolicy(2.0)
     cut = cut_out(model, 0, NUM_BLOCKS, (), policy).for_probes()
-    sequences = {1: sequence(PROMPTS[1])}
-    sequences[1].begin(1)
-    piece = Handfuls(model=model)._piece(1, sequences[1])
-    seen = [each for step in cut.run(piece) for each in step.seen]
+    seen = [each for step in cut.run(first_steps(model)[1]) for each in step.seen]
     assert [each.block for each in seen] == [*RAMPS, NUM_BLOCKS - 1]
     assert all(0 < each.score < 1 for each in seen[:-1])
 
