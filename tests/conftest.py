@@ -24,6 +24,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on Ray comes first: it takes longest, one after the other, and mostly waits."""
+    items.sort(key=lambda item: not item.path.name.endswith(ON_RAY))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Have one process of several run a whole file, whose tests share what is made once, or all files on Ray."""

@@ -50,7 +50,8 @@ OTHERS_SHOW = (
 )
 """Metrics that other services of these tests have, and what tuned ones, chains, and batches that tokens bound, have
 beside."""
-AGAIN_S = 0.02
+AGAIN_S = 0.05
+"""Between two requests of a client: replicas that start need the processors too."""
 TOKENS = 10
 """Less than the longest text has, so that some run alone."""
 NUM_CLIENTS = 6
@@ -177,6 +178,7 @@ class Crowd:
                 self.tiny.check(index, answer)
             self.answered += PER_REQUEST
             self.news.set()
+            await asyncio.sleep(AGAIN_S)
             first += PER_REQUEST + 1
 
     async def more(self, count: int) -> None:
