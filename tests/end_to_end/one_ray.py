@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from deployments.settings import ServeSettings
+from tests.end_to_end.by_permits import PERMITS
 
 HERE = Path(__file__).parent
 MODALITY = HERE.parents[1] / "examples" / "own_modality"
-"""Every process can import the example's modules."""
+"""Every process can import the example's modules, and those of this folder."""
 PORT = 8123
 METRICS_PORT, GRPC_PORT, COLLECTOR_PORT, DASHBOARD_PORT = PORT + 1, PORT + 2, PORT + 3, PORT + 4
 URL = f"http://127.0.0.1:{PORT}"
@@ -43,6 +44,8 @@ class OneRay:
     def __init__(self, folder: Path, first: ServeSettings) -> None:
         """`first` needs at least the CPUs of the others."""
         self.log = folder / "service.log"
+        self.permits = folder / "permits"
+        """What `by_permits` goes by."""
         self._mark = uuid.uuid4().hex
         self._first = first.model_dump_json()
         self._settings = folder / "settings.json"
@@ -101,7 +104,8 @@ class OneRay:
     def _start(self) -> None:
         environment = os.environ | {
             MARK: self._mark,
-            "PYTHONPATH": str(MODALITY),
+            "PYTHONPATH": f"{MODALITY}:{HERE}",
+            PERMITS: str(self.permits),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "XDG_STATE_HOME": str(self.log.parent / "state"),

@@ -1,0 +1,47 @@
+"""An exit policy that judges a token only once a test permits it; every process that serves can import it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from earlyexit.policies.base import Opinion, Verdict
+from earlyexit.policies.threshold import ConfidencePolicy
+
+PERMITS = "OFFRAMP_TEST_PERMITS"
+"""Names a file with a byte for every batch that may be judged; where there is no file, all may."""
+RAMP = 1
+"""Where it waits: once a token."""
+THRESHOLD = 0.9
+LOOK_S = 0.002
+PATIENCE_S = 60.0
+
+
+class Permitted(ConfidencePolicy):
+    """Leaves where the exit is sure enough."""
+
+    name = "own"
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        if ramp == RAMP:
+            until_s = time.monotonic() + PATIENCE_S
+            while not _taken(Path(os.environ[PERMITS])) and time.monotonic() < until_s:
+                time.sleep(LOOK_S)
+        return super().decide(ramp, opinion, state_BS, sample_ids)
+
+
+def _taken(permits: Path) -> bool:
+    try:
+        left = permits.stat().st_size
+        if left:
+            os.truncate(permits, left - 1)
+    except FileNotFoundError:
+        return True
+    return left > 0
+
+
+policy = Permitted(THRESHOLD)
