@@ -20,6 +20,11 @@ MOST_SEQUENCES = 256
 """Of the longest length, for which memory is taken at most where nobody says how much: small models need no more."""
 
 
+def keeps_sequences(network: AnyNetwork) -> bool:
+    """Whether a network keeps anything of sequences from one of their inputs to the next."""
+    return not isinstance(network, ChainNetwork) and network.kept_bytes > 0
+
+
 def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes: int) -> Memory[Piece] | None:
     """Room for so many tokens of sequences, or by what is free; None where a network keeps nothing of any."""
     if isinstance(network, ChainNetwork) or not network.kept_bytes:

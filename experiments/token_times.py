@@ -24,7 +24,8 @@ from earlyexit.split import Split
 from experiments.data import RUNS, require_data
 from experiments.kit import keep, show
 from profiles.latency import LatencyProfile
-from profiles.measure import LEAST_WARM_UPS, LiveSplits, latency_tables, profile_splits, time_splits
+from profiles.live_splits import LiveSplits
+from profiles.measure import LEAST_WARM_UPS, latency_tables, profile_splits, time_splits
 
 FloatArray = npt.NDArray[np.float64]
 LENGTHS = (32, 64, 128, 256, 512)

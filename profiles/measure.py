@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,8 +19,6 @@ from earlyexit.split import Split
 from profiles.table import FloatArray, LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.network import Network, SegmentRunner
-    from earlyexit.piece import Piece
     from earlyexit.train import Progress
 
 LEAST_WARM_UPS = 3
@@ -34,8 +31,6 @@ MAD_TO_SIGMA = 1.4826
 LEAST_SHARE = 0.1
 """Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
 ONE_NETWORK = (0,)
-NEVER = math.inf
-"""No exit is so sure: inputs stay, so that a timed split's batch is the same at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +40,11 @@ class TimedSplit:
     split: Split
     length: int
     """Tokens of every input."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """Of a network that keeps something of sequences: whether it runs what was given, and not a step of each."""
+        return self.length > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,74 +158,6 @@ def latency_tables(
         raise DataError("the points of a profile must come from the same rounds; these have unequal numbers of them")
     networks = _networks(num_blocks, ramps, starts)
     return {length: _table(seconds_R, networks, batches, length) for length in lengths}
-
-
-class LiveSplits:
-    """Runs splits on a network as a replica's device runs batches: inputs are fused, then cut by cut.
-
-    What goes in is random: the values do not change how long a block takes.
-    """
-
-    def __init__(self, network: Network, rng: np.random.Generator, segments: SegmentRunner | None = None) -> None:
-        """`segments` compute the cuts; None for the network itself."""
-        from earlyexit.policies.threshold import ConfidencePolicy
-
-        self._network = network
-        self._rng = rng
-        self.segments = segments
-        self._policy = ConfidencePolicy(NEVER)
-        self._pieces: dict[tuple[int, tuple[int, ...]], Piece] = {}
-
-    def make_ready(self, splits: Sequence[TimedSplit]) -> None:
-        """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
-        from earlyexit.network import PreparedSegments
-
-        if isinstance(self.segments, PreparedSegments):
-            ascending = sorted((timed.split for timed in splits), key=lambda split: split.batch)
-            self.segments.prepare({segment: split.budget for split in ascending for segment in split.segments()})
-
-    def prepare(self, timed: TimedSplit) -> Callable[[], None]:
-        return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch)
-
-    def prepare_mixed(self, split: Split, lengths: tuple[int, ...]) -> Callable[[], None]:
-        """The same of a batch of inputs of these lengths, as many as the split's batch."""
-        from earlyexit.cut import cut_out
-        from earlyexit.piece import fuse
-
-        cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
-        singles = self._piece(split.first, lengths).singles()
-
-        def run() -> None:
-            for _ in cut.run(fuse(singles)):
-                pass
-            self._wait()
-
-        return run
-
-    def _piece(self, first: int, lengths: tuple[int, ...]) -> Piece:
-        """Kept, so that all splits of the same lengths that begin at one block run the same inputs."""
-        from earlyexit.network import arbitrary_tensors
-        from earlyexit.piece import Piece
-
-        network, batch = self._network, len(lengths)
-        key = (first, lengths)
-        if key not in self._pieces:
-            lengths_B = np.array(lengths, dtype=np.int32)
-            self._pieces[key] = Piece(
-                sample_ids=tuple(map(str, range(batch))),
-                next_block=first,
-                lengths_B=lengths_B,
-                tensors=arbitrary_tensors(network, first, lengths_B, self._rng),
-                state_BS=self._policy.initial_state(batch, network.task.num_outputs, network.device),
-            )
-        return self._pieces[key]
-
-    def _wait(self) -> None:
-        """Kernels of a GPU run on after the call that started them."""
-        import torch
-
-        if self._network.device.type == "cuda":
-            torch.cuda.synchronize(self._network.device)
 
 
 @dataclass(frozen=True, slots=True)

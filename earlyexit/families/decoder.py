@@ -20,7 +20,7 @@ from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
 from earlyexit.families.decoder_rows import Block, Rows
-from earlyexit.generation.sequence import sequence_of
+from earlyexit.generation.sequence import RUN, sequence_of
 from earlyexit.kv import KvShape, KvStore, Places, Run
 from earlyexit.kv_memory import KvMemory
 from earlyexit.layout import Layout
@@ -256,7 +256,7 @@ class DecoderBackbone(Backbone):
         return asdict(self.config)
 
 
-_RUN = TensorSpec(name="run", shape=(5,), dtype="int32", below=1)
+_RUN = TensorSpec(name=RUN, shape=(5,), dtype="int32", below=1)
 """Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
 _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
 """Of every input, how many of its first rows came along from another replica, of tokens that left there."""

@@ -20,6 +20,8 @@ from earlyexit.generation.shown import Shown
 from earlyexit.generation.text import TextStream, Unread
 from earlyexit.signature import Encoded
 
+RUN = "run"
+"""The tensor that holds `run_of` each input."""
 Ended = Literal["stop", "length"]
 """Why a sequence is over, in OpenAI's words: by a token or text that ends it, or by its length."""
 

@@ -38,7 +38,11 @@ def profile(
     dtype: Dtype = "float32",
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16",
     lengths: Annotated[
-        str | None, typer.Option(help="Tokens per input; default: 16,32,64, or 1 where inputs have none.")
+        str | None,
+        typer.Option(help="Tokens per input; default: 16,32,64; of decoders 1,16, where inputs have none 1."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Of decoders: tokens that came before a step; default: 64.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
@@ -60,6 +64,7 @@ def profile(
         dtype=choice("dtype", dtype, DTYPES),
         batches=integers("batches", batches),
         lengths=None if lengths is None else integers("lengths", lengths),
+        context=context,
         repeats=repeats,
         threads=threads,
         seed=seed,

@@ -18,7 +18,8 @@ from earlyexit.boundary import FloatName
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
 from profiles.latency import LatencyProfile
-from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
+from profiles.live_splits import LiveSplits, room_for
+from profiles.measure import Point, TimedSplit, latency_tables, profile_splits, time_splits
 
 if TYPE_CHECKING:
     from earlyexit.chain_network import AnyNetwork
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
+STEPS_AND_PROMPTS = (1, 16)
+"""Of a decoder: a token of each sequence, and prompts of so many tokens times the batch."""
+CONTEXT = 64
+"""Tokens that a sequence has come to before a step."""
 THREADS_PER_CPU = 4
 """More threads only wait for each other; tens of thousands end the process."""
 
@@ -40,7 +45,10 @@ class ProfileJob:
     dtype: FloatName = "float32"
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     lengths: tuple[int, ...] | None = None
-    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens."""
+    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens. Of a
+    decoder 1 is a step of each sequence; more are prompts, of as many tokens as inputs of that length have together."""
+    context: int | None = None
+    """Of a decoder: tokens that came before a step, on which it depends how many keys and values are read; None: 64."""
     repeats: int = 7
     """Rounds; every figure is a median over them."""
     threads: int = 1
@@ -58,8 +66,8 @@ class ProfileJob:
         ):
             if not values or min(values) < 1 or list(values) != sorted(set(values)):
                 raise InputError(f"{name} must ascend from at least 1, not {list(values)}")
-        for name, number in (("repeats", self.repeats), ("threads", self.threads)):
-            if number < 1:
+        for name, number in (("repeats", self.repeats), ("threads", self.threads), ("context", self.context)):
+            if number is not None and number < 1:
                 raise InputError(f"{name} must be at least 1, not {number}")
         most = THREADS_PER_CPU * (os.cpu_count() or 1)
         if self.threads > most:
@@ -67,10 +75,33 @@ class ProfileJob:
 
     def splits(self, model: AnyNetwork) -> tuple[TimedSplit, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-        lengths = self.lengths or ((1,) if model.max_length == 1 else USUAL_LENGTHS)
+        from earlyexit.memory_size import keeps_sequences
+
+        keeps = keeps_sequences(model)
+        lengths = self.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
         if lengths[-1] > model.max_length:
             raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
+        if keeps:
+            self._check_sequences(model, lengths)
+        elif self.context is not None:
+            raise InputError("context is of decoders, whose steps read the keys and values of what came before")
         return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts)
+
+    def _check_sequences(self, model: AnyNetwork, lengths: Sequence[int]) -> None:
+        """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
+        prompt = self.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
+        if prompt > model.max_length:
+            raise InputError(
+                f"batch {self.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
+                f"most {model.max_length}"
+            )
+        if self.steps_after >= model.max_length:
+            raise InputError(f"a step after {self.steps_after} tokens; the model takes at most {model.max_length}")
+
+    @property
+    def steps_after(self) -> int:
+        """Tokens of context."""
+        return CONTEXT if self.context is None else self.context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +131,7 @@ class Bench:
             dtype=self.job.dtype,
             kind="measured",
             tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices, self.model.chain.starts),
-            provenance=_provenance(self.job, self.model, points),
+            provenance=_provenance(self.job, self.model, points, self.splits.context),
         )
 
 
@@ -136,9 +167,23 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
         model = load_network(folder, device=torch_device, dtype=getattr(torch, job.dtype))
         rng = np.random.default_rng(job.seed)
         segments = open_network(job.backend, model, folder, job.threads, cache=exports)
-        yield Bench(job=job, name=read_card(folder).name, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
+        splits = LiveSplits(model, rng, segments, _context(job, model))
+        yield Bench(job=job, name=read_card(folder).name, model=model, splits=splits, rng=rng)
     finally:
         torch.set_num_threads(threads_before)
+
+
+def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
+    """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
+    from earlyexit.families.seq2seq import Seq2SeqBackbone
+    from earlyexit.memory_size import keeps_sequences, open_memory
+
+    if not keeps_sequences(model):
+        return None
+    if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
+        raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")
+    open_memory(model, room_for(job.splits(model), job.steps_after), "compute", 0)
+    return job.steps_after
 
 
 def write_points(points: Sequence[Point], path: Path) -> None:
@@ -172,11 +217,12 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
     }
 
 
-def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point]) -> dict[str, Any]:
+def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], context: int | None) -> dict[str, Any]:
     from offramp.jobs.provenance import provenance
 
     return provenance(
         **_device_facts(model),
+        **({} if context is None else {"context": context}),
         threads=job.threads,
         seed=job.seed,
         repeats=job.repeats,

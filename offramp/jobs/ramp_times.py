@@ -14,7 +14,8 @@ from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError
 from optimizer.injection import worth_their_time
-from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
+from profiles.live_splits import LiveSplits
+from profiles.measure import latency_tables, profile_splits, time_splits
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel

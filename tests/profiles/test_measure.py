@@ -7,17 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from earlyexit.checkpoint import random_model
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, Tensors
-from earlyexit.split import Budget, Segment, Split
-from earlyexit.tasks.label import LabelTask
-from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
+from earlyexit.split import Split
+from profiles.measure import Point, TimedSplit, latency_tables, profile_splits, time_splits
 from profiles.table import LatencyTable
 
 ROOT = Path(__file__).parents[2]
@@ -252,68 +246,6 @@ def test_warm_up_and_rounds_report_their_progress() -> None:
         progress=lambda *step: seen.append(step),
     )
     assert seen == [("warm-up", 1, 1), ("measure", 1, 2), ("measure", 2, 2)]
-
-
-# What runs
-
-
-class LoggedSegments:
-    """What was computed, on how many inputs and tokens."""
-
-    def __init__(self, model: EarlyExitModel) -> None:
-        self._model = model
-        self.log: list[tuple[int, int, int | None, int, int]] = []
-        self.values: list[Tensors] = []
-        self.prepared: dict[Segment, Budget] = {}
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        self.log.append((segment.first, segment.end, segment.ramp, len(piece), int(piece.lengths_B.sum())))
-        self.values.append(piece.tensors)
-        return self._model.run(segment, piece)
-
-    def is_ready(self, segment: Segment) -> bool:
-        return True
-
-    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        self.prepared = dict(segments)
-
-
-@pytest.fixture(scope="module")
-def model() -> EarlyExitModel:
-    """Three blocks, ramps after 0 and 1, random weights."""
-    return random_model(SIZES, task=LabelTask(("a", "b")))
-
-
-def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegments:
-    logged = LoggedSegments(model)
-    live = LiveSplits(model, np.random.default_rng(seed), logged)
-    for each in splits:
-        live.prepare(TimedSplit(split=each, length=LENGTH))()
-    return logged
-
-
-def test_a_probe_runs_its_segments_on_its_whole_batch_and_nobody_leaves(model: EarlyExitModel) -> None:
-    logged = run_live(model, split(0, 3, 4, ramps=(0, 1)), split(1, 2, 2))
-    assert logged.log == [(0, 1, 0, 4, 32), (1, 2, 1, 4, 32), (2, 3, None, 4, 32), (1, 2, None, 2, 16)]
-
-
-def test_what_is_to_be_timed_is_made_ready_for_its_largest_batch(model: EarlyExitModel) -> None:
-    logged = LoggedSegments(model)
-    splits = profile_splits(3, (0,), (2, 4), (4, 8))
-    LiveSplits(model, np.random.default_rng(0), logged).make_ready(splits)
-    assert set(logged.prepared.values()) == {Budget(inputs=4)}
-    assert {(each.first, each.end, each.ramp) for each in logged.prepared} == {
-        (0, 1, None), (1, 2, None), (2, 3, None), (0, 1, 0), (0, 3, None),
-    }  # fmt: skip
-
-
-def test_the_first_block_gets_random_tokens_and_later_ones_a_hidden_state(model: EarlyExitModel) -> None:
-    (first,), (later,) = run_live(model, split(0, 1, 4), split(2, 3, 4)).values
-    assert (first.dtype, first.shape) == (torch.int32, (32,))
-    assert 0 <= int(first.min()) < int(first.max()) < 50
-    assert later.shape == (32, 16)
-    assert torch.equal(first, run_live(model, split(0, 1, 4)).values[0][0])
-    assert not torch.equal(first, run_live(model, split(0, 1, 4), seed=1).values[0][0])
 
 
 def test_measuring_loads_torch_only_when_a_model_is_run() -> None:

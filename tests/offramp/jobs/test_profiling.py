@@ -12,9 +12,11 @@ from earlyexit.captured.segments import CapturedSegments
 from earlyexit.captured.shapes import shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
+from earlyexit.store import save_model
 from offramp.cli.profile import noise_text
 from offramp.jobs.profiling import ProfileJob, open_bench, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
+from tests.earlyexit.decoders import decoder, hf_decoder
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 
@@ -97,6 +99,22 @@ def test_figures_show_the_full_model_at_every_length_and_batch(model: Path) -> N
     assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
     assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
     assert json.loads(json.dumps(figures)) == figures
+
+
+def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:
+    save_model(decoder(hf_decoder()), tmp_path)
+    profile, _ = profile_model(tmp_path, ProfileJob(batches=(1, 4), repeats=2, context=20))
+    assert (profile.lengths, profile.provenance["context"]) == ((1, 16), 20)
+    assert all((table.block_s_NB > 0).all() for table in profile.tables.values())
+    with pytest.raises(InputError, match="batch 16 of length 16 is a prompt of 256 tokens"):
+        profile_model(tmp_path, ProfileJob())
+    with pytest.raises(InputError, match="a step after 128 tokens; the model takes at most 128"):
+        profile_model(tmp_path, ProfileJob(batches=(1,), context=128))
+
+
+def test_what_answers_no_tokens_has_no_context(model: Path) -> None:
+    with pytest.raises(InputError, match="context is of decoders"):
+        profile_model(model, ProfileJob(lengths=(4,), context=20))
 
 
 @pytest.mark.parametrize(
