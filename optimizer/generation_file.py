@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from earlyexit.errors import PlanError
+from earlyexit.errors import DataError, PlanError
 from earlyexit.memory import PAGE_TOKENS
 from earlyexit.source_file import Source, StrictDocument
 from optimizer.generation.demand import Generation, KvMemory
@@ -17,6 +17,8 @@ from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S, PlanProblem, Slo
 from optimizer.problem_shape import LatencyDocument, LengthsDocument, Seconds
+from profiles.lengths import Lengths
+from profiles.sequence_trace import Pairs, grouped, read_sequences
 
 MOST_BYTES = 1e18
 MOST_TOKENS = 1_000_000
@@ -39,8 +41,10 @@ class KvDocument(StrictDocument):
 class GenerationDocument(StrictDocument):
     """Sequences of a service."""
 
-    prompt_tokens: LengthsDocument
-    output_tokens: LengthsDocument
+    prompt_tokens: LengthsDocument | None = None
+    output_tokens: LengthsDocument | None = None
+    lengths: str | None = None
+    """In the place of both: a table of recorded sequences."""
     tpot_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
     """Within which each token after the first is promised: the SLO of a step."""
     ttft_s: float | None = Field(default=None, ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
@@ -90,8 +94,7 @@ def with_generation(problem: PlanProblem, source: Source, folder: Path) -> PlanP
     document = _parsed(source)
     if document is None:
         return problem
-    prompt = lengths_of(document.prompt_tokens, source, folder, at=("generation", "prompt_tokens"))
-    output = lengths_of(document.output_tokens, source, folder, at=("generation", "output_tokens"))
+    prompt, output, recorded = _lengths(document, source, folder)
     tables = None
     if document.prefill is not None:
         tables = {
@@ -106,11 +109,35 @@ def with_generation(problem: PlanProblem, source: Source, folder: Path) -> PlanP
         generation = Generation(
             prompt=prompt,
             output=output,
+            recorded=recorded,
             prefill=tables,
             kv=kv,
             **document.model_dump(include={"ttft_s", "fill", "copy_share", "chunk", "regroup_s", "most_running"}),
         )
         return replace(problem, generation=generation)
+
+
+def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tuple[Lengths, Lengths, Pairs | None]:
+    """Of prompts and answers, and the sequences themselves where they were recorded."""
+    prompt, output = document.prompt_tokens, document.output_tokens
+    if document.lengths is not None:
+        with source.said_at(("generation", "lengths")):
+            if prompt is not None or output is not None:
+                raise PlanError("generation.lengths says what prompt_tokens and output_tokens say; leave one out")
+            try:
+                recorded = read_sequences(folder / document.lengths)
+            except DataError as error:
+                raise PlanError(f"generation.lengths: {error}") from error
+            prompts, answers = zip(*recorded, strict=True)
+            return grouped(prompts), grouped(answers), recorded
+    with source.said_at(("generation",)):
+        if prompt is None or output is None:
+            raise PlanError("generation needs prompt_tokens and output_tokens, or lengths of recorded sequences")
+    return (
+        lengths_of(prompt, source, folder, at=("generation", "prompt_tokens")),
+        lengths_of(output, source, folder, at=("generation", "output_tokens")),
+        None,
+    )
 
 
 def generation_document(generation: Generation, slo: Slo, tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from deployments.ingress.generation.loop import GenerationCounts
 from simulator.decisions import IntArray
 from simulator.scenario import FloatArray, Scenario
 from simulator.sequences import GeneratingIngress
-from simulator.simulate import booted, play
+from simulator.simulate import Progress, booted, play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,6 +28,8 @@ class Generated:
     """NaN where no second one came."""
     counts: tuple[GenerationCounts, ...]
     """Of every ingress."""
+    interrupted: bool = False
+    """Whether it was ended before the last sequence was."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -50,10 +52,13 @@ class Generated:
         return float(np.nanpercentile(self.ttft_s_K, percentile))
 
 
-def generate(scenario: Scenario) -> Generated:
-    """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes."""
+def generate(scenario: Scenario, *, progress: Progress | None = None) -> Generated:
+    """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes.
+
+    Interrupted (Ctrl-C), it gives what it has.
+    """
     service = booted(scenario)
-    play(service)
+    interrupted = play(service, progress=progress).interrupted
     ingresses = [each for each in service.ingresses if isinstance(each, GeneratingIngress)]
     assert len(ingresses) == len(service.ingresses), "a scenario of sequences"
     said_IK = np.array([each.sequences.said for each in ingresses], dtype=np.int64)
@@ -68,4 +73,5 @@ def generate(scenario: Scenario) -> Generated:
         ttft_s_K=ttft_s_IK[mine],
         tpot_s_K=tpot_s_IK[mine],
         counts=tuple(each.loop.counts for each in ingresses),
+        interrupted=interrupted,
     )

@@ -18,7 +18,7 @@ from offramp.cli.printing import make_table, milliseconds, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from offramp.jobs.simulating import Simulated, SimulateJob
+    from offramp.jobs.simulating import Simulated, SimulateJob, Simulation
     from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
@@ -126,12 +126,35 @@ def _simulate(job: SimulateJob, *, as_json: bool) -> None:
     if isinstance(simulation, NoPlanAnswer):
         print(simulation.message, file=sys.stderr)
         raise typer.Exit(NO_PLAN)
+    if simulation.scenario.sequences is not None:
+        _simulate_sequences(simulation, as_json=as_json)
+        return
     with progress_share("simulate") as progress:
         simulated = run(simulation, progress)
     if simulated is None:
         raise KeyboardInterrupt
     _print(simulated, as_json=as_json)
     if simulated.figures.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _simulate_sequences(simulation: Simulation, *, as_json: bool) -> None:
+    from offramp.cli.simulated_sequences_table import sequence_tables
+    from offramp.jobs.progress import progress_share
+    from offramp.jobs.simulated_sequences import play_sequences
+    from offramp.jobs.simulating import simulated_sequences_document
+
+    with progress_share("simulate") as progress:
+        simulated = play_sequences(simulation, progress)
+    if simulated is None:
+        raise KeyboardInterrupt
+    if as_json:
+        print(json.dumps(simulated_sequences_document(simulated)))
+    else:
+        show(*sequence_tables(simulated))
+        for note in simulation.notes:
+            print(note)
+    if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 

@@ -17,6 +17,7 @@ from offramp.jobs.provenance import provenance
 from offramp.jobs.simulated_inputs import Inputs, Thresholds, exit_inputs
 from offramp.jobs.simulated_lengths import given_lengths, lengthened, with_lengths
 from offramp.jobs.simulated_plan import PlayedPlan, plan_of_file, planner_plan, said_of
+from offramp.jobs.simulated_sequences import SimulatedSequences, check_sequences, in_sequences, sequences_document
 from offramp.load.arrivals import FloatArray, parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS
 from optimizer.decision import Strategy
@@ -99,7 +100,9 @@ class Simulated:
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
     given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
-    file = with_lengths(read_problem(job.problem), given)
+    read = read_problem(job.problem)
+    check_sequences(job, read.problem)
+    file = with_lengths(read, given)
     arrivals = parse_arrivals(job.arrivals)
     played = planner_plan(file, job.strategy, solve) if job.plan is None else plan_of_file(job.plan, file.problem)
     if isinstance(played, NoPlanAnswer):
@@ -113,7 +116,7 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     drawn = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))
     inputs = lengthened(drawn, file, given, job.seed)
     with said_of(played):
-        scenario = _without_arrivals(job, file.problem, played, inputs)
+        scenario = in_sequences(_without_arrivals(job, file.problem, played, inputs), file.problem, job)
     arrivals_s = arrivals.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
     _check_arrivals(job, arrivals_s)
     return Simulation(
@@ -160,11 +163,37 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
 def simulated_document(simulated: Simulated) -> dict[str, Any]:
     """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
     simulation, figures = simulated.simulation, simulated.figures
+    return {
+        **_document(simulation, interrupted=figures.interrupted),
+        "simulated": {
+            **figures.document(),
+            "in_slo_share": figures.in_slo_share,
+            "utilisation": figures.utilisation,
+            **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
+        },
+        **_end(simulated.notes),
+    }
+
+
+def simulated_sequences_document(simulated: SimulatedSequences) -> dict[str, Any]:
+    """The same of sequences, with what the cost model says of them."""
+    simulation = simulated.simulation
+    document = _document(simulation, interrupted=simulated.interrupted)
+    return {**document, **sequences_document(simulated), **_end(simulation.notes)}
+
+
+def _end(notes: tuple[str, ...]) -> dict[str, Any]:
+    facts = {name: value for name, value in provenance().items() if name != "created_at"}
+    return {"notes": list(notes), "provenance": facts}
+
+
+def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
+    """What was asked for, and what the cost model says of it."""
     job, scenario, played = simulation.job, simulation.scenario, simulation.played
     plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
     return {
         "schema_version": SCHEMA_VERSION,
-        "interrupted": figures.interrupted,
+        "interrupted": interrupted,
         "problem": str(job.problem),
         "plan": {"from": played.words, **plan},
         "arrivals": {
@@ -175,19 +204,11 @@ def simulated_document(simulated: Simulated) -> dict[str, Any]:
             "warm_up_s": job.warm_up_s,
         },
         "inputs": dict(simulation.inputs.document),
-        "slo_s": scenario.slo_s,
+        "slo_s": scenario.problem.slo.latency_s,
         "admission": job.admission,
         "ingresses": job.num_ingresses,
         "seed": job.seed,
         "predicted": _predicted_document(simulation),
-        "simulated": {
-            **figures.document(),
-            "in_slo_share": figures.in_slo_share,
-            "utilisation": figures.utilisation,
-            **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
-        },
-        "notes": list(simulated.notes),
-        "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
     }
 
 

@@ -21,6 +21,7 @@ from typing import get_args
 from earlyexit.errors import PlanError
 from earlyexit.memory import PAGE_TOKENS, Fill
 from profiles.lengths import Lengths
+from profiles.sequence_trace import Pairs
 from profiles.table import LatencyTable
 
 FILLS: tuple[Fill, ...] = get_args(Fill)
@@ -76,6 +77,8 @@ class Generation:
     """None: there is memory enough."""
     batch_limit: float = math.inf
     """The largest batch that a plan may have; larger ones that were measured hold the skipped tokens too."""
+    recorded: Pairs | None = None
+    """What sequences came to, in turn, where that is known: what is simulated. Plans go by `prompt` and `output`."""
 
     def __post_init__(self) -> None:
         if self.output.mean <= 1:

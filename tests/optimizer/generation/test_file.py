@@ -69,6 +69,14 @@ def test_lengths_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert problem.generation.output.shares == ((10, 0.5), (30, 0.5))
 
 
+def test_prompts_and_answers_may_be_those_of_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,100,4\nx,300,8\n", encoding="utf-8")
+    text = FILE.replace("  prompt_tokens: 120\n  output_tokens: [4, 8, 12]\n", "  lengths: azure.csv\n")
+    generation = read_problem(written(tmp_path, text)).problem.generation
+    assert generation is not None
+    assert (generation.prompt.mean, generation.output.mean, generation.recorded) == (200, 6, ((100, 4), (300, 8)))
+
+
 def test_problems_are_written_and_read_again() -> None:
     kv = KvMemory(bytes_per_token=10.0, memory_bytes={"gpu": 1e6})
     problem = asking(two_blocks(), kv=kv, ttft_s=3.0, chunk=4)
@@ -86,6 +94,8 @@ def test_problems_are_written_and_read_again() -> None:
         ("output_tokens: [4, 8, 12]", "output_tokens: [4, 0]", "12: generation.output_tokens: "),
         ("output_tokens: [4, 8, 12]", "output_tokens: nowhere.txt", "12: generation.output_tokens: "),
         ("output_tokens: [4, 8, 12]", "output_tokens: 1", "11: output_tokens must be above 1"),
+        ("output_tokens: [4, 8, 12]", "lengths: azure.csv", "12: generation.lengths says what prompt_tokens and"),
+        ("  output_tokens: [4, 8, 12]\n", "", "generation needs prompt_tokens and output_tokens, or lengths"),
         ("fill: copy", "fill: paste", "11: fill must be one of compute, copy"),
         ("kv: {", "kv: {page: 3, ", "generation.kv.page: "),
         ("memory_bytes: {gpu: 2.0e7}", "memory_bytes: {tpu: 2.0e7}", "generation kv memory_bytes says nothing of gpu"),
