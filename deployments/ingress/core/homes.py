@@ -23,11 +23,13 @@ class Home:
     Whoever begins anew gets another: nothing of a late reply to the old one can be taken for the new.
     """
 
-    __slots__ = ("is_again", "is_over", "layout", "number", "replicas")
+    __slots__ = ("avoids", "is_again", "is_over", "layout", "number", "replicas")
 
-    def __init__(self, number: int, *, is_again: bool = False) -> None:
+    def __init__(self, number: int, *, is_again: bool = False, avoids: frozenset[str] = frozenset()) -> None:
         """`number`: one that no other sequence has at any replica."""
         self.number = number
+        self.avoids = avoids
+        """Replicas that had no room for its sequence, none of which it gets while there are others."""
         self.is_again = is_again
         """Whether its sequence was let in before, and lost."""
         self.layout: Layout | None = None
@@ -36,6 +38,11 @@ class Home:
         """By slot, the one that has what the blocks there made; whoever carries the first call there says which."""
         self.is_over = False
         """Whether nobody asks for it any more; a call that is under way may."""
+
+    @property
+    def newest(self) -> str | None:
+        """The replica that was chosen last: who refuses its sequence for want of room."""
+        return next(reversed(self.replicas.values()), None)
 
 
 class Homes(NamedTuple):
@@ -47,6 +54,11 @@ class Homes(NamedTuple):
     @property
     def replica(self) -> str | None:
         return self.each[0].replicas.get(self.slot)
+
+    @property
+    def avoids(self) -> frozenset[str]:
+        """The same of all that have no replica yet."""
+        return self.each[0].avoids
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ class Steps(Generic[I, W]):
 
         Nobody has them then.
         """
-        by_replica: dict[str | None, list[int]] = {}
+        by_replica: dict[str | frozenset[str], list[int]] = {}
         homeless = []
         for row, flight in enumerate(flights):
             if flight.holder is not holder:
@@ -103,7 +103,7 @@ class Steps(Generic[I, W]):
             if flight.settled or home is None:
                 continue
             if self._is_at_home(home):
-                by_replica.setdefault(home.replicas.get(slot), []).append(row)
+                by_replica.setdefault(home.replicas.get(slot, home.avoids), []).append(row)
             else:
                 homeless.append(flight)
         return [*by_replica.values()], homeless

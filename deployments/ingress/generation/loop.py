@@ -193,6 +193,18 @@ class Loop:
         self.counts.lost += 1
         return pause_s
 
+    def elsewhere(self, course: Course[G]) -> bool:
+        """Whether a replica without room was the first that said so, and others are asked; its next step is there.
+
+        Only of a sequence that was never let in anywhere: one that was waits, and begins anew.
+        """
+        home, full = course.home, course.home.newest
+        if home.is_again or full is None or full in home.avoids or len(home.avoids) + 1 >= self._rules.max_attempts:
+            return False
+        course.home = Home(self._numbers.new(), avoids=home.avoids | {full})
+        course.sequence.begin(course.home.number)
+        return True
+
     def end(self, course: Course[G], reason: str) -> None:
         """It is over: it stopped, came to its length, or failed."""
         assert not course.is_over, "a sequence ends once"

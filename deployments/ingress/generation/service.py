@@ -191,12 +191,16 @@ class GenerateService:
 
     def _failed(self, running: _Running, error: OfframpError) -> None:
         """A step has no answer: where the sequence can go on elsewhere, it does."""
-        course = running.course
-        is_lost = isinstance(error, SequenceLostError)
-        if not is_lost and not (course.home.is_again and isinstance(error, OverloadedError)):
+        course, home = running.course, running.course.home
+        is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
+        if is_full and self.loop.elsewhere(course):
+            self._dispatcher.end(home)
+            self._send_soon(running)
+            return
+        if not is_lost and not (home.is_again and is_full):
             self._fail(running, error)
             return
-        self._dispatcher.end(course.home)
+        self._dispatcher.end(home)
         logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
         try:
             pause_s = self.loop.again(course)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.ingress.core.homes import Homes, lost
-from deployments.ingress.core.routing import FillFirst
+from deployments.ingress.core.routing import FillFirst, fill_first
 from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import Board
 from deployments.messages import Address, Chunk, StageCall
@@ -137,10 +137,20 @@ class LinkTransport:
 
     def _find_home(self, homes: Homes, batch: int) -> ReplicaLink:
         """For sequences that are counted as what they will be, one input of every batch: fill-first too."""
-        replica = self._offered[self._homes.take(len(homes.each), batch)]
+        replica = self._with_room(homes, batch)
         replica.sequences.update([home.number for home in homes.each])
         homes.choose(replica.link.replica)
         return replica.link
+
+    def _with_room(self, homes: Homes, batch: int) -> _Replica:
+        """One that has not refused them, where there is any."""
+        others = [each for each in self._offered if each.link.replica not in homes.avoids] if homes.avoids else []
+        if not others:
+            return self._offered[self._homes.take(len(homes.each), batch)]
+        loads = [len(each.sequences) for each in others]
+        found = others[fill_first(loads, len(homes.each), batch)[0]]
+        self._homes.load(found.position, len(homes.each))
+        return found
 
     def _follow(self, addresses: Mapping[str, Address]) -> None:
         for name in self._replicas.keys() - addresses.keys():

@@ -70,7 +70,9 @@ class FakeReplicas:
         self.holds = False
         """Whether calls are kept until the test answers them."""
         self.refuses: OfframpError | None = None
-        """What sequences that begin get instead."""
+        """What sequences that begin get instead,"""
+        self.full: set[str] = {"r1", "r2"}
+        """at these."""
         self.garbles: int | None = None
         """An answer to this sequence is none."""
         self.ended: list[tuple[str, int]] = []
@@ -92,7 +94,8 @@ class FakeReplicas:
         while not self.shown:
             self._some_start.clear()
             await self._some_start.wait()
-        name = homes.replica or min(self.shown, key=lambda name: (len(self.shown[name]), name))
+        others = self.shown.keys() - homes.avoids or self.shown.keys()
+        name = homes.replica or min(others, key=lambda name: (len(self.shown[name]), name))
         if name not in self.shown:
             raise SequenceLostError(f"{name} is gone", retry_after_s=1.0)
         homes.choose(name)
@@ -105,7 +108,7 @@ class FakeReplicas:
         self.open.remove(asked)
         if asked.is_lost:
             raise ConnectionError(f"{name} died")
-        take(self._run(call, self.shown[name]))
+        take(self._run(call, name))
 
     def end(self, replica: str, sequence: int) -> None:
         self.ended.append((replica, sequence))
@@ -129,14 +132,14 @@ class FakeReplicas:
         self.shown[name] = {}
         self._some_start.set()
 
-    def _run(self, call: StageCall, shown: dict[int, list[int]]) -> Chunk:
-        answers, lost = [], []
+    def _run(self, call: StageCall, name: str) -> Chunk:
+        answers, lost, shown = [], [], self.shown[name]
         ids_N, run_BS = call.piece.tensors
         rows = np.split(ids_N, np.cumsum(call.piece.lengths_B)[:-1])
         for sample_id, run, ids in zip(call.piece.sample_ids, run_BS.tolist(), rows, strict=True):
             number, start, limit = sequence_of(run[0], run[1]), run[2], run[3]
             tokens = shown.get(number, [])
-            if start == 0 and self.refuses is not None:
+            if start == 0 and self.refuses is not None and name in self.full:
                 lost.append((sample_id, self.refuses))
             elif len(tokens) != start:
                 lost.append((sample_id, SequenceLostError(f"{len(tokens)} tokens, not {start}", retry_after_s=1.0)))

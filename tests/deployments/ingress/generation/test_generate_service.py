@@ -259,6 +259,24 @@ async def test_pages_that_are_full_refuse_a_new_sequence_at_its_first_token_and_
     assert scene.is_empty
 
 
+async def test_a_new_sequence_that_finds_a_replica_full_is_taken_by_another_that_has_room() -> None:
+    scene = GenerateScene()
+    scene.replicas.refuses, scene.replicas.full = OverloadedError("no pages", retry_after_s=1.0), {"r1"}
+    streams = [scene.start(*PROMPT), scene.start(2)]
+    assert [await tokens_of(stream) for stream in streams] == [expected(PROMPT, 5), expected((2,), 5)]
+    assert scene.replicas.log[:2] == ["r1 gets 2", "r2 gets 2"]
+    assert (scene.service.loop.counts.lost, scene.is_empty, scene.alarms.num_set) == (0, True, 0)
+
+
+async def test_every_replica_is_asked_before_a_new_sequence_is_refused() -> None:
+    scene = GenerateScene()
+    scene.replicas.refuses = OverloadedError("no pages", retry_after_s=1.0)
+    with pytest.raises(OverloadedError, match="no pages"):
+        await anext(scene.start(1))
+    assert scene.replicas.log == ["r1 gets 1", "r2 gets 1", "r1 gets 1"]
+    assert (scene.is_empty, scene.service.loop.counts.ended) == (True, {"overloaded": 1})
+
+
 async def test_what_means_nothing_is_refused_before_anything_runs() -> None:
     scene = GenerateScene()
     for prompt, changes, error in (

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from deployments.ingress.core.homes import Home
 from earlyexit.errors import SequenceLostError
 from tests.deployments.ingress.transport.transport_scene import Slot
 from tests.deployments.wire_fakes import soon, turns
@@ -47,6 +48,21 @@ async def test_a_sequence_that_is_over_is_ended_once_and_makes_room(slot: Slot) 
     assert {again, (await slot.begun(6, 7))[1]} <= {first, second}
     slot.transport.end(again, home.number)
     assert await soon(slot.replicas[again].over.get()) == (5,)
+
+
+async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_others(slot: Slot) -> None:
+    await slot.has("a", "b", "c")
+    full: frozenset[str] = frozenset()
+    for number in (1, 2, 3):
+        home = Home(number, avoids=full)
+        slot.call_of(home)
+        (found := await slot.asked()).answer()
+        assert (home.newest, found.replica in full) == (found.replica, False)
+        slot.transport.end(found.replica, number)
+        full |= {found.replica}
+    slot.call_of(Home(4, avoids=full))
+    (await slot.asked()).answer()
+    assert full == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("why", ["gone", "avoided", "dead"])
