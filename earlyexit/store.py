@@ -172,6 +172,11 @@ class ModelCard(BaseModel):
         return self.max_length > 1 or any(each.per_token for each in self.inputs or ())
 
     @property
+    def generates(self) -> bool:
+        """Whether answers are the next tokens of sequences."""
+        return bool(self.task["name"] == "token")
+
+    @property
     def label_names(self) -> tuple[str, ...]:
         """The labels; none where answers are something else."""
         return tuple(self.task.get("label_names", ()))

@@ -39,12 +39,19 @@ class ModelShape:
     """Whether its inputs have lengths; images, say, have none."""
     networks: tuple[int, ...] = ()
     """As in a plan: one past the last block of every network of a chain; nothing for a single network."""
+    generates: bool = False
+    """Whether its answers are the next tokens of sequences."""
 
     @classmethod
     def of(cls, card: ModelCard) -> ModelShape:
         """That of a model folder."""
-        networks = card.chain.networks
-        return cls(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens, networks=networks)
+        return cls(
+            num_blocks=card.num_blocks,
+            ramps=card.ramps,
+            has_tokens=card.has_tokens,
+            networks=card.chain.networks,
+            generates=card.generates,
+        )
 
 
 class SplitDocument(StrictDocument):
@@ -216,6 +223,9 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         check_networks(networks)
         if shape is not None:
             _check_chain(networks, shape)
+    with source.said_at(("after_answer",)):
+        if document.after_answer == "stay" and shape is not None and shape.generates:
+            raise PlanError("after_answer: stay: no token stays, for behind it comes its sequence's next step")
     stages: list[Stage] = []
     end: int | None = None
     for index, stage in enumerate(document.stages):

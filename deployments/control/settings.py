@@ -47,10 +47,12 @@ def tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
     }
 
 
-def check_tuning(control: ControlSettings, probe_share: float) -> None:
+def check_tuning(control: ControlSettings, probe_share: float, *, generates: bool = False) -> None:
     """Raise PlanError where thresholds cannot follow the stream: nothing would be seen, or nothing is promised."""
     if control.tuning == "off":
         return
+    if generates:
+        raise PlanError(f"tuning {control.tuning!r} needs probes, and sequences are never probes: leave it off")
     check_tunable(control.policy)
     if not control.problem.ramps:
         raise PlanError(f"tuning {control.tuning!r} moves thresholds, and the model has none")
@@ -86,7 +88,7 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     if unknown:
         raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")
     thresholds_of(control.policy, problem)
-    check_tuning(control, settings.probe_share)
+    check_tuning(control, settings.probe_share, generates=shape.generates)
     History.check(Path(control.state), settings.app)
 
 

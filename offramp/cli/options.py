@@ -105,6 +105,7 @@ DTYPES = ("float32", "bfloat16")
 HOP_DTYPES = ("same", "float16")
 BACKENDS = tuple(backends.BACKENDS)
 ATTENTIONS = slots.ATTENTIONS
+KV_FILLS = ("compute", "copy")
 FRONTS = ("auto", "direct", "haproxy", "proxy")
 SCORES = ("entropy", "confidence", "share", "foreseen", "similar")
 METRICS = ("agreement", "harm")

@@ -21,6 +21,7 @@ from offramp.cli.options import (
     DTYPES,
     FRONTS,
     HOP_DTYPES,
+    KV_FILLS,
     OrderOf,
     above_zero,
     choice,
@@ -74,6 +75,13 @@ AttentionOption = Annotated[
     typer.Option("--attention", help="auto (default), padded, slotted or apart.", **completes(ATTENTIONS)),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a CPU replica; default: 1.")]
+KvTokens = Annotated[
+    int | None, typer.Option(min=1, help="Of decoders: tokens that a replica keeps at once; default: by its memory.")
+]
+KvFill = Annotated[
+    str | None,
+    typer.Option(help="Of decoders, blocks that a token skipped: compute (default) or copy.", **completes(KV_FILLS)),
+]
 MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
 MaxBodyBytes = Annotated[int | None, typer.Option(min=1, help="Of a request, before 413; default: 2000000.")]
 TimeoutS = Annotated[
@@ -119,6 +127,8 @@ def serve(
     backend: Backend = None,
     attention: AttentionOption = None,
     threads: Threads = None,
+    kv_tokens: KvTokens = None,
+    kv_fill: KvFill = None,
     max_queued: MaxQueued = None,
     max_body_bytes: MaxBodyBytes = None,
     timeout_s: TimeoutS = None,
@@ -149,6 +159,8 @@ def serve(
         "hop_dtype": choice("hop-dtype", hop_dtype, HOP_DTYPES),
         "backend": choice("backend", backend, BACKENDS),
         "attention": choice("attention", attention, ATTENTIONS),
+        "kv_tokens": kv_tokens,
+        "kv_fill": choice("kv-fill", kv_fill, KV_FILLS),
     }
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
     limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}

@@ -17,7 +17,7 @@ from optimizer.evaluate import Evaluation, promised
 from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
-from optimizer.problem import Link, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem import Link, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
 from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
@@ -32,6 +32,7 @@ CROWDED_TRIES = 3
 
 def service_problem(parts: ServiceParts) -> PlanProblem:
     """What the planner is asked, in the file's seconds."""
+    _check_generating(parts)
     document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
     objective = _objective(parts)
@@ -59,6 +60,22 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     limit = document.planner.batch_limit
     with parts.source.said_at(("planner", "batch_limit")):
         return problem if limit is None else with_batch_limit(problem, limit)
+
+
+def _check_generating(parts: ServiceParts) -> None:
+    """Raise InputError for what is not planned of a model that generates."""
+    if not parts.card.generates:
+        return
+    planner, why = parts.document.planner, "of a model that generates, whose inputs are steps of sequences"
+    with parts.source.said_at(("lengths",)):
+        if parts.document.lengths is not None:
+            raise InputError(f"lengths are not {why}: `generation` in a problem file has those of prompts and answers")
+    with parts.source.said_at(("planner", "objective")):
+        if isinstance(objective_of(planner.objective, "planner.objective"), MinimizeLatency):
+            raise InputError(f"least latency is not planned {why}; the highest rate, or the least cost, is")
+    with parts.source.said_at(("planner", "strategy")):
+        if planner.strategy in ("apparate", "pame"):
+            raise InputError(f"strategy {planner.strategy} is not {why}: they are planned for early answers alone")
 
 
 def _survival_of(

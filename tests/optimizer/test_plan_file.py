@@ -311,6 +311,13 @@ def test_a_plan_with_token_budgets_is_refused_for_a_model_without_tokens(tmp_pat
         read_plan(path, images)
 
 
+def test_where_answers_are_tokens_of_sequences_none_stays(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "after_answer: stay\n")
+    assert read_plan(path, SHAPE).after_answer == "stay"
+    with pytest.raises(PlanError, match=rf"plan\.yaml:{len(GOOD.splitlines()) + 1}: after_answer: .* stays"):
+        read_plan(path, replace(SHAPE, generates=True))
+
+
 def test_a_budget_of_no_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("batch: 32,", "batch: 32, tokens: 0,"))
     with pytest.raises(PlanError, match=r"plan\.yaml:12: .*tokens"):

@@ -109,6 +109,8 @@ class Versions:
 
         Raises ControlRefusedError, UnknownModelError, InputError, VersionUnavailableError.
         """
+        if self._own.card.generates:
+            raise InputError("a stream has no canary: who wants another version names it, as model 'name:version'")
         traffic = await self._changeable()
         default = traffic.default or self._own.version
         if canary.version == default:

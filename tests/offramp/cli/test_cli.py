@@ -166,10 +166,13 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
+    kept = ("--kv-tokens", 600, "--kv-fill", "copy")
     limits = ("--max-queued", 7, "--max-body-bytes", 8, "--timeout-s", 9)
     access = ("--api-keys", "/keys", "--rate-limit", 5)
     tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
-    assert run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *limits, *access, *tracing) == 0
+    assert (
+        run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *kept, *limits, *access, *tracing) == 0
+    )
     settings, ingress, ports, metrics_port = started
     assert settings == ServeSettings(
         model=str(model),
@@ -177,6 +180,8 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
         dtype="bfloat16",
         backend="onnx",
         threads_per_replica=3,
+        kv_tokens=600,
+        kv_fill="copy",
         ingress_replicas=2,
         max_queued=7,
         max_body_bytes=8,

@@ -145,6 +145,26 @@ def test_exit_records_of_another_model_are_refused(files: Files) -> None:
     assert "holds 4 blocks and ramps [0, 1, 2]; the model has 3 blocks and ramps [0, 1]" in said
 
 
+@pytest.mark.parametrize(
+    ("parts", "at", "message"),
+    [
+        ({"planner": {"strategy": "apparate"}}, "strategy", "strategy apparate is not of a model that generates"),
+        ({"planner": {"strategy": "pame", "control": False}}, "strategy", "strategy pame is not of a model that"),
+        (
+            {"planner": {"objective": {"minimize": "latency", "rate_per_s": 1.0}}},
+            "minimize",
+            "least latency is",
+        ),
+        ({"lengths": [3, 4]}, "- 3", "lengths are not of a model that generates"),
+    ],
+    ids=["apparate", "pame", "least latency", "lengths"],
+)
+def test_what_is_not_planned_of_steps_is_refused(parts: dict[str, Any], at: str, message: str, files: Files) -> None:
+    with_card(files.model, task={"name": "token", "vocab_size": 9}, codec={"name": "prompt", "max_length": 16})
+    line, said = files.refused(**parts)
+    assert (line, said[: len(message)]) == (files.line_of(at), message)
+
+
 def test_decisions_from_records_without_answers_are_refused(files: Files) -> None:
     path = files.model / RECORDS_FILE
     replace(ExitRecords.load(path), answers_NE=None).save(path)

@@ -20,6 +20,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
 from earlyexit.store import WEIGHTS_FILE
 from optimizer.plan import stock_plan
+from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, FakeStore, SilentLink, a_request
 from tests.model_cards import a_card
 
@@ -118,6 +119,12 @@ async def test_an_order_is_stored_for_all_and_followed_here_at_once(scene: Scene
     assert (scene.store.of_models["intents"].canary, await scene.answered_by()) == (CANARY, "2")
     await scene.versions.end_canary()
     assert (scene.store.of_models["intents"], await scene.answered_by()) == (Traffic(), "1")
+
+
+async def test_a_model_that_generates_has_no_canary(scene: Scene) -> None:
+    scene.own.card = tales()
+    with pytest.raises(InputError, match=r"a stream has no canary: .* 'name:version'"):
+        await scene.versions.set_canary(CANARY)
 
 
 async def test_a_canary_without_any_share_is_the_end_of_it(scene: Scene) -> None:
