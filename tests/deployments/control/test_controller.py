@@ -147,6 +147,18 @@ def test_tuning_without_what_it_needs_is_refused(
         check_control(settings(tmp_path, control=control | changes, probe_share=probe_share), SHAPE)
 
 
+def test_thresholds_of_a_model_that_generates_do_not_follow_the_stream(tmp_path: Path) -> None:
+    control = {
+        "problem": problem_document(problem()),
+        "policy": ENTROPY,
+        "state": str(tmp_path / "control.db"),
+        "accuracy_budget": 0.01,
+        "tuning": "guarantee",
+    }
+    with pytest.raises(PlanError, match="needs probes, and sequences are never probes"):
+        check_control(settings(tmp_path, control=control, probe_share=0.02), replace(SHAPE, generates=True))
+
+
 def test_a_problem_whose_networks_are_not_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"control.problem has networks that end at \[\], the model's end at \[2, 4\]"):
         check_control(settings(tmp_path), replace(SHAPE, networks=(2, 4)))
