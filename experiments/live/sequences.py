@@ -169,6 +169,7 @@ def problem_of(plan: Plan, ramps: Sequence[int], table: LatencyTable) -> PlanPro
             "link": {"bandwidth_bytes_per_s": 1e9},
             "bytes_per_sample": 0,
             "slo": {"latency_s": PATIENCE_S},
+            "objective": {"maximize": "rate"},
         }
     ).problem
 
