@@ -1,11 +1,11 @@
 """The simulator against the live service, of a decoder: the same prompts at the same times on both.
 
-    python -m experiments.live.sequences --model FOLDER [--rate 0.5 --sequences 100]
+    python -m experiments.live.sequences --model FOLDER [--rate 0.7 --sequences 110]
 
-Profiles the decoder's steps and prompts, serves it whole on one CPU replica of one thread, asks one sequence at a time
+Profiles the decoder's steps, serves it whole on one CPU replica of one thread, asks one sequence at a time
 to learn what a call costs, then Poisson arrivals. The simulator plays these by the profile: times per token within
 5 % at the median and 15 % at the 99th percentile are asked for. Nobody leaves early. Writes
-runs/live/sequences.json. Minutes: 5, with the defaults and SmolLM2; the machine must have nothing else to do.
+runs/live/sequences.json. Minutes: 5 with the defaults and SmolLM2; the machine must have nothing else to do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from simulator.generate import Generated, generate
 from simulator.scenario import Scenario, SequenceLengths
 
 PORT = 8123
-PROMPT_TOKENS, ANSWER_TOKENS = (4, 32), (24, 72)
+PROMPT_TOKENS, ANSWER_TOKENS = (4, 13), (24, 72)
 """From, and below."""
 WARM, IDLE = 2, 6
 """Sequences, one after the other, that are not counted, and that tell what a call costs."""
@@ -83,18 +83,20 @@ def main() -> None:
     settings = ServeSettings(model=str(options.model.resolve()), plan=plan, max_timeout_s=PATIENCE_S)
     with serving(settings, LocalCluster(port=PORT)) as url:
         alone, told = asyncio.run(_live(url, read_card(options.model).name, idle, busy))
+        [[[split]]] = [[each["splits"] for each in stage] for stage in httpx.get(f"{url}/stats").json()["stages"]]
+    print(f"live, {split['inputs'] / split['batches']:.2f} steps shared a batch")
     problem = problem_of(plan, read_card(options.model).ramps, table)
-    bare = simulated(problem, plan, idle[WARM:], [each.asked_s for each in alone[WARM:]], 0.0)
+    bare = simulated(problem, plan, idle[WARM:], [each.asked_s for each in alone[WARM:]])
     call_s = max(0.0, float(np.median([each.tpot_s for each in alone[WARM:]])) - bare.tpot_s(50))
-    told_of = simulated(problem, plan, busy, [each.asked_s for each in told], call_s)
+    told_of = simulated(with_calls(problem, call_s), plan, busy, [each.asked_s for each in told])
     _tell(options, told, told_of, call_s, bare.tpot_s(50))
 
 
 def _options() -> Namespace:
     parser = ArgumentParser(prog="python -m experiments.live.sequences", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a decoder's folder")
-    parser.add_argument("--rate", type=float, default=0.3, help="sequences per second")
-    parser.add_argument("--sequences", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=0.7, help="sequences per second")
+    parser.add_argument("--sequences", type=int, default=110)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5, help="rounds of the profile")
     parser.add_argument("--seed", type=int, default=0)
@@ -174,10 +176,21 @@ def problem_of(plan: Plan, ramps: Sequence[int], table: LatencyTable) -> PlanPro
     ).problem
 
 
-def simulated(
-    problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Sequence[float], call_s: float
-) -> Generated:
-    """The same sequences at the same times, a call costing half of `call_s` either way."""
+def with_calls(problem: PlanProblem, call_s: float) -> PlanProblem:
+    """What a call costs is part of every batch.
+
+    Were steps on their way while the next batch begins, sequences would fall into two groups that take turns, for ever.
+    Live they do for a few steps: while a replica sees to one batch's answers, the next steps of these are often back
+    before it chooses the next batch, and who once shares a batch goes on doing so.
+    """
+    table = problem.latency["cpu"]
+    block_s_NB = table.block_s_NB.copy()
+    block_s_NB[0] += call_s
+    return replace(problem, latency={"cpu": replace(table, block_s_NB=block_s_NB)})
+
+
+def simulated(problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Sequence[float]) -> Generated:
+    """The same sequences at the same times."""
     lengths = SequenceLengths(
         prompt_K=np.array([len(each.prompt) for each in asked]),
         answer_K=np.array([each.num_tokens for each in asked]),
@@ -193,8 +206,6 @@ def simulated(
         arrivals_s=arrivals_s,
         duration_s=float(arrivals_s[-1]) + 1.0,
         admission=False,
-        entry_s=call_s / 2,
-        answer_s=call_s / 2,
     )
     return generate(scenario)
 
