@@ -6,7 +6,7 @@ One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are un
 one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
 `--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of those who leave alone; so costs
 are real and what is said is not, and all sides say as many tokens. Sides take turns within each round; medians.
-Minutes: 1.5 for the four plans, eight at once, 16 sequences of 16 tokens, one round, on a busy core.
+The last table has all numbers at once beside each other. Minutes: about 15 for `--rounds 1 --tokens 16`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -47,7 +47,8 @@ from earlyexit.tasks.token import TokenTask
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Numbers, entering
 from experiments.generation_peers import Course, Job, Transformers
-from experiments.turns import Figures, in_turns, tell
+from experiments.kit import show
+from experiments.turns import Figures, Found, in_turns, tell
 
 PROMPT = "prompt"
 """What the ids of steps that see a prompt begin with."""
@@ -81,11 +82,13 @@ class Engine:
         policy: ExitPolicy,
         text: Tokenizer,
         clock: Clock | None = None,
+        fill: Fill | None = None,
     ) -> None:
-        """`clock`: None for the machine's own."""
+        """`clock`: None for the machine's own; `fill`: None for what the backbone says."""
         assert isinstance(model.backbone, DecoderBackbone)
         assert isinstance(model.task, TokenTask)
         self.backbone, self._task = model.backbone, model.task
+        self._fill = fill or self.backbone.fill
         self._text = text
         self._clock = MonotonicClock() if clock is None else clock
         self._runner = TorchRunner(model, policy, open_segments("torch", model, Path(), 1))
@@ -96,6 +99,7 @@ class Engine:
 
     def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
         """Make them all; `chunk`: the most tokens of a prompt in one step."""
+        self.backbone.fill = self._fill
         self.reset(jobs, chunk)
         for _ in range(min(concurrency, len(jobs))):
             self.begin(self._jobs.pop(), self._clock.now_s())
@@ -167,15 +171,15 @@ def jobs_of(options: Namespace, text: Tokenizer) -> list[Job]:
     ]
 
 
-def plans(last: int, ramp: int, batch: int) -> dict[str, list[Split]]:
-    """What the engine is compared under, by name."""
-    shrinking = Split(first=0, end=last, batch=batch, ramps=(ramp,))
-    found = {
-        "stock": [Split(first=0, end=last, batch=batch)],
-        "early-exit (shrinking)": [shrinking],
-        "constant": _cut(last, ramp, batch),
-    }
-    return found | ({"constant, half as many": _cut(last, ramp, batch // 2)} if batch > 1 else {})
+def plans(last: int, ramp: int, batch: int, fills: Sequence[Fill]) -> dict[str, tuple[list[Split], Fill]]:
+    """What the engine is compared under, and how skipped blocks come to keys and values, by name."""
+    found: dict[str, tuple[list[Split], Fill]] = {"stock": ([Split(first=0, end=last, batch=batch)], "compute")}
+    for fill in fills:
+        found[f"shrinking, {fill}"] = [Split(first=0, end=last, batch=batch, ramps=(ramp,))], fill
+        found[f"constant, {fill}"] = _cut(last, ramp, batch), fill
+        if batch > 1:
+            found[f"constant of half, {fill}"] = _cut(last, ramp, batch // 2), fill
+    return found
 
 
 def _cut(last: int, ramp: int, batch: int) -> list[Split]:
@@ -206,15 +210,16 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
     parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--sequences", type=int, default=0, help="0: three times as many as are under way at once")
+    parser.add_argument("--sequences", type=int, default=0, help="0: twice as many as are under way at once, at least four")
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--tokens", type=int, default=32, help="of an answer, on average")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
     parser.add_argument("--ramp", type=int, default=14)
     parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
-    parser.add_argument("--fill", choices=get_args(Fill), default="compute")
+    parser.add_argument("--fills", nargs="+", choices=get_args(Fill), default=get_args(Fill))
     parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-ups", type=int, default=1, help="rounds before them, that do not count")
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -222,23 +227,37 @@ def main() -> None:
     peers: dict[str, Side] = {}
     if _wanted("transformers", options):
         peers["transformers"] = Transformers(options.model, options.dtype)
-    given = options.sequences
+    given, all_found = options.sequences, dict[int, Found]()
     for concurrency in options.concurrency:
-        options.sequences = given or 3 * concurrency
+        options.sequences = given or max(4, 2 * concurrency)
         jobs = jobs_of(options, text)
         engines: dict[str, Side] = {
-            name: Engine(model, splits, ScriptedPolicy(options.share), text)
-            for name, splits in plans(model.num_blocks, options.ramp, concurrency).items()
+            name: Engine(model, splits, ScriptedPolicy(options.share), text, fill=fill)
+            for name, (splits, fill) in plans(model.num_blocks, options.ramp, concurrency, options.fills).items()
             if _wanted(name, options)
         }
         named = engines | peers
         turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
-        found = in_turns(turns, options.rounds)
+        all_found[concurrency] = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
         tell(
             f"{concurrency} at once, {len(jobs)} sequences, {options.share:g} leave after block {options.ramp}, "
-            f"{options.dtype}, fill {options.fill}",
-            found,
+            f"{options.dtype}",
+            all_found[concurrency],
         )
+    _summarize(all_found)
+
+
+def _summarize(found: Mapping[int, Found]) -> None:
+    """The first side's processor time per token over every other's: what they would do per second beside it."""
+    names = list(dict.fromkeys(name for sides in found.values() for name in sides))
+    rows = []
+    for concurrency, sides in found.items():
+        spent_ms = {name: median(figures["ms of processor time per token"]) for name, figures in sides.items()}
+        base_ms = spent_ms[names[0]]
+        beside = (base_ms / spent_ms[name] if name in spent_ms else None for name in names[1:])
+        rows.append((str(concurrency), base_ms, *beside))
+    columns = ("at once", f"{names[0]}, ms per token", *(f"{name}, x" for name in names[1:]))
+    show("tokens per second of processor time, medians of rounds", columns, rows)
 
 
 def _wanted(name: str, options: Namespace) -> bool:

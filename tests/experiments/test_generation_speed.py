@@ -28,12 +28,16 @@ def model() -> EarlyExitModel:
     return model
 
 
-@pytest.mark.parametrize("plan", plans(NUM_BLOCKS, RAMP, 2))
+PLANS = plans(NUM_BLOCKS, RAMP, 2, ("compute", "copy"))
+
+
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
     model: EarlyExitModel, plan: str, share: float
 ) -> None:
-    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)[plan], ScriptedPolicy(share), byte_tokenizer())
+    splits, fill = PLANS[plan]
+    engine = Engine(model, splits, ScriptedPolicy(share), byte_tokenizer(), fill=fill)
     courses = engine.run(JOBS, concurrency=2, chunk=4)
     assert sorted(len(course.said_s) for course in courses) == [1, 3, 4, 5, 6]
     assert all(course.began_s <= course.said_s[0] <= course.said_s[-1] for course in courses)
@@ -41,7 +45,7 @@ def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
 
 
 def test_a_run_is_told_in_tokens_and_times(model: EarlyExitModel) -> None:
-    engine = Engine(model, plans(NUM_BLOCKS, RAMP, 2)["stock"], ScriptedPolicy(0.0), byte_tokenizer())
+    engine = Engine(model, PLANS["stock"][0], ScriptedPolicy(0.0), byte_tokenizer())
     found = figures(engine, JOBS, concurrency=2, chunk=4)
     assert len(found) == 4
     assert min(found.values()) > 0

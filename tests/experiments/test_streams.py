@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from math import inf
+
+import httpx
+import pytest
+
+from experiments.streams.__main__ import Run
+from experiments.streams.client import Asked, Caller, Course
+
+
+def answered(request: httpx.Request) -> httpx.Response:
+    """As many pieces of text as asked for, then usage; whoever asks for none is refused."""
+    asked = json.loads(request.content)
+    if not asked["max_tokens"]:
+        return httpx.Response(400, text="at least one token")
+    pieces = [{"choices": [{"text": f"{k} "}]} for k in range(asked["max_tokens"])]
+    last = {"choices": [], "usage": {"completion_tokens": asked["more"]}, "offramp": {"exits": {"4": 2}}}
+    lines = [f"data: {json.dumps(each)}\n\n" for each in [*pieces, last]]
+    return httpx.Response(200, text="".join([*lines, "data: [DONE]\n\n"]))
+
+
+CALLER = Caller(
+    url="http://nobody", model="m", more=lambda tokens: {"more": tokens + 1}, transport=httpx.MockTransport(answered)
+)
+
+
+def test_a_stream_is_read_to_its_usage() -> None:
+    (course,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=3)], 1))
+    assert (course.text, course.tokens, course.exits, course.error) == ("0 1 2 ", 4, {"4": 2}, None)
+    assert 0 <= course.due_s <= course.sent_s
+    assert 0 <= course.ttft_s < inf
+    assert 0 <= course.tpot_s < inf
+
+
+def test_who_is_refused_never_keeps_a_bound() -> None:
+    (course,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=0)], 1))
+    assert course.error == "400: at least one token"
+    assert (course.ttft_s, course.tpot_s) == (inf, inf)
+
+
+def test_arrivals_are_answered_in_their_order_and_prompts_come_again() -> None:
+    asked = [Asked(prompt="a", tokens=1), Asked(prompt="b", tokens=2)]
+    courses = asyncio.run(CALLER.at_rate(asked, 100.0, 0.1, seed=0))
+    assert [course.tokens for course in courses] == [2 + k % 2 for k in range(len(courses))]
+    assert [course.due_s for course in courses] == sorted(course.due_s for course in courses)
+    assert len(courses) > 2
+
+
+def kept(ttft_s: float, tpot_s: float) -> Course:
+    return Course(due_s=1.0, sent_s=1.0, first_s=1.0 + ttft_s, last_s=1.0 + ttft_s + 2 * tpot_s, tokens=3)
+
+
+@pytest.mark.parametrize(("ttft_s", "tpot_s", "goodput"), [(0.5, 0.5, 2.0), (0.5, 0.05, 0.0), (0.05, 0.5, 1.0)])
+def test_goodput_is_of_the_highest_rate_at_which_enough_keep_both_bounds(
+    ttft_s: float, tpot_s: float, goodput: float
+) -> None:
+    run = Run(
+        side="any",
+        round_index=0,
+        alone=[],
+        at_once=[kept(0.1, 0.1)] * 4,
+        at_once_s=6.0,
+        spent_s=1.0,
+        memory_bytes=1,
+        rates=[(1.0, [kept(0.01, 0.1)] * 10), (2.0, [kept(0.1, 0.1)] * 10), (4.0, [kept(0.7, 0.1)] * 10)],
+    )
+    assert run.tokens_per_s == 2.0
+    assert run.goodput_per_s(ttft_s, tpot_s) == goodput
