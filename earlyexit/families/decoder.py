@@ -94,8 +94,8 @@ class DecoderBlock(Block):
         self.down = nn.Linear(wide, size, bias=False)
 
     def forward(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> Tensor:
-        queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
-        kv.write(index, where.places.write_N, turned(keys_NKd, where.rotary), values_NKd)
+        queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND, where.rotary)
+        kv.write(index, where.places.write_N, keys_NKd, values_NKd)
         return self._attended(index, hidden_ND, queries_NHd, where, kv)
 
     def forward_beside(
@@ -103,34 +103,35 @@ class DecoderBlock(Block):
     ) -> Tensor:
         # In one product, so that its weights are read once; the queries of what is copied are of no use.
         copied_MD, there = copies
-        queries, keys, values = self._queries_keys_values(torch.cat([copied_MD, hidden_ND]))
         rotary = tuple(map(torch.cat, zip(there.rotary, where.rotary, strict=True)))
-        kv.write(index, torch.cat([there.places.write_N, where.places.write_N]), turned(keys, rotary), values)
+        queries, keys, values = self._queries_keys_values(torch.cat([copied_MD, hidden_ND]), rotary)
+        kv.write(index, torch.cat([there.places.write_N, where.places.write_N]), keys, values)
         return self._attended(index, hidden_ND, queries[len(copied_MD) :], where, kv)
 
     def _attended(self, index: int, hidden_ND: Tensor, queries_NHd: Tensor, where: Where, kv: KvStore) -> Tensor:
         """What the block makes of its rows, whose keys and values are kept."""
-        context_NHd = kv.attend(index, where.places, turned(queries_NHd, where.rotary))
+        context_NHd = kv.attend(index, where.places, queries_NHd)
         hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
         result: Tensor = hidden_ND + self.down(F.silu(gate_NF) * up_NF)
         return result
 
     def keep(self, index: int, hidden_ND: Tensor, where: Where, kv: KvStore) -> None:
-        _, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
-        kv.write(index, where.places.write_N, turned(keys_NKd, where.rotary), values_NKd)
+        _, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND, where.rotary)
+        kv.write(index, where.places.write_N, keys_NKd, values_NKd)
 
-    def _queries_keys_values(self, hidden_ND: Tensor) -> Sequence[Tensor]:
-        qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (sum(self.heads), self.head_size))
-        parts: Sequence[Tensor] = qkv_NAd.split(self.heads, dim=1)
-        return parts
+    def _queries_keys_values(self, hidden_ND: Tensor, rotary: Tensors) -> tuple[Tensor, ...]:
+        """Queries and keys turned to their places, at once."""
+        queries, keys, values = self.heads
+        qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (queries + keys + values, self.head_size))
+        seen_NAd = turned(qkv_NAd[:, : queries + keys], rotary)
+        return seen_NAd[:, :queries], seen_NAd[:, queries:], qkv_NAd[:, queries + keys :]
 
 
 def turned(values_NHd: Tensor, rotary: Tensors) -> Tensor:
     """By rotary positions (Su et al. 2021): number i of a head's first half turns with number i of its second."""
-    cos_N1d, sin_N1d = rotary
-    first, second = values_NHd.chunk(2, dim=-1)
-    return values_NHd * cos_N1d + torch.cat([-second, first], dim=-1) * sin_N1d
+    cos_N1d, signed_sin_N1d = rotary
+    return values_NHd * cos_N1d + values_NHd.roll(values_NHd.shape[-1] // 2, -1) * signed_sin_N1d
 
 
 class DecoderBackbone(Backbone):
@@ -244,13 +245,17 @@ class DecoderBackbone(Backbone):
         return Where(places, self.rotary(places.position_N))
 
     def rotary(self, position_N: Tensor) -> Tensors:
-        """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each."""
+        """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each.
+
+        The sine of a head's first half is negative: that half turns the other way.
+        """
         size = self.config.head_size
         exponent = torch.arange(0, size, 2, dtype=torch.float32, device=position_N.device) / size
         angle_Nh = position_N[:, None].float() * self.config.rotary_base**-exponent
-        angle_N1d = torch.cat([angle_Nh, angle_Nh], dim=-1)[:, None]
+        cos_Nh, sin_Nh = angle_Nh.cos(), angle_Nh.sin()
         dtype = self.word.weight.dtype
-        return angle_N1d.cos().to(dtype), angle_N1d.sin().to(dtype)
+        cos_N1d, sin_N1d = (torch.cat(each, dim=-1)[:, None] for each in ([cos_Nh, cos_Nh], [-sin_Nh, sin_Nh]))
+        return cos_N1d.to(dtype), sin_N1d.to(dtype)
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)
