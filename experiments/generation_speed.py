@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
     parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--sequences", type=int, default=0, help="0: twice as many as are under way at once, at least four")
+    parser.add_argument("--sequences", type=int, default=0, help="0: twice as many as at once, four at least")
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--tokens", type=int, default=32, help="of an answer, on average")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
