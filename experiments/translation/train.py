@@ -30,7 +30,7 @@ VOCABULARY = 3000
 PAD, END = 0, 1
 """The decoder begins with the first, as every T5."""
 SIZES = {"d_model": 128, "d_kv": 32, "num_heads": 4, "d_ff": 256, "num_layers": 2, "num_decoder_layers": 8}
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 RATE, EMBEDDING_RATE = 3e-3, 5e-3
 """Embeddings are born with deviation 1, other weights far smaller."""
 WARMUP = 0.06
