@@ -1,11 +1,13 @@
 """Goodput of an encoder-decoder with its own calibrated exits, beside the same engine without; arrivals do not wait.
 
-    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--rates 20 30 40]
+    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--loads 0.5 0.7 0.9]
 
 One process, one thread, no HTTP, batches as they come (continuous batching on all sides), answers until they end.
-Sequences come as a Poisson stream, equal for all sides, at each rate; goodput is the highest at which 95 % of
-them keep both SLOs, between two rates by a straight line. The clock is processor time, and time in which nobody is
-there is skipped, so other work on the machine changes little. Thresholds are those of `offramp calibrate` unless said.
+Sequences come as a Poisson stream, equal for all sides, at rates that are shares of what stock makes of a crowd that
+comes at once. Goodput is the highest rate at which 95 % keep both SLOs, between two by a straight line; SLOs are 5
+times what stock takes of one sequence at a time, to the first token and per further one. The clock is processor time,
+and time in which nobody is there is skipped, so other work on the machine changes little. Thresholds are those of
+`offramp calibrate` unless said.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 ANSWER = 64
 """Tokens at most."""
 KEPT = 0.95
-NUM_PAGES = 4096
+NUM_PAGES = 2048
+ALONE, LONG_S = 20, 60.0
+"""Sequences that are made one at a time, and seconds from one to the next."""
 BATCH = 32
 
 
@@ -121,6 +125,18 @@ def sides_of(model: EarlyExitModel, thresholds: dict[int, float], cut: int, code
     return found
 
 
+def slos_of(stock: Side, jobs: Sequence[Job], scale: float) -> tuple[Slos, float]:
+    """So many times what it takes of one at a time, and the sequences that it makes of a crowd per second."""
+    alone = stock.serve(jobs[:ALONE], [LONG_S * k for k in range(ALONE)])
+    begun_s = stock.clock.now_s()
+    stock.serve(jobs, [0.0] * len(jobs))
+    capacity = len(jobs) / (stock.clock.now_s() - begun_s)
+    first_s, per_token_s = (
+        float(np.median([getattr(each, of) for each in alone])) for of in ("first_s", "per_token_s")
+    )
+    return Slos(scale * first_s, scale * per_token_s), capacity
+
+
 def measured(
     sides: dict[str, Side], jobs: Sequence[Job], slos: Slos, rates: Sequence[float]
 ) -> tuple[dict[str, dict[float, float]], list[tuple[object, ...]]]:
@@ -164,10 +180,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of `offramp train`, calibrated")
     parser.add_argument("--thresholds", type=json.loads, help="by ramp, as JSON; default: the calibration's")
     parser.add_argument("--cut", type=int, help="the block behind which batches are filled again; default: first ramp")
-    parser.add_argument("--rates", type=float, nargs="+", default=[10, 20, 30, 40, 50, 60, 70, 80])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
     parser.add_argument("--sequences", type=int, default=200)
-    parser.add_argument("--ttft-ms", type=float, default=150.0)
-    parser.add_argument("--tpot-ms", type=float, default=30.0)
+    parser.add_argument("--slo-scale", type=float, default=5.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = load_model(options.folder)
@@ -179,10 +194,12 @@ def main() -> None:
     thresholds = {int(ramp): float(each) for ramp, each in given.items()}
     cut = min(thresholds) if options.cut is None else options.cut
     sides = sides_of(model, thresholds, cut, codec)
-    jobs, slos = jobs_of(codec, options.sequences), Slos(options.ttft_ms / 1e3, options.tpot_ms / 1e3)
+    jobs = jobs_of(codec, options.sequences)
     for each in sides.values():
-        each.serve(jobs[:20], [0.0] * 20)
-    shares, rows = measured(sides, jobs, slos, options.rates)
+        each.serve(jobs[:BATCH], [0.0] * BATCH)
+    slos, capacity = slos_of(sides["stock"], jobs, options.slo_scale)
+    rates = [load * capacity for load in options.loads]
+    shares, rows = measured(sides, jobs, slos, rates)
     show(
         f"{len(jobs)} sequences, thresholds {thresholds}",
         ("sequences/s", "side", "kept SLOs", "TTFT p50, ms", "TPOT p50, ms", "processor ms a token"),
@@ -190,7 +207,7 @@ def main() -> None:
     )
     found = {name: goodput(those) for name, those in shares.items()}
     show(
-        f"Goodput: {KEPT:.0%} within {options.ttft_ms:g} ms and {options.tpot_ms:g} ms a token",
+        f"Goodput: {KEPT:.0%} within {1e3 * slos.first_s:.1f} ms and {1e3 * slos.per_token_s:.1f} ms a token",
         ("side", "sequences/s", "x stock"),
         [(name, rate, rate / found["stock"] if found["stock"] else 0.0) for name, rate in found.items()],
     )
