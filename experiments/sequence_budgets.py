@@ -116,7 +116,8 @@ def main() -> None:
         outcome = of_sequences(records, unseen).outcome(bounded.thresholds)
         early = float((outcome.exits_N < records.num_blocks - 1).mean())
         loss = told(bounded_losses(of_sequences(records, unseen), bounded.thresholds))
-        print(json.dumps({"budget": budget, "of": "bounded loss", "left early": round(early, 4), "unseen": loss}))
+        line = {"budget": budget, "of": "bounded loss", "left early": round(early, 4), "unseen": loss}
+        print(json.dumps(line | {"thresholds": _plain(bounded.thresholds)}), flush=True)
         for name in COMPARED:
             for fill, those in runs.items():
                 every.append(
@@ -129,8 +130,20 @@ def main() -> None:
 def _unseen(bench: Bench, thresholds: Thresholds, name: str, fill: Fill, budget: float) -> Early:
     run = bench.early(thresholds, fill)
     left, loss = round(run.left_early / run.tokens, 4), told(run.losses[name])
-    print(json.dumps({"budget": budget, "of": name, "fill": fill, "left early": left, "unseen": loss}), flush=True)
+    line = {
+        "budget": budget,
+        "of": name,
+        "fill": fill,
+        "left early": left,
+        "unseen": loss,
+        "thresholds": _plain(thresholds),
+    }
+    print(json.dumps(line), flush=True)
     return run
+
+
+def _plain(thresholds: Thresholds) -> Thresholds:
+    return {ramp: round(float(each), 4) for ramp, each in thresholds.items()}
 
 
 if __name__ == "__main__":
