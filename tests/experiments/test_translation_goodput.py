@@ -9,12 +9,13 @@ import pytest
 from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.families import find_family
 from earlyexit.model import EarlyExitModel
+from earlyexit.offline import NOBODY
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
 from experiments.generation_peers import Course, Job
 from experiments.generation_speed import Engine
-from experiments.translation.goodput import ProcessorClock, Side, Slos, goodput
+from experiments.translation.goodput import ProcessorClock, Side, Slos, goodput, measured, slos_of
 from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, VOCABULARY, backbone_of, byte_tokenizer
 from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
 
@@ -54,6 +55,18 @@ def test_every_sequence_is_made_whenever_it_comes(
     assert all(each.began_s <= each.said_s[0] for each in courses)
     assert 1000 <= courses[-1].began_s - begun_s < 1001
     assert not backbone_of(model).kv.sequences
+
+
+def test_slos_and_rates_are_told_by_what_stock_does(model: EarlyExitModel) -> None:
+    clock = ProcessorClock()
+    splits = [Split(first=0, end=NUM_BLOCKS, batch=4)]
+    stock = Side(Engine(model, splits, NOBODY, byte_tokenizer(), clock), clock, "compute")
+    slos, capacity = slos_of(stock, JOBS, 1e6)
+    assert min(slos.first_s, slos.per_token_s) > 1
+    assert capacity > 0
+    shares, rows = measured({"stock": stock}, JOBS, slos, [capacity, 2 * capacity])
+    assert shares == {"stock": {capacity: 1.0, 2 * capacity: 1.0}}
+    assert len(rows) == 2
 
 
 def test_who_keeps_both_slos_counts() -> None:
