@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Arguments of `offramp predict`, by codec."""
+KINDS = {
+    "dtype": DTYPES,
+    "hop_dtype": HOP_DTYPES,
+    "backend": BACKENDS,
+    "attention": ATTENTIONS,
+    "kv_fill": KV_FILLS,
+}
 BESIDE_A_FILE = {"model", "port", "grpc_port", "metrics_port", "restart"}
 
 Model = Annotated[Path, typer.Argument(help="Model folder, or a service file, which says all but the ports itself.")]
@@ -154,25 +161,23 @@ def serve(
     chosen = resolve_plan(
         plan or "serial", model, batch=batch, replicas=replicas, device=device, order=order_option(order)
     )
-    kind = {
-        "dtype": choice("dtype", dtype, DTYPES),
-        "hop_dtype": choice("hop-dtype", hop_dtype, HOP_DTYPES),
-        "backend": choice("backend", backend, BACKENDS),
-        "attention": choice("attention", attention, ATTENTIONS),
-        "kv_tokens": kv_tokens,
-        "kv_fill": choice("kv-fill", kv_fill, KV_FILLS),
-    }
+    kind = _chosen(dtype=dtype, hop_dtype=hop_dtype, backend=backend, attention=attention, kv_fill=kv_fill)
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
     limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}
     access = {"keys_file": None if api_keys is None else str(api_keys), "rate_per_s": rate_limit}
     document = _document(
-        model=kind | {"folder": str(model), "threads_per_replica": threads},
+        model=kind | {"folder": str(model), "threads_per_replica": threads, "kv_tokens": kv_tokens},
         ingress=ingress | limits,
         tracing=tracing_options(otlp_endpoint, trace_ratio),
         access=access if any(value is not None for value in access.values()) else None,
     )
     settings = application_settings(document, chosen)
     _serve_until_stopped(settings, document.ingress, ports, metrics_port, restart=restart)
+
+
+def _chosen(**given: str | None) -> dict[str, str | None]:
+    """How a model is computed; raises InputError for what is not to be had."""
+    return {name: choice(name.replace("_", "-"), value, KINDS[name]) for name, value in given.items()}
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
