@@ -227,7 +227,7 @@ def hosted(draw: st.DrawFn) -> tuple[Split, ...]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     plans=st.lists(hosted(), min_size=1, max_size=6),
     entries=st.lists(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.booleans(), st.booleans()), min_size=1, max_size=30),

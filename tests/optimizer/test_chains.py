@@ -28,7 +28,7 @@ def some(few: int, many: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seeds", [pytest.param(range(few), id="few"), rest])
 
 
-@some(25, 500)
+@some(15, 500)
 @pytest.mark.parametrize("strategy", ["best", "serial", "e3", "stock"])
 def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy) -> None:
     for seed in seeds:

@@ -19,7 +19,7 @@ from tests.optimizer.brute_force import Optimum, Twin
 from tests.optimizer.random_problems import random_problem
 
 PROBLEMS = 500
-FEW = {"best": 100, "stock": 40, "early-exit": 40, "e3": 40, "serial": 40}
+FEW = {"best": 60, "stock": 24, "early-exit": 24, "e3": 24, "serial": 24}
 """Problems by default; the rest is for `make test-all`."""
 
 

@@ -88,7 +88,7 @@ def check(service: SimulatedService, outcome: Outcome) -> None:
     assert all(not replica.engine.num_waiting for replica in service.replicas() if replica.alive)
 
 
-FEW_AND_MANY = pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.slow)])
+FEW_AND_MANY = pytest.mark.parametrize("examples", [40, pytest.param(600, marks=pytest.mark.slow)])
 
 
 @FEW_AND_MANY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import pytest
 from numpy.random import Generator, default_rng
@@ -23,7 +24,7 @@ class Case:
     counts: dict[str, int]
     running: dict[str, int]
 
-    @property
+    @cached_property
     def found(self) -> tuple[ChangeStep, ...]:
         return steps(self.before, self.after, self.counts, self.running)
 
@@ -41,6 +42,7 @@ class Case:
         return {slot: each for slot, each in levels.items() if slot in names}
 
 
+@cache
 def interrupted_case(seed: int) -> Case:
     """What runs is not what the plan before asks for: a change-over broke off, or replicas died."""
     case, rng = random_case(seed), default_rng(seed)
@@ -52,6 +54,7 @@ def interrupted_case(seed: int) -> Case:
     return Case(before=case.before, after=case.after, counts=counts, running=running)
 
 
+@cache
 def random_case(seed: int, *, keeping_slots: bool = False, with_avoided: bool = True) -> Case:
     rng = default_rng(seed)
     counts = {device: int(rng.integers(1, 8)) for device in ("T4", "V100")[: rng.integers(1, 3)]}
