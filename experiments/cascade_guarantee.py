@@ -11,6 +11,8 @@ other, whose own noise may break the budget. *Drawn*: as many are drawn with rep
 population, whose loss is known. *All*: thresholds of all ramps and of the small network's end together. Tried are the
 cascade by its networks alone, with the ramps inside, the large network with its ramps, the small one's ramps without
 its end, and sets of ramps drawn at random. *End*: the small network's end alone (`offramp calibrate --ramps ends`).
+*Picked*: as in a service, both calibrations that `offramp calibrate` makes of a chain, and the one is tried whose
+cheapest plan is the cheapest on the calibration rows; `plan` is what that saves.
 Kept: none of what is tried loses more than the budget. The worst set of all is not searched for: `bound` counts an
 input as lost where any ramp that is sure of it is wrong, and no set loses more than that.
 
@@ -26,77 +28,36 @@ What heads look at is kept in runs/ensemble. Writes runs/cascade_guarantee. Minu
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from earlyexit.chain import Chain, joined
-from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.reroute import reroute_probability
-from earlyexit.store import load_model, read_card
-from experiments import ag_news, sst2
-from experiments.cascade_models import make_large, make_small
-from experiments.data import RUNS, require_data
-from experiments.features import features_of, outputs_of
+from experiments.cascade_case import Case, case_of, mean_cost
+from experiments.data import RUNS
 from experiments.kit import keep, show
-from experiments.mpnet import CLINC150, DataName, labelled
-from offramp.jobs.block_costs import block_sizes
+from experiments.mpnet import DataName
 from offramp.jobs.calibration import CalibrateJob
 from offramp.jobs.progress import progress_bars
-from offramp.jobs.recording import join_records
+from optimizer.few_ramps import few_ramps
 from optimizer.risk import Guarantee, Metric
 from optimizer.tabi import cutoffs
 from optimizer.thresholds import design_rows, divide, learn_then_test
-from profiles.networks import of_networks
 from profiles.records import ExitRecords
 from profiles.scores import FloatArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
-KEPT = RUNS / "ensemble"
-"""Where heads' inputs are kept: `experiments.ensemble_gain` looks at the same rows."""
 WRITTEN = RUNS / "cascade_guarantee"
 RANDOM_SETS = 24
 CUTOFFS = (0.5, 0.7, 0.8, 0.9, 0.95)
 """Of the bands that are held against thresholds."""
 How = Literal["divided", "drawn"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A chain of two networks, and what its exits say of rows that it has not seen."""
-
-    name: str
-    chain: Chain
-    records: ExitRecords
-    """Of entropies, as `offramp calibrate` has them for labels."""
-    confidence_N: FloatArray
-    """Calibrated, at the small network's end."""
-    costs: tuple[float, ...]
-    """Of every block, in those of the large network together."""
-
-    @property
-    def end(self) -> int:
-        """The ramp after which inputs cross."""
-        return self.chain.end_ramps[0]
-
-    def subset(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Case:
-        """Some rows."""
-        return Case(
-            name=self.name,
-            chain=self.chain,
-            records=self.records.subset(rows),
-            confidence_N=self.confidence_N[rows],
-            costs=self.costs,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +75,10 @@ class Trial:
     """With the ramps inside; None where only the end has a threshold."""
     saved_large: float | None
     """By the large network with its ramps, and no small one."""
-
-
-def mean_cost(case: Case, thresholds: dict[int, float], used: Sequence[int]) -> float:
-    """Of the blocks that inputs run, those of networks that are not used left out."""
-    counted = [cost if case.chain.network_of(block) in used else 0.0 for block, cost in enumerate(case.costs, start=0)]
-    records = of_networks(case.records, used, case.chain)
-    return float(np.dot(records.outcome(thresholds).survival, counted))
+    plan: float | None = None
+    """By the plan that is the cheapest on the calibration rows."""
+    by: str | None = None
+    """The calibration that was picked."""
 
 
 def sets_of_ramps(case: Case, rng: np.random.Generator) -> list[tuple[int, ...]]:
@@ -134,11 +92,49 @@ def sets_of_ramps(case: Case, rng: np.random.Generator) -> list[tuple[int, ...]]
 
 def ours(calibration: Case, tried: Case, metric: Metric, seed: int, *, ends: bool = False) -> Trial:
     """Thresholds with a guarantee, tried on every set of ramps; `ends`: only the small network's end gets one."""
-    known = promised(calibration.records, metric)
-    known = known.of_ramps((calibration.end,)) if ends else known
-    num_design = design_rows(len(known), GUARANTEE, CalibrateJob().design_share)
-    design, tested = (known.subset(rows) for rows in divide(len(known), num_design, seed))
-    found = learn_then_test(design, tested, GUARANTEE, calibration.costs).thresholds
+    ramps = (calibration.end,) if ends else calibration.records.ramps
+    design, tested = design_and_tested(calibration, metric, seed, GUARANTEE)
+    found = learn_then_test(design.of_ramps(ramps), tested.of_ramps(ramps), GUARANTEE, calibration.costs).thresholds
+    return tried_with(found, tried, metric, seed, inside=not ends)
+
+
+def design_and_tested(case: Case, metric: Metric, seed: int, guarantee: Guarantee) -> tuple[ExitRecords, ExitRecords]:
+    """The rows that lay the path, and those that test it."""
+    known = promised(case.records, metric)
+    num_design = design_rows(len(known), guarantee, CalibrateJob().design_share)
+    first, second = (known.subset(rows) for rows in divide(len(known), num_design, seed))
+    return first, second
+
+
+def picked(calibration: Case, tried: Case, metric: Metric, seed: int) -> Trial:
+    """Both calibrations of a chain, of which the one with the cheapest plan is tried."""
+    end, costs, first = calibration.end, calibration.costs, calibration.chain.starts[-1]
+    guarantee = replace(GUARANTEE, among=2)
+    design, tested = design_and_tested(calibration, metric, seed, guarantee)
+    of_large = design.of_ramps([ramp for ramp in design.ramps if ramp >= first])
+    by_name = {
+        "cascade": few_ramps(design, guarantee, len(tested), (end,), block_costs=costs),
+        "large": few_ramps(of_large, guarantee, len(tested), (), first=first, block_costs=costs),
+    }
+    found = {
+        name: learn_then_test(design.of_ramps(ramps), tested.of_ramps(ramps), guarantee, costs).thresholds
+        for name, ramps in by_name.items()
+    }
+    plans = [(name, plan) for name, thresholds in found.items() for plan in plans_of(thresholds, end)]
+    name, (thresholds, used) = min(plans, key=lambda each: mean_cost(calibration, *each[1]))
+    trial = tried_with(found[name], tried, metric, seed, inside=True)
+    return replace(trial, plan=1 - mean_cost(tried, thresholds, used), by=name)
+
+
+def plans_of(thresholds: dict[int, float], end: int) -> list[tuple[dict[int, float], Sequence[int]]]:
+    """Ramps that are on, and networks: all of either, the small one's end alone, the large one with its ramps."""
+    ends = {ramp: value for ramp, value in thresholds.items() if ramp == end}
+    large = {ramp: value for ramp, value in thresholds.items() if ramp > end}
+    return [(thresholds, (0, 1)), (ends, (0, 1)), (large, (1,))]
+
+
+def tried_with(found: dict[int, float], tried: Case, metric: Metric, seed: int, *, inside: bool) -> Trial:
+    """What these thresholds do on other rows; `inside`: some of them are of ramps inside networks."""
     unseen = promised(tried.records, metric)
     sets = {
         tuple(ramp for ramp in ramps if ramp in found) for ramps in sets_of_ramps(tried, np.random.default_rng(seed))
@@ -153,8 +149,8 @@ def ours(calibration: Case, tried: Case, metric: Metric, seed: int, *, ends: boo
         bound_kept=bool(unseen.worst_losses_N(found).mean() <= GUARANTEE.budget),
         loss=losses[tuple(end)],
         saved=1 - mean_cost(tried, end, (0, 1)),
-        saved_inside=None if ends else 1 - mean_cost(tried, found, (0, 1)),
-        saved_large=None if ends else 1 - mean_cost(tried, large, (1,)),
+        saved_inside=None if not inside else 1 - mean_cost(tried, found, (0, 1)),
+        saved_large=None if not inside else 1 - mean_cost(tried, large, (1,)),
     )
 
 
@@ -193,6 +189,7 @@ def end_losses_N(case: Case, metric: Metric) -> FloatArray:
 WAYS: dict[str, Callable[[Case, Case, Metric, int], Trial]] = {
     "all": ours,
     "end": partial(ours, ends=True),
+    "picked": picked,
     "Tabi": lambda calibration, tried, metric, _: tabis(calibration, tried, metric, target=False),
     "Tabi, target": lambda calibration, tried, metric, _: tabis(calibration, tried, metric, target=True),
 }
@@ -209,11 +206,12 @@ def parts(case: Case, how: How, seed: int) -> tuple[Case, Case]:
 
 def summary(case: Case, how: How, metric: Metric, way: str, trials: Sequence[Trial]) -> dict[str, str | float | None]:
     """Means over the trials."""
-    known = {
-        name: [value for each in trials if (value := asdict(each)[name]) is not None] for name in asdict(trials[0])
-    }
+    *names, last = asdict(trials[0])
+    known = {name: [value for each in trials if (value := asdict(each)[name]) is not None] for name in names}
     means = {name: fmean(values) if values else None for name, values in known.items()}
-    return {"data": case.name, "how": how, "of": metric, "way": way, **means}
+    counted = Counter(each.by for each in trials if each.by is not None).most_common()
+    by = ", ".join(f"{name} {number}" for name, number in counted) or None
+    return {"data": case.name, "how": how, "of": metric, "way": way, **means, last: by}
 
 
 def coins(case: Case, metric: Metric) -> list[dict[str, str | float]]:
@@ -238,44 +236,6 @@ def coins(case: Case, metric: Metric) -> list[dict[str, str | float]]:
             }
         )
     return rows
-
-
-def unseen_rows(data: DataName) -> LabelledRows:
-    """Rows that no model of the cascade was trained or calibrated by."""
-    if data == "clinc150":
-        return read_labelled(require_data(CLINC150), part="test")
-    return labelled(ag_news.unseen_pairs()[:2500] if data == "ag_news" else sst2.sentences())
-
-
-def case_of(data: DataName) -> Case:
-    """What the exits of both models say of the rows, at the temperatures of their own calibrations."""
-    rows, folders = unseen_rows(data), (make_small(data), make_large(data))
-    cards = [read_card(folder) for folder in folders]
-    chain = joined(
-        tuple(card.name for card in cards),
-        tuple(card.num_blocks for card in cards),
-        tuple(card.ramps for card in cards),
-    )
-    outputs: dict[int, Tensor] = {}
-    costs: list[float] = []
-    for network, (folder, size) in enumerate(zip(folders, ("small", "large"), strict=True)):
-        model = load_model(folder)
-        codec = find_codec(model.info.codec, folder)
-        path = KEPT / data / f"{size}-unseen-{data}.pt"
-        _, of_block = outputs_of(model, features_of(model, rows, codec, path, "bfloat16"))
-        outputs |= {chain.starts[network] + block: each for block, each in of_block.items()}
-        costs += block_sizes(folder).values()
-        labels, task = rows.targets(model.task, codec), model.task
-    end = chain.end_ramps[0]
-    records = join_records([(range(len(rows)), outputs)], "entropy", task, labels)
-    large = sum(costs[end + 1 :])
-    return Case(
-        name=data,
-        chain=chain,
-        records=records,
-        confidence_N=task.score(outputs[end]).numpy().astype(np.float64),
-        costs=tuple(cost / large for cost in costs),
-    )
 
 
 def run(case: Case, trials: int, progress: Callable[[str, int, int], None]) -> list[dict[str, str | float | None]]:

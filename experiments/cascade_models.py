@@ -25,7 +25,7 @@ from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.chaining import chain_models
 from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.train_job import TrainJob
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, REFERENCE
 
 FOLDER = RUNS / "cascade"
 NEWS, PHRASES = slice(0, 6000), slice(0, 20_000)
@@ -72,7 +72,7 @@ def make_large(data: DataName) -> Path:
 def make_chain(data: DataName, *, dtype: FloatName = "bfloat16") -> Path:
     """MiniLM before the reference, calibrated; its folder."""
     members, folder = [make_small(data), make_large(data)], chain_folder(data)
-    if (folder / CALIBRATION_FILE).is_file():
+    if (folder / REFERENCE / CALIBRATION_FILE).is_file():
         return folder
     chain_models(members, folder, name=f"cascade-{data.replace('_', '-')}")
     calibrate(folder, parts_of(data)["validate"], CalibrateJob(guarantee=GUARANTEE, dtype=dtype, source=data))

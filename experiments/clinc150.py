@@ -47,7 +47,7 @@ def main() -> None:
         return
     from rich.console import Console
 
-    from offramp.cli.calibrate import calibration_tables
+    from offramp.cli.calibration_tables import calibration_tables
 
     Console().print(*calibration_tables(options.policy, report))
 

@@ -22,9 +22,8 @@ from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.mpnet import GUARANTEE, parts_of
 from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.service.file import read_service
-from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
+from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, read_calibration_file
 
 MEASURED = RUNS / "live" / "cascade" / "clinc150" / "chain.yaml"
 """A service file with the seconds of the chain's blocks; its SLO and cluster are taken too."""

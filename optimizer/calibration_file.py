@@ -14,6 +14,13 @@ from optimizer.risk import Metric
 from profiles.scores import Score
 
 CALIBRATION_FILE = "calibration.json"
+RECORDS_FILE = "exit_records.npz"
+REFERENCE, PRUNED = "reference", "pruned"
+BESIDE = (REFERENCE, PRUNED)
+"""Folders in a chain's, each with a calibration beside its own: of ramps of the last network alone, and of texts that
+lose words at crossings. A plan follows the one by which it is worth most."""
+AMONG = "among"
+"""In the provenance of calibrations of which plans pick one: how many the same inputs tested."""
 MEMBERS = "members"
 """In the provenance of a chain's calibration and records: the models that they are of."""
 
@@ -66,6 +73,17 @@ class CalibrationCard(BaseModel):
 def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:
     """The models of a chain, `name` and `sha256`, that a calibration or records are of; none where they do not say."""
     return list((provenance or {}).get(MEMBERS, ()))
+
+
+def beside_of(model: Path) -> tuple[Path, ...]:
+    """The folders of the calibrations that a model has beside its own."""
+    return tuple(each for name in BESIDE if ((each := model / name) / CALIBRATION_FILE).is_file())
+
+
+def records_of(model: Path, beside: Path | None = None) -> Path:
+    """The exit records of a model's own calibration, or of the one in the folder `beside` it, where that has others."""
+    own = None if beside is None else beside / RECORDS_FILE
+    return own if own is not None and own.is_file() else model / RECORDS_FILE
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:

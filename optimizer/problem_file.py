@@ -36,7 +36,13 @@ from optimizer.problem_shape import (
     ProblemDocument,
     refuse_unknown_fields,
 )
-from optimizer.survival_file import recorded_alone, recorded_survival
+from optimizer.survival_file import (
+    by_calibration,
+    calibration_of_folder,
+    recorded_alone,
+    recorded_survival,
+    with_thresholds_of,
+)
 from optimizer.tokens import in_tokens
 from profiles.table import LatencyTable
 
@@ -58,6 +64,8 @@ class ProblemFile:
     """Of every ramp of the problem, with the records."""
     order: OrderSpec = DEFAULT
     """Of the inputs that wait. The planner does not choose it."""
+    calibration: Path | None = None
+    """Its file, where it is one of a model's folder."""
 
     @property
     def prune(self) -> dict[int, float]:
@@ -83,9 +91,19 @@ class ProblemFile:
 def read_problem(path: Path) -> ProblemFile:
     """Read a problem file; paths inside it are relative to its folder.
 
-    Raises PlanError naming file, line, what is wrong and what is allowed.
+    Raises PlanError naming file, line, what is wrong and what is allowed, also for a model's several calibrations.
     """
-    return _build(read_source(path, PlanError), path.parent)
+    source = read_source(path, PlanError)
+    first, *others = by_calibration(source, path.parent)
+    with source.said_at(("survival",)):
+        if others:
+            raise PlanError("survival.folder has several calibrations, and one is needed here: {records, calibration}")
+    return _build(first, path.parent)
+
+
+def read_problems(path: Path) -> tuple[ProblemFile, ...]:
+    """The same by each of the calibrations of a model whose folder the file's survival names, its own first."""
+    return tuple(_build(each, path.parent) for each in by_calibration(read_source(path, PlanError), path.parent))
 
 
 def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:
@@ -171,6 +189,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
     problem = replace(problem, **_promises(document, source))
     problem = _with_devices(problem, document, source, folder)
+    problem = problem if recorded is None else with_thresholds_of(problem, recorded[1])
     problem = problem if recorded is None else with_pruning(problem, recorded[0])
     if document.batches is not None:
         with source.said_at(("batches",)):
@@ -188,7 +207,10 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     records, thresholds = recorded
     if problem.batches is None and problem.lengths is None and problem.generation is None:
         problem = with_recorded_batches(problem, records, thresholds)
-    return ProblemFile(problem=problem, records=records, alone=alone, thresholds=thresholds, order=order)
+    calibration = calibration_of_folder(document.survival)
+    return ProblemFile(
+        problem=problem, records=records, alone=alone, thresholds=thresholds, order=order, calibration=calibration
+    )
 
 
 def _with_lengths(

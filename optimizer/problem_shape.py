@@ -79,12 +79,14 @@ ThresholdsDocument = Annotated[
 class RecordsDocument(StrictDocument):
     """Survival that follows from exit records."""
 
-    records: str
+    records: str | None = None
     """Their file, relative to the problem's folder."""
     thresholds: ThresholdsDocument | None = None
     """One for all ramps, or one per ramp, in the unit of the records' score."""
     calibration: str | None = None
     """The file of a calibration, whose thresholds are taken, in the place of `thresholds`."""
+    folder: str | None = None
+    """In the place of all others: a model's, by each of whose calibrations is planned, with the ramps that it is of."""
 
 
 class SupplyDocument(StrictDocument):

@@ -29,17 +29,27 @@ class Guarantee:
     largest mean harm."""
     confidence: float = 0.90
     """Probability, over the draw of the calibration inputs, that the budget is kept."""
+    among: int = 1
+    """How many calibrations the same inputs test, of which one is picked by what these inputs say of it: each may fail
+    with so small a part of the probability that all of them together keep theirs (Bonferroni)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.budget < 1:
             raise DataError(f"the budget must be between 0 and 1, not {self.budget}")
         if not 0 < self.confidence < 1:
             raise DataError(f"the confidence must be between 0 and 1, not {self.confidence}")
+        if self.among < 1:
+            raise DataError(f"there is at least 1 calibration, not {self.among}")
+
+    @property
+    def may_fail(self) -> float:
+        """Probability that a test may accept thresholds that break the budget."""
+        return (1 - self.confidence) / self.among
 
     @property
     def least_inputs(self) -> int:
         """Inputs that a test needs to accept even no loss at all."""
-        return int(np.ceil(np.log(1 - self.confidence) / np.log(1 - self.budget)))
+        return int(np.ceil(np.log(self.may_fail) / np.log(1 - self.budget)))
 
     def inputs_for(self, lost: int) -> int:
         """Inputs that a test needs to accept so many inputs lost, losses being 0 or 1."""
@@ -49,7 +59,7 @@ class Guarantee:
 
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
         """Whether so little loss, a sum over the inputs, rejects a true mean above the budget."""
-        return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= 1 - self.confidence
+        return p_value(total_loss, num_inputs, self.budget, zero_one=zero_one) <= self.may_fail
 
     def most_loss(self, totals: FloatArray, num_inputs: int, *, zero_one: bool) -> float:
         """The largest of ascending sums that is accepted; -1 where none is."""

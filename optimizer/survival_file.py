@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source
+from optimizer.calibration_file import (
+    CALIBRATION_FILE,
+    beside_of,
+    members_in,
+    read_calibration_file,
+    records_of,
+)
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import RecordsDocument
 
@@ -27,7 +35,9 @@ def recorded_survival(
     if isinstance(survival, list):
         return None
     with source.said_at(("survival", "records")):
-        records = _records(survival, problem, folder)
+        if survival.records is None:
+            raise PlanError("survival: neither of records and folder are given; one of them is needed")
+        records = _records(survival.records, problem, folder)
     with source.said_at(("survival", "thresholds" if survival.calibration is None else "calibration")):
         return records, _thresholds(survival, problem, records, folder)
 
@@ -42,21 +52,59 @@ def recorded_alone(
 
     with source.said_at(("survival", "records")):
         try:
-            return alone_of(folder / survival.records, recorded[0])
+            return alone_of(folder / (survival.records or ""), recorded[0])
         except DataError as error:
             raise PlanError(f"survival.records: {error}") from error
 
 
-def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> ExitRecords:
+def by_calibration(source: Source, folder: Path) -> Iterator[Source]:
+    """The file as it would be of every calibration in the folder that its survival names; itself where it names none.
+
+    Raises PlanError where it says more of survival than that.
+    """
+    document = source.document
+    survival = document.get("survival") if isinstance(document, Mapping) else None
+    named = survival.get("folder") if isinstance(survival, Mapping) else None
+    if not isinstance(document, Mapping) or not isinstance(survival, Mapping) or not isinstance(named, str):
+        yield source
+        return
+    with source.said_at(("survival",)):
+        others = sorted(set(survival) - {"folder"})
+        if others:
+            raise PlanError(f"survival: the folder has {' and '.join(others)}; leave one of the two out")
+    model = folder / named
+    for each in (None, *beside_of(model)):
+        files = {"records": records_of(model, each), "calibration": (each or model) / CALIBRATION_FILE}
+        said = {name: str(path.resolve()) for name, path in files.items()}
+        yield replace(source, document={**document, "survival": {"folder": named, **said}})
+
+
+def calibration_of_folder(survival: list[float] | RecordsDocument) -> Path | None:
+    """The file of the calibration, where the problem's file names a model's folder alone."""
+    if isinstance(survival, list) or survival.folder is None or survival.calibration is None:
+        return None
+    return Path(survival.calibration)
+
+
+def with_thresholds_of(problem: PlanProblem, thresholds: Mapping[int, float]) -> PlanProblem:
+    """The problem whose ramps are those that have a threshold."""
+    if set(thresholds) == set(problem.ramps):
+        return problem
+    left = [row for row, ramp in enumerate(problem.ramps) if ramp in thresholds]
+    latency = {name: replace(table, ramp_s_EB=table.ramp_s_EB[left]) for name, table in problem.latency.items()}
+    return replace(problem, ramps=tuple(problem.ramps[row] for row in left), latency=latency)
+
+
+def _records(given: str, problem: PlanProblem, folder: Path) -> ExitRecords:
     from profiles.records_table import read_records
 
     try:
-        records = read_records(folder / document.records)
+        records = read_records(folder / given)
     except DataError as error:
         raise PlanError(f"survival.records: {error}") from error
     if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
         raise PlanError(
-            f"survival.records: {document.records} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+            f"survival.records: {given} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
             f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
         )
     return records
@@ -69,7 +117,7 @@ def _thresholds(
         found = "neither" if document.thresholds is None else "both"
         raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
     if document.calibration is not None:
-        return _calibrated(folder / document.calibration, problem, records)
+        return _calibrated(folder / document.calibration, problem, records, some=document.folder is not None)
     given = document.thresholds
     assert given is not None
     thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
@@ -81,9 +129,8 @@ def _thresholds(
     return thresholds
 
 
-def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[int, float]:
-    """Of a calibration, which has thresholds for every ramp that was recorded, those of the problem's ramps."""
-    from optimizer.calibration_file import members_in, read_calibration_file
+def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, *, some: bool) -> dict[int, float]:
+    """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them."""
     from profiles.decay import decay_of
 
     try:
@@ -105,6 +152,6 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[
     if models and others and models != others:
         raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")
     missing = sorted(set(problem.ramps) - set(card.thresholds))
-    if missing:
+    if missing and not some:
         raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")
-    return {ramp: card.thresholds[ramp] for ramp in problem.ramps}
+    return {ramp: card.thresholds[ramp] for ramp in problem.ramps if ramp in card.thresholds}

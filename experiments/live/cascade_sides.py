@@ -4,7 +4,7 @@
 - `large, ramps`: the reference alone with the ramps and thresholds of its own calibration.
 - `ends`: the small model before the large one, inputs leaving at the small one's end only, by a threshold that is
   tested alone (`offramp calibrate --ramps ends`): bolder than one whose promise holds for all sets of ramps.
-- `cascade`: with the ramps inside both.
+- `cascade`: what a service of the chain serves by itself, the best plan by any of the chain's calibrations.
 
 Every plan is the planner's for one stage on the same cores, from one profile of the chain.
 """
@@ -29,6 +29,7 @@ from experiments.mpnet import GUARANTEE
 from offramp.jobs.calibration import CalibrateJob, calibrate_records, read_calibration
 from offramp.jobs.planning import NoPlanAnswer, answer
 from offramp.jobs.profiling import ProfileJob, profile_model
+from offramp.service.calibrations import calibrated_parts, most_worth
 from offramp.service.file import read_service
 from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import service_problem
@@ -85,8 +86,8 @@ def make_sides(setup: Setup, *, repeats: int = 5) -> Sides:
     reference = read_card(setup.chain).members(setup.chain)[-1]
     ramps = tuple(ramp for ramp in chain.ramps if ramp >= first)
     alone = _parts(setup, reference, "reference", _rows(table, ramps, first), slo_s)
-    ends = _tested_alone(parts, chain.end_ramps)
-    whole = service_problem(parts)
+    ends, every = (_tested_alone(parts, ramps) for ramps in (chain.end_ramps, chain.ramps))
+    whole = service_problem(every)
     in_chain = Part(whole=whole, used=(len(chain.lengths) - 1,)).in_chain
     large, large_ramps = _plan(_with_ramps(alone, ())), _plan(alone)
     plans = {
@@ -98,9 +99,9 @@ def make_sides(setup: Setup, *, repeats: int = 5) -> Sides:
             networks=chain.networks,
         ),
         ENDS: _plan(ends),
-        CASCADE: _plan(parts),
+        CASCADE: _chosen(parts),
     }
-    control = hand_control(whole, parts.exits.policy, state="cascade")
+    control = hand_control(whole, every.exits.policy, state="cascade")
     settings = read_service(setup.folder / "chain.yaml").settings
     changes = {
         "plan": plans[CASCADE],
@@ -195,6 +196,12 @@ def _tested_alone(parts: ServiceParts, ramps: tuple[int, ...]) -> ServiceParts:
     spec = card.policy_spec()
     assert isinstance(spec.thresholds, Mapping)
     return replace(parts, exits=replace(parts.exits, policy=spec, thresholds=spec.thresholds))
+
+
+def _chosen(parts: ServiceParts) -> Plan:
+    """By the calibration of the chain by which a plan is worth most."""
+    every = [(each, service_problem(each), _plan(each)) for each in calibrated_parts(parts)]
+    return most_worth(every)[2]
 
 
 def _plan(parts: ServiceParts) -> Plan:

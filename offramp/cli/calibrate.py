@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from earlyexit.errors import InputError
+from offramp.cli.calibration_tables import calibration_tables, no_threshold_text
 from offramp.cli.options import (
     DTYPES,
     METRICS,
@@ -31,19 +31,12 @@ from offramp.cli.options import (
     completes,
     integers,
 )
-from offramp.cli.printing import make_table, show
+from offramp.cli.printing import show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from earlyexit.dataset import LabelledRows
     from offramp.jobs.calibration import CalibrateJob
     from optimizer.calibration_file import CalibrationCard
-    from profiles.scores import Score
-
-
-TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "mean IoU"}
-"""What tasks with maps tell beside accuracy, which is a mean over inputs."""
 
 
 Policy = Annotated[
@@ -66,7 +59,8 @@ Budget = Annotated[
 Ramps = Annotated[
     str | None,
     typer.Option(
-        help="Ramps that get thresholds, 0,3,5 for instance, or `ends`: of a chain's networks. Default: all. "
+        help="Ramps that get thresholds, 0,3,5 for instance, `ends`: of a chain's networks, or `all`. Default: all; of "
+        "a chain the ends and what few are worth it, and few of the last network's besides, for plans to choose from. "
         "What is promised is promised of every subset of these."
     ),
 ]
@@ -175,10 +169,12 @@ def _check_alone(*others: Path | None) -> None:
         raise InputError("--records stands for itself: no model, --data or --test goes with it")
 
 
-def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:
-    if text is None:
-        return None
-    return "ends" if text == "ends" else integers("ramps", text)
+def _ramps(text: str | None) -> tuple[int, ...] | Literal["all", "ends"] | None:
+    match text:
+        case None | "all" | "ends":
+            return text
+        case _:
+            return integers("ramps", text)
 
 
 def _label_column(model: Path, asked: str) -> str | None:
@@ -205,10 +201,14 @@ def _calibrate_model(
     from offramp.jobs.calibration import outcome_figures
     from offramp.jobs.progress import progress_bars
     from offramp.jobs.recording import record_exits
+    from optimizer.calibration_file import CALIBRATION_FILE, beside_of, read_calibration_file
 
     with progress_bars() as progress:
         card, _ = run_calibration(model, rows, job, progress=progress)
         report = _report(card)
+        beside = {each.name: _report(read_calibration_file(each / CALIBRATION_FILE)) for each in beside_of(model)}
+        if beside:
+            report["beside"] = beside
         if held_out is not None:
             found = record_exits(
                 model,
@@ -269,80 +269,3 @@ def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json
         show(*calibration_tables(card.policy, report))
     if not card.thresholds:
         print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)
-
-
-def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
-    """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
-    return [_by_block(policy, report), _figures(report)]
-
-
-def no_threshold_text(*, budget: float, confidence: float) -> str:
-    """What to say of a calibration that accepted nothing."""
-    return (
-        f"no threshold keeps a budget of {budget:.4g} with confidence {confidence:.4g}: no input would leave early; "
-        "a larger budget, more rows or better ramps (train --joint) may help"
-    )
-
-
-def _by_block(policy: Score, report: dict[str, Any]) -> Table:
-    confidences = report.get("confidences")
-    above = [] if confidences is None else ["of values above"]
-    table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
-    thresholds = report["thresholds"]
-    for block, share in enumerate(report["tested"]["survival"]):
-        counted = [] if confidences is None else [_share(confidences.get(block))]
-        table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
-    return table
-
-
-def leave_text(policy: Score, threshold: float | None) -> str:
-    """A ramp's threshold in a table; in a word where no score passes it, or every one."""
-    from profiles.scores import SCORES as SCORE_RULES
-
-    if threshold is None:
-        return "-"
-    rule = SCORE_RULES[policy]
-    if threshold == rule.never:
-        return "never"
-    passed = threshold <= rule.lowest if rule.larger_is_surer else threshold >= rule.highest
-    return "always" if passed else f"{threshold:.4f}"
-
-
-Figure = Callable[[dict[str, Any]], str]
-_AGREEMENT: dict[str, Figure] = {
-    "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
-}
-_HARM: dict[str, Figure] = {
-    "wrong where the full model is right": lambda figures: _share(figures["harm"]),
-    "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
-}
-_SEQUENCES: dict[str, Figure] = {
-    "sequences": lambda figures: f"{figures['sequences']}",
-    "mean share of their tokens that may differ": lambda figures: _share(figures.get("sequence_loss")),
-    "sequences that are the full model's": lambda figures: _share(figures.get("same_sequences")),
-}
-
-
-def _figures(report: dict[str, Any]) -> Table:
-    columns = [name for name in ("tested", "test") if name in report]
-    table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
-    rows: dict[str, Figure] = {
-        "inputs": lambda figures: f"{figures['inputs']}",
-        **(_SEQUENCES if "sequences" in report[columns[0]] else {}),
-        "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
-        **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
-        "accuracy": lambda figures: _share(figures["accuracy"]),
-        "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
-        "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",
-    }
-    for label, text in rows.items():
-        table.add_row(label, *(text(report[name]) for name in columns))
-    for figure, label in TASK_FIGURES.items():
-        if figure in report[columns[0]]:
-            table.add_row(label, *(_share(report[name][figure]) for name in columns))
-            table.add_row(f"{label} of the full model", *(_share(report[name][f"full_{figure}"]) for name in columns))
-    return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

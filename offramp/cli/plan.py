@@ -59,9 +59,9 @@ def plan(
 
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
     """
-    from offramp.jobs.planning import NoPlanAnswer, answer, serving_plan
+    from offramp.jobs.planning import NoPlanAnswer, best_answer, serving_plan
     from optimizer.planner import solve
-    from optimizer.problem_file import read_problem
+    from optimizer.problem_file import read_problems
     from optimizer.what_if import with_batch_limit
 
     if threshold is not None and out is None:
@@ -76,12 +76,12 @@ def plan(
         from offramp.cli.plan_picture import check_picture
 
         check_picture(plot)
-    file = read_problem(problem)
+    files = read_problems(problem)
     if batch_limit is not None:
-        file = replace(file, problem=with_batch_limit(file.problem, batch_limit))
+        files = tuple(replace(file, problem=with_batch_limit(file.problem, batch_limit)) for file in files)
     if wanted_order is not None:
-        file = replace(file, order=wanted_order)
-    found = answer(file, wanted, solve, compared=None if compared else ())
+        files = tuple(replace(file, order=wanted_order) for file in files)
+    file, found = best_answer(files, wanted, solve, compared=None if compared else ())
     if isinstance(found, NoPlanAnswer):
         _print(found, as_json=as_json)
         raise typer.Exit(NO_PLAN)

@@ -126,6 +126,8 @@ def _figures(answer: PlanAnswer) -> Table:
     table.add_row("proof", proof)
     if planned.note:
         table.add_row("note", planned.note)
+    if answer.calibration is not None:
+        table.add_row("calibration", str(answer.calibration))
     return table
 
 

@@ -12,14 +12,20 @@ from earlyexit.boundary import FloatName
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.words import check_share
 from offramp.jobs.chain_members import check_members
-from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.jobs.recording import (
     Outputs,
     join_records,
     records_of_chosen_shares,
     task_figures,
 )
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
+from optimizer.calibration_file import (
+    AMONG,
+    BESIDE,
+    CALIBRATION_FILE,
+    RECORDS_FILE,
+    CalibrationCard,
+    read_calibration_file,
+)
 from optimizer.plan import check_decay
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
@@ -30,8 +36,6 @@ from profiles.scores import Score
 
 if TYPE_CHECKING:
     from earlyexit.tasks.base import IntArray, Task, ValueArray
-
-RECORDS_FILE = "exit_records.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +50,10 @@ class CalibrateJob:
     """What the guarantee is of."""
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
-    ramps: tuple[int, ...] | Literal["ends"] | None = None
-    """Which ramps get thresholds, by their blocks, or the ends of a chain's networks; None: all. What is promised holds
-    for every subset of these, so the fewer there are the bolder each may be."""
+    ramps: tuple[int, ...] | Literal["all", "ends"] | None = None
+    """Which ramps get thresholds, by their blocks, all of them, or the ends of a chain's networks. What is promised
+    holds for every subset of these, so the fewer there are the bolder each may be. None: all; of a chain the ends and
+    what few ramps are worth it, and in a calibration besides, of which plans pick one, few of the last network."""
     latency: Path | None = None
     """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
     ensemble: bool = False
@@ -80,6 +85,10 @@ class CalibrateJob:
         least = self.guarantee.least_inputs
         designs = ((rows, design_rows(rows, self.guarantee, self.design_share)) for rows in count(least + 1))
         return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
+
+    def taken(self, ramps: Sequence[int]) -> tuple[int, ...]:
+        """Of these ramps, those that get thresholds; a chain's ends stand in `ramps` by their blocks."""
+        return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
 
 
 def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
@@ -114,9 +123,11 @@ def recorded(
     return join_records(outputs, policy, task, labels, provenance=facts)
 
 
-def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
-    """Write both into a folder that exists."""
-    records.save(folder / RECORDS_FILE)
+def save_calibration(card: CalibrationCard, records: ExitRecords | None, folder: Path) -> None:
+    """Write both into a folder, which is made where its parent is there; None: the records of the folder it is in."""
+    folder.mkdir(exist_ok=True)
+    if records is not None:
+        records.save(folder / RECORDS_FILE)
     (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
 
 
@@ -145,7 +156,7 @@ def card_of(
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
         tested=_tested_figures(records.subset(parts[1]), found, job.metric, task),
-        provenance=facts,
+        provenance=facts if job.guarantee.among == 1 else facts | {AMONG: job.guarantee.among},
     )
 
 
@@ -160,15 +171,13 @@ def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
         promised = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
         raise DataError(f"{job.source or 'the data'}: {error}") from error
-    if job.ramps is None:
-        return promised
-    return promised.of_ramps([ramp for ramp in view.ramps if ramp in job.ramps])
+    return promised.of_ramps(job.taken(view.ramps))
 
 
 def forget_calibration(folder: Path) -> None:
     """Remove thresholds and records, before the model changes: they promise nothing about another one."""
     for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
-        for each in (folder, folder / PRUNED):
+        for each in (folder, *(folder / beside for beside in BESIDE)):
             (each / name).unlink(missing_ok=True)
 
 
@@ -176,7 +185,7 @@ def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
     """Before anything runs; raises DataError for ramps that are asked for and are not there."""
     if job.ramps == "ends":
         raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
-    unknown = sorted(set(job.ramps or ()) - set(ramps))
+    unknown = sorted(set(job.ramps) - set(ramps)) if isinstance(job.ramps, tuple) else []
     if unknown:
         raise DataError(f"there are no ramps {unknown} to find thresholds for, but {list(ramps)}")
 
@@ -188,8 +197,12 @@ def check_rows(data: Sized, job: CalibrateJob) -> None:
         raise DataError(
             f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise "
             f"{_promised(job)} with confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows "
-            f"lay the path of thresholds, {promise.least_inputs} rows test it"
+            f"lay the path of thresholds, {promise.least_inputs} rows test it{_of_several(promise)}"
         )
+
+
+def _of_several(promise: Guarantee) -> str:
+    return "" if promise.among == 1 else f", of {promise.among} calibrations; ramps that are named, or `all`, have one"
 
 
 def _tested_figures(tested: ExitRecords, found: Calibration, metric: Metric, task: Task | None) -> dict[str, Any]:
@@ -216,9 +229,12 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
     }
 
 
-def read_calibration(folder: Path) -> CalibrationCard:
-    """A model's calibration; raises ModelFolderError where it has none, one of another schema, or of other models."""
-    path = folder / CALIBRATION_FILE
+def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCard:
+    """A model's calibration, its own or the one in the folder `beside` it.
+
+    Raises ModelFolderError where it has none, one of another schema, or of other models.
+    """
+    path = (beside or folder) / CALIBRATION_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
     try:

@@ -1,18 +1,20 @@
-"""`offramp calibrate` of a chain: all its networks together, an ensemble where it pays, and pruned texts besides."""
+"""`offramp calibrate` of a chain: its networks together, an ensemble where it pays, pruned texts; the last alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from earlyexit.chain import Chain
 from earlyexit.prunable import check_prunable
 from offramp.jobs.block_costs import measured_costs, parameters_by_block
 from offramp.jobs.calibrated import (
     CalibrateJob,
     card_of,
     check_ramps,
+    check_rows,
     facts_of,
     forget_calibration,
     parts_of,
@@ -23,17 +25,23 @@ from offramp.jobs.calibrated import (
 )
 from offramp.jobs.chain_members import members_of
 from offramp.jobs.mixing import likely_thresholds, mix_where_it_pays
-from offramp.jobs.pruning import FOLDER as PRUNED
-from offramp.jobs.pruning import run_pruned
+from offramp.jobs.pruning import PrunedRun, run_pruned
 from offramp.jobs.recording import Outputs, chain_outputs, score_of
-from optimizer.calibration_file import MEMBERS, CalibrationCard
+from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
+from optimizer.few_ramps import few_ramps
 from profiles.networks import ALONE_FILE
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
     from earlyexit.store import ModelCard
+    from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.train import Progress
+
+Ramps = tuple[int, ...] | Literal["all", "ends"] | None
+"""As of a job."""
+OWN = ""
+"""The chain's own calibration, which no folder is named for."""
 
 
 def calibrate_chain(
@@ -44,14 +52,18 @@ def calibrate_chain(
     outputs: Iterable[Outputs] | None,
     progress: Progress,
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Thresholds of every ramp and of every network's end, together; the models stay as they are.
+    """Thresholds of the networks' ends and of ramps, together; the models stay as they are.
 
-    Temperatures are those of each model's own calibration, so the models without one are refused. Where words are to be
-    pruned, the chain that prunes them is calibrated besides, and that is what is given.
+    Where the job names no ramps: of the ends and of those few that are worth it (`few_ramps`), and in a calibration
+    beside that, of the same outputs, of a few of the last network's. Plans pick one of all calibrations that are made,
+    so these keep the confidence together. Temperatures are those of each model's own calibration, so the
+    models without one are refused. Where words are to be pruned, the chain that prunes them is calibrated besides, and
+    that is what is given.
     """
     from earlyexit.tasks import find_task
 
     job = _checked(job, folder, chain)
+    check_rows(data, job)
     task = find_task(chain.task)
     labels = task.targets(data.labels)
     parts = parts_of(data, job)
@@ -65,38 +77,53 @@ def calibrate_chain(
     records = recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_N)
     costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
+    given = _Given(chain=chain.chain, job=job, task=task, labels=labels, parts=parts, costs=costs)
     views, found = [records], None
     if job.ensemble:
         promised = promised_of(records, job)
         likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
         found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
-    card = card_of(views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:])
+    cards = {name: given.card(views, ramps, facts) for name, ramps in given.ramps_by_name(views[0]).items()}
+    if found is not None:
+        weights = found.weights if found.is_on else None
+        cards = {name: card.with_ensemble(weights, found.document()) for name, card in cards.items()}
     forget_calibration(folder)
     if len(views) > 1:
         records.save(folder / ALONE_FILE)
-    card = card if found is None else card.with_ensemble(found.weights if found.is_on else None, found.document())
-    save_calibration(card, views[0], folder)
+    for name, card in cards.items():
+        save_calibration(card, None if name else views[0], folder / name)
     if job.prune is None:
-        return card, views[0]
-    ((rows, whole),) = outputs
-    pruned = run_pruned(folder, chain, data, whole, share=job.prune, parts=parts, dtype=job.dtype, progress=progress)
-    facts |= pruned.facts()
-    made = [(rows, pruned.records_of(whole))]
-    records = replace(
-        recorded(made, policy, task, labels, design=parts[0], job=job, facts=facts),
-        tokens_N=tokens_N,
-        end_losses_N=pruned.end_losses_N(task, whole),
-        end_true_losses_N=pruned.end_true_losses_N(task, labels),
+        return cards[OWN], views[0]
+    pruned = run_pruned(
+        folder, chain, data, outputs[0][1], share=job.prune, parts=parts, dtype=job.dtype, progress=progress
     )
-    # Plans may leave the networks out whose words would be pruned: what is promised is so of whole texts as well.
-    card = card_of(records, parts, job, facts, task=task, block_costs=costs, others=views, prune=pruned.prune)
-    (folder / PRUNED).mkdir(exist_ok=True)
+    return _calibrate_pruned(given, folder, pruned, outputs[0], records)
+
+
+def _calibrate_pruned(
+    given: _Given, folder: Path, pruned: PrunedRun, run: Outputs, whole: ExitRecords
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Of what later networks say to pruned texts, and of `whole` ones, of which `run` are the outputs.
+
+    For plans may leave the networks out whose words would be pruned: what is promised is so of either.
+    """
+    (rows, outputs), task = run, given.task
+    facts = dict(whole.provenance or {}) | pruned.facts()
+    made = [(rows, pruned.records_of(outputs))]
+    records = replace(
+        recorded(made, whole.score, task, given.labels, design=given.parts[0], job=given.job, facts=facts),
+        tokens_N=whole.tokens_N,
+        end_losses_N=pruned.end_losses_N(task, outputs),
+        end_true_losses_N=pruned.end_true_losses_N(task, given.labels),
+    )
+    ramps = given.job.ramps if given.job.ramps is not None else given.few(records, given.chain.end_ramps)
+    card = given.card([records, whole], ramps, facts, prune=pruned.prune)
     save_calibration(card, records, folder / PRUNED)
     return card, records
 
 
 def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
-    """The job with its ramps by their blocks; raises what the job cannot be, before anything runs."""
+    """The job with its ramps by their blocks, and all calibrations counted; raises what the job cannot be."""
     for member in chain.members(folder):
         read_calibration(member)
     if job.ramps == "ends":
@@ -104,4 +131,54 @@ def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
     check_ramps(job, chain.ramps)
     if job.prune is not None:
         check_prunable(folder, chain.chain.end_ramps)
-    return job
+    among = len(_names(job, chain.chain)) + (job.prune is not None)
+    return replace(job, guarantee=replace(job.guarantee, among=among))
+
+
+def _names(job: CalibrateJob, chain: Chain) -> tuple[str, ...]:
+    """Of the calibrations of whole texts; known before anything is run, so that all of them can be counted."""
+    several = job.ramps is None and chain.ramps_of(len(chain.lengths) - 1)
+    return (OWN, REFERENCE) if several else (OWN,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What all calibrations of a chain have in common."""
+
+    chain: Chain
+    job: CalibrateJob
+    task: Task
+    labels: ValueArray
+    parts: tuple[IntArray, IntArray]
+    costs: Sequence[float] | None
+    """Of every block."""
+
+    def card(
+        self,
+        views: Sequence[ExitRecords],
+        ramps: Ramps,
+        facts: dict[str, Any],
+        prune: Mapping[int, float] | None = None,
+    ) -> CalibrationCard:
+        """Thresholds of these ramps, by inputs as the first of the views has them, promised of all."""
+        job, costs = replace(self.job, ramps=ramps), self.costs
+        return card_of(
+            views[0], self.parts, job, facts, task=self.task, block_costs=costs, others=views[1:], prune=prune
+        )
+
+    def ramps_by_name(self, records: ExitRecords) -> dict[str, Ramps]:
+        """Which ramps each calibration of whole texts is of."""
+        if self.job.ramps is not None:
+            return {OWN: self.job.ramps}
+        by_name: dict[str, Ramps] = {OWN: self.few(records, self.chain.end_ramps)}
+        if REFERENCE in _names(self.job, self.chain):
+            last = self.chain.starts[-1]
+            ramps = [ramp for ramp in self.chain.ramps if ramp >= last]
+            by_name[REFERENCE] = self.few(records.of_ramps(ramps), (), first=last)
+        return by_name
+
+    def few(self, records: ExitRecords, always: Sequence[int], first: int = 0) -> tuple[int, ...]:
+        """By the rows that lay the path, which test nothing; inputs enter at block `first`."""
+        design_rows, tested_rows = self.parts
+        design = promised_of(records, self.job).subset(design_rows)
+        return few_ramps(design, self.job.guarantee, len(tested_rows), always, first=first, block_costs=self.costs)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
 from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
-from optimizer.evaluate import promised, step_figures
+from optimizer.evaluate import TOLERANCE, promised, step_figures
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, stages_document
-from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.what_if import Axis, variants
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class PlanAnswer:
     explanation: Explanation
     rescoring: Rescoring | None = None
     """Where the problem's survival comes from exit records, or its batches are known."""
+    calibration: Path | None = None
+    """By which it is, where the problem's file names a model's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,40 @@ def answer(
 
         decision = rechosen(problem, decision, rescoring)
     explanation = explain(problem, decision, decisions)
-    return PlanAnswer(problem=problem, planned=decision, explanation=explanation, rescoring=rescoring)
+    return PlanAnswer(
+        problem=problem,
+        planned=decision,
+        explanation=explanation,
+        rescoring=rescoring,
+        calibration=file.calibration,
+    )
+
+
+def best_answer(
+    files: Sequence[ProblemFile], strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
+) -> tuple[ProblemFile, PlanAnswer | NoPlanAnswer]:
+    """Of one problem by several calibrations the plan that is worth most, of equal ones the first, and by which.
+
+    Where none has a plan: why the first has none.
+    """
+    answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
+    found = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
+    return reduce(_better, found) if found else answers[0]
+
+
+def _better(
+    one: tuple[ProblemFile, PlanAnswer], other: tuple[ProblemFile, PlanAnswer]
+) -> tuple[ProblemFile, PlanAnswer]:
+    now, then = (promised(each.problem, each.planned.figures) for _, each in (one, other))
+    return other if is_worth_more(one[1].problem.objective, then, now) else one
+
+
+def is_worth_more(objective: Objective, promises: Mapping[str, float], than: Mapping[str, float]) -> bool:
+    """Whether a plan is better than another by what is sought, both told as `promised` tells them."""
+    if isinstance(objective, MaximizeRate):
+        return promises["rate_per_s"] > than["rate_per_s"] * (1 + TOLERANCE)
+    name = "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s"
+    return promises[name] < than[name] * (1 - TOLERANCE)
 
 
 def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
@@ -97,6 +134,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         "bound": planned.bound,
         "gap": planned.gap,
         **({"note": planned.note} if planned.note else {}),
+        **({} if answer.calibration is None else {"calibration": str(answer.calibration)}),
         "binds": [
             {"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.explanation.binds
         ],

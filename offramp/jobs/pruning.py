@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from profiles.records import IntArray
     from profiles.scores import FloatArray
 
-FOLDER = "pruned"
-"""In a chain's folder: calibration and exit records of the chain whose words are pruned at its crossings."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedRun:

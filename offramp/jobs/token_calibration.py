@@ -116,7 +116,7 @@ def records_of(
 
 def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
     """Thresholds by records of generations; some sequences lay the path, the others test it."""
-    kept = records if job.ramps is None else records.of_ramps([ramp for ramp in records.ramps if ramp in job.ramps])
+    kept = records.of_ramps(job.taken(records.ramps))
     design, tested = (of_sequences(kept, part) for part in parts_of(sequences_of(kept), job))
     found = learn_then_test_sequences(design, tested, job.guarantee)
     return CalibrationCard(

@@ -17,9 +17,9 @@ from deployments.settings import ControlSettings, EmulatedSettings, PlanningSett
 from earlyexit.errors import InputError, PlanError
 from offramp.jobs.planning import Solve
 from offramp.service.application import application_settings
+from offramp.service.calibrations import Planned, calibrated_parts, most_worth
 from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import first_plan, plan_slots, service_problem, stretched
-from offramp.service.pruned import Planned, pruned_parts, worth_more
 from offramp.service.shape import IngressDocument
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
@@ -52,16 +52,12 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
 
 def _planned(parts: ServiceParts, solve: Solve) -> Planned:
-    """The first plan: of a chain with a calibration of pruned texts, of whole or of pruned ones, as is worth more."""
-    by_pruned = pruned_parts(parts)
-    if by_pruned is None:
-        return _first(parts, solve)
-    if parts.document.accuracy.prune:
-        return _first(by_pruned, solve)
-    found = [each for each in (_tried(parts, solve), _tried(by_pruned, solve)) if each is not None]
-    if not found:
-        return _first(parts, solve)  # says why there is none
-    return found[0] if len(found) == 1 else worth_more(*found)
+    """The first plan: of a chain with several calibrations, the one that is worth most of theirs."""
+    every = calibrated_parts(parts)
+    if len(every) == 1:
+        return _first(every[0], solve)
+    found = [planned for each in every if (planned := _tried(each, solve)) is not None]
+    return most_worth(found) if found else _first(every[0], solve)  # which says why there is none
 
 
 def _tried(parts: ServiceParts, solve: Solve) -> Planned | None:

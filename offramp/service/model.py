@@ -15,14 +15,14 @@ from earlyexit.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE, read_card
-from offramp.jobs.calibration import RECORDS_FILE, read_calibration
+from offramp.jobs.calibration import read_calibration
 from offramp.jobs.chain_members import check_members
 from offramp.service.shape import AccuracyDocument, ModelDocument
-from optimizer.calibration_file import CalibrationCard
+from optimizer.calibration_file import CalibrationCard, records_of
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
 from profiles.decay import check_decay_of, decay_of
-from profiles.networks import alone_of, check_weights, weights_of
+from profiles.networks import alone_of, check_weights, kept_of, weights_of
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
@@ -52,17 +52,25 @@ class Exits:
 
 
 def read_exits(
-    document: AccuracyDocument, model: Path, card: ModelCard, source: Source, base: Path, *, recorded: bool
+    document: AccuracyDocument,
+    model: Path,
+    card: ModelCard,
+    source: Source,
+    base: Path,
+    *,
+    recorded: bool,
+    beside: Path | None = None,
 ) -> Exits:
     """Policy, thresholds and records of a service; `recorded`: emulated accelerators answer from the records.
 
-    What the file leaves out is the calibration's. Raises InputError at the line of what does not fit the model.
+    What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
+    InputError at the line of what does not fit the model.
     """
     with source.said_at(("accuracy",)):
-        calibration = None if _complete(document) else read_calibration(model)
+        calibration = None if _complete(document) else read_calibration(model, beside)
         score = document.policy or (calibration.policy if calibration else "recorded")
     name = "recorded" if recorded else score
-    path = (base / document.records).resolve() if document.records is not None else model / RECORDS_FILE
+    path = (base / document.records).resolve() if document.records is not None else records_of(model, beside)
     with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
         records = _records(path, card)
         check_members(records.provenance, model, path)
@@ -84,6 +92,7 @@ def read_exits(
     # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
     promised = calibration if calibration is not None and calibration.metric == "agreement" else None
     budget = promised.budget if promised is not None and document.budget is None else document.budget
+    pruned = (calibration.prune if calibration is not None else None) or {}
     return Exits(
         policy=policy,
         thresholds=thresholds,
@@ -91,6 +100,8 @@ def read_exits(
         alone=alone,
         budget=of_ramps(budget, records, thresholds),
         confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
+        prune=pruned,
+        kept=kept_of(records) if pruned else (),
     )
 
 

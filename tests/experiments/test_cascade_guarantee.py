@@ -7,14 +7,13 @@ import pytest
 
 from earlyexit.chain import Chain
 from earlyexit.reroute import reroute_probability
+from experiments.cascade_case import Case, mean_cost
 from experiments.cascade_guarantee import (
     GUARANTEE,
     WAYS,
-    Case,
     Trial,
     coins,
     end_losses_N,
-    mean_cost,
     ours,
     parts,
     sets_of_ramps,
@@ -67,9 +66,10 @@ def test_what_is_promised_is_about_kept_where_tabis_search_goes_on(metric: Metri
     calibration, tried = parts(case(8000), "divided", 0)
     assert len(calibration.records) == len(tried.records) == 4000
     found = {way: learn(calibration, tried, metric, 0) for way, learn in WAYS.items()}
-    for way in ("all", "end"):
+    for way in ("all", "end", "picked"):
         assert found[way].loss < 1.2 * GUARANTEE.budget, way  # one division may break it by its noise
         assert 0 < found[way].saved < 1, way
+    assert found["picked"].by in ("cascade", "large")
     assert found["Tabi"].loss > 1.5 * GUARANTEE.budget
     assert not found["Tabi"].kept
     assert found["Tabi"].saved > found["end"].saved
@@ -112,4 +112,12 @@ def test_a_band_loses_no_less_than_a_threshold_where_risk_falls_with_the_score()
 def test_a_summary_is_the_mean_of_its_trials_and_leaves_open_what_a_way_has_not() -> None:
     one = Trial(kept=True, bound_kept=None, loss=0.02, saved=0.5, saved_inside=None, saved_large=None)
     found = summary(case(4), "drawn", "harm", "Tabi", [one, replace(one, kept=False, saved=0.7)])
-    assert (found["kept"], found["saved"], found["bound_kept"]) == (0.5, 0.6, None)
+    assert (found["kept"], found["saved"], found["bound_kept"], found["by"]) == (0.5, 0.6, None, None)
+    several = [
+        replace(one, by="large", plan=0.6),
+        replace(one, by="large", plan=0.8),
+        replace(one, by="cascade", plan=0.7),
+    ]
+    found = summary(case(4), "drawn", "harm", "picked", several)
+    assert found["by"] == "large 2, cascade 1"
+    assert found["plan"] == pytest.approx(0.7)

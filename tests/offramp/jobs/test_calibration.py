@@ -11,7 +11,7 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.store import load_model
 from earlyexit.train import no_progress
-from offramp.cli.calibrate import no_threshold_text
+from offramp.cli.calibration_tables import no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, calibrate_records, read_calibration
 from offramp.jobs.recording import batches_of_outputs, record_exits
 from optimizer.calibration_file import CalibrationCard

@@ -21,11 +21,18 @@ from earlyexit.train import exit_outputs
 from offramp.jobs.block_costs import parameters_by_block
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
 from offramp.jobs.chain_members import check_members
-from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
-from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
+from optimizer.calibration_file import (
+    AMONG,
+    CALIBRATION_FILE,
+    PRUNED,
+    REFERENCE,
+    beside_of,
+    read_calibration_file,
+    records_of,
+)
 from optimizer.risk import Guarantee
 from profiles.latency import LatencyProfile
 from profiles.networks import alone_of, kept_of, measuring_of, of_networks, prune_of
@@ -71,7 +78,7 @@ def models(calibrated: Path, tmp_path: Path) -> Path:
 
 def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRows) -> None:
     before = {name: (models / name / WEIGHTS_FILE).read_bytes() for name in ("small", "large")}
-    card, records = calibrate(models / "chain", rows, EASY)
+    card, records = calibrate(models / "chain", rows, replace(EASY, ramps="all"))
     assert (records.num_blocks, records.ramps) == (6, (0, 2, 3, 4))
     assert set(card.thresholds) == {0, 2, 3, 4}
     small, large = (load_model(models / name) for name in ("small", "large"))
@@ -86,6 +93,39 @@ def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRo
     again = record_exits(models / "chain", rows, card.policy)
     np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
     assert before == {name: (models / name / WEIGHTS_FILE).read_bytes() for name in before}, "models stay as they are"
+    assert beside_of(models / "chain") == (), "whose ramps are named has one calibration"
+    assert AMONG not in card.provenance
+
+
+def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calibrated(
+    models: Path, rows: LabelledRows
+) -> None:
+    chain = models / "chain"
+    card, records = calibrate(chain, rows, EASY)
+    assert {2} <= set(card.thresholds) <= {0, 2, 3, 4}
+    [beside] = beside_of(chain)
+    assert beside == chain / REFERENCE
+    alone = read_calibration(chain, beside)
+    assert set(alone.thresholds) <= {3, 4}
+    assert alone.thresholds
+    assert records_of(chain, beside) == chain / RECORDS_FILE
+    # Both are tested by the same rows, and plans pick one: together they may fail in one of five.
+    assert card.provenance[AMONG] == alone.provenance[AMONG] == 2
+    stricter = replace(EASY, guarantee=Guarantee(budget=0.4, confidence=0.9), ramps=tuple(alone.thresholds))
+    again, _ = calibrate(chain, rows, stricter)
+    assert again.thresholds == alone.thresholds
+    assert (alone.confidence, again.confidence) == (0.8, 0.9)
+    assert records.ramps == (0, 2, 3, 4), "records know all ramps"
+    assert beside_of(chain) == (), "what was beside goes with the calibration before"
+
+
+def test_several_calibrations_need_more_rows_and_say_so(models: Path, rows: LabelledRows) -> None:
+    strict = replace(EASY, guarantee=Guarantee(budget=0.1, confidence=0.95))
+    assert len(rows) >= strict.least_rows
+    with pytest.raises(
+        DataError, match=r"36 rows test it, of 2 calibrations; ramps that are named, or `all`, have one"
+    ):
+        calibrate(models / "chain", rows, strict)
 
 
 def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows: LabelledRows) -> None:
@@ -126,8 +166,9 @@ def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
         provenance={},
     )
     profile.save(tmp_path / "latency.json")
-    plain, _ = calibrate(models / "chain", rows, EASY)
-    measured, _ = calibrate(models / "chain", rows, replace(EASY, latency=tmp_path / "latency.json"))
+    every = replace(EASY, ramps="all")
+    plain, _ = calibrate(models / "chain", rows, every)
+    measured, _ = calibrate(models / "chain", rows, replace(every, latency=tmp_path / "latency.json"))
     assert measured.thresholds == plain.thresholds, "all blocks alike, by either"
     assert measured.provenance["latency"] == str(tmp_path / "latency.json")
     with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
@@ -211,7 +252,10 @@ def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRow
 def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: LabelledRows) -> None:
     whole_card, whole = calibrate(models / "chain", rows, EASY)
     card, records = calibrate(models / "chain", rows, replace(EASY, prune=0.3))
-    assert read_calibration(models / "chain").thresholds == whole_card.thresholds, "that of whole texts is kept"
+    kept_card = read_calibration(models / "chain")
+    assert [each.provenance[AMONG] for each in (whole_card, kept_card, card)] == [2, 3, 3]
+    assert {2} <= set(card.thresholds)
+    assert [each.name for each in beside_of(models / "chain")] == [REFERENCE, PRUNED]
     found = read_calibration_file(models / "chain" / "pruned" / CALIBRATION_FILE)
     assert (found.thresholds, found.prune) == (card.thresholds, card.prune)
     assert found.prune is not None

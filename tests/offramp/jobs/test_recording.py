@@ -17,7 +17,7 @@ from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.store import load_model, save_model
 from earlyexit.train import exit_outputs
-from offramp.cli.calibrate import calibration_tables, leave_text, no_threshold_text
+from offramp.cli.calibration_tables import calibration_tables, leave_text, no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, read_calibration
 from offramp.jobs.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
 from optimizer.calibration_file import CalibrationCard

@@ -10,8 +10,7 @@ import numpy as np
 
 from earlyexit.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE
-from offramp.jobs.pruning import FOLDER
-from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, CalibrationCard
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
 from tests.model_cards import a_card
@@ -71,7 +70,7 @@ def write_pruned(chain: Path, *, end: int, kept: float, measuring: float) -> Non
 
     `kept`: share of the tokens; `measuring`: what the first model takes for telling whose attention went where.
     """
-    folder = chain / FOLDER
+    folder = chain / PRUNED
     folder.mkdir()
     whole = ExitRecords.load(chain / RECORDS_FILE)
     facts = {PRUNE: {end: 0.6}, WORDS_CUT: 0.1, TOKENS_KEPT: [1.0, kept], MEASURING: [measuring]}
@@ -79,6 +78,15 @@ def write_pruned(chain: Path, *, end: int, kept: float, measuring: float) -> Non
     replace(whole, end_losses_N=ends_N, provenance=facts).save(folder / RECORDS_FILE)
     calibration = json.loads((chain / CALIBRATION_FILE).read_text(encoding="utf-8"))
     calibration |= {"thresholds": dict.fromkeys(whole.ramps, 0.4), "prune": {end: 0.6}, "provenance": facts}
+    (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
+
+
+def write_beside(chain: Path, name: str, thresholds: dict[int, float]) -> None:
+    """Beside the calibration of a chain, or without a name in its place, one of other thresholds, by its records."""
+    folder = chain / name
+    folder.mkdir(exist_ok=True)
+    calibration = json.loads((chain / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    calibration |= {"thresholds": thresholds, "provenance": {AMONG: 2}}
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
 
 

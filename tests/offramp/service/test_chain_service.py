@@ -12,7 +12,13 @@ import pytest
 from earlyexit.errors import ModelFolderError
 from offramp.service.application import resolve_plan
 from tests.offramp.service.service_files import Files
-from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_chain, write_model, write_pruned
+from tests.offramp.service.service_folders import (
+    WEIGHTS_BYTES,
+    write_beside,
+    write_chain,
+    write_model,
+    write_pruned,
+)
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
 
@@ -164,3 +170,43 @@ def test_words_that_cannot_be_pruned_are_refused_where_it_is_asked(
     line, said = files.refused(**{"model": model(), "accuracy": {"prune": True}} | parts)
     assert line == files.line_of("prune:")
     assert re.search(words, said)
+
+
+@pytest.mark.parametrize(
+    ("own", "reference", "used"),
+    [
+        pytest.param({0: 0.5, 1: 0.5}, {3: 0.5}, (0, 1), id="the cascade"),
+        pytest.param({0: 0.05, 1: 0.05}, {2: 0.5}, (1,), id="the reference alone"),
+        pytest.param({0: 0.05, 1: 0.05}, {2: 0.05}, (1,), id="equal, so its own"),
+    ],
+)
+def test_of_several_calibrations_that_of_the_plan_that_is_worth_most_is_followed(
+    files: Files, own: dict[int, float], reference: dict[int, float], used: tuple[int, ...]
+) -> None:
+    write_beside(files.folder / "cascade", "", own)
+    write_beside(files.folder / "cascade", "reference", reference)
+    settings = files.read(model=model()).settings
+    assert settings.plan.policy is not None
+    assert settings.plan.policy.thresholds == (reference if reference == {2: 0.5} else own)
+    assert settings.plan.used == used
+    assert settings.control is not None
+    assert settings.control.policy == settings.plan.policy
+    assert isinstance(settings.control.policy.thresholds, dict)
+    assert settings.control.problem.ramps == tuple(settings.control.policy.thresholds), "the controller keeps to it"
+
+
+def test_what_the_file_says_of_thresholds_leaves_no_calibration_to_choose(files: Files) -> None:
+    write_beside(files.folder / "cascade", "reference", {2: 0.5})
+    said = {"policy": "entropy", "thresholds": {1: 0.5}}
+    plan = files.read(model=model(), accuracy=said).settings.plan
+    assert plan.policy is not None
+    assert plan.policy.thresholds == {1: 0.5}
+
+
+def test_pruned_texts_are_chosen_among_all_calibrations(files: Files) -> None:
+    chain = files.folder / "cascade"
+    write_pruned(chain, end=1, kept=0.5, measuring=1.0)
+    write_beside(chain, "reference", {2: 0.05})
+    assert files.read(model=model()).settings.plan.prune == {1: 0.6}
+    for prune, alphas in ((True, {1: 0.6}), (False, {})):
+        assert files.read(model=model(), accuracy={"prune": prune}).settings.plan.prune == alphas
