@@ -57,7 +57,8 @@ RANDOM_SETS = 24
 CUTOFFS = (0.5, 0.7, 0.8, 0.9, 0.95)
 """Of the bands that are held against thresholds."""
 How = Literal["divided", "drawn"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
+METRICS: tuple[Metric, ...] = ("agreement", "harm")
+"""Of labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
