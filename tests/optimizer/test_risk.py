@@ -111,3 +111,17 @@ def test_the_most_loss_is_the_last_sum_before_the_test_fails() -> None:
     assert guarantee.most_loss(np.array([0.0, 0.0, 1.0, 2.0, 3.0]), 400, zero_one=True) == 1.0
     assert guarantee.most_loss(np.array([2.0, 3.0]), 400, zero_one=True) == -1.0
     assert guarantee.most_loss(np.array([0.0, 0.3, 0.9]), 400, zero_one=False) == 0.3
+
+
+@pytest.mark.parametrize("among", [1, 2, 4])
+def test_calibrations_of_which_one_is_picked_share_what_may_fail(among: int) -> None:
+    shared = Guarantee(budget=0.05, confidence=0.9, among=among)
+    alone = Guarantee(budget=0.05, confidence=1 - 0.1 / among)
+    assert shared.may_fail == pytest.approx(0.1 / among)
+    assert shared.least_inputs == alone.least_inputs
+    assert [shared.inputs_for(lost) for lost in range(4)] == [alone.inputs_for(lost) for lost in range(4)]
+
+
+def test_there_is_one_calibration_at_least() -> None:
+    with pytest.raises(DataError, match="there is at least 1 calibration, not 0"):
+        Guarantee(among=0)

@@ -342,17 +342,3 @@ def test_other_views_of_the_same_inputs_count_where_they_are_worse() -> None:
     assert both.thresholds[0] < alone.thresholds[0]
     union_N = np.maximum(tested.worst_losses_N(both.thresholds), other.worst_losses_N(both.thresholds))
     assert both.worst_loss == union_N.mean()
-
-
-@pytest.mark.parametrize("among", [1, 2, 4])
-def test_calibrations_of_which_one_is_picked_share_what_may_fail(among: int) -> None:
-    shared = Guarantee(budget=0.05, confidence=0.9, among=among)
-    alone = Guarantee(budget=0.05, confidence=1 - 0.1 / among)
-    assert shared.may_fail == pytest.approx(0.1 / among)
-    assert shared.least_inputs == alone.least_inputs
-    assert [shared.inputs_for(lost) for lost in range(4)] == [alone.inputs_for(lost) for lost in range(4)]
-
-
-def test_there_is_one_calibration_at_least() -> None:
-    with pytest.raises(DataError, match="there is at least 1 calibration, not 0"):
-        Guarantee(among=0)
