@@ -281,7 +281,6 @@ def _loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
     )
     model = model.to(getattr(torch, options.dtype)).eval().requires_grad_(False)
     tokens = options.prompt + 2 * options.tokens + PAGE_TOKENS
-    backbone.fill = options.fill
     backbone.open_store(max(options.concurrency) * (tokens // PAGE_TOKENS + 1))
     return text, model
 
