@@ -1,6 +1,6 @@
 """How many tokens leave where the losses of real generations are tested, and what `copy` changes; with intervals.
 
-    python -m experiments.sequence_budgets [--model FOLDER --prompts FILE]    (stories: 4 minutes of one core)
+    python -m experiments.sequence_budgets [--model FOLDER --prompts FILE]    (1,000 translations: 8 minutes)
 
 What `offramp calibrate` tests bounds the loss from records, without a generation per threshold. Here sequences are
 generated under every candidate: a fifth of them lay a path of thresholds, two fifths run at places of it, keys and
