@@ -6,7 +6,7 @@ import copy
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,9 @@ class Scene:
 
     model: EarlyExitModel
     rng: random.Random
+    plan: Plan = PLAN
+    answer_s: float = 0.0
+    """What passes until answers are out."""
     alive: list[One] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
@@ -109,8 +112,9 @@ class Scene:
         """A new replica, which knows of nobody."""
         memory = open_memory(self.model, NUM_PAGES * PAGE_TOKENS, "compute", 0)
         runner = TorchRunner(self.model, ConfidencePolicy(1.0), memory=memory)
-        settings = ServeSettings(model="none", plan=PLAN)
-        self.host = StageHost(settings, "cpu", "split-cpu-0", runner, ManualClock(), self._deliver)
+        settings = ServeSettings(model="none", plan=self.plan)
+        self.clock = ManualClock()
+        self.host = StageHost(settings, "cpu", "split-cpu-0", runner, self.clock, self._deliver)
         self.device = self.host._device
         self.peak = 0
 
@@ -136,7 +140,7 @@ class Scene:
             piece=piece,
             remaining_s=(math.inf,) * len(ones),
             reserve_s=0.0,
-            assignment=Assignment.of(PLAN, STAGE),
+            assignment=Assignment.of(self.plan, self.plan.stages[0]),
             sequences=tuple(one.number for one in ones),
         )
         opened = OpenCall(len(ones), partial(self._take, {str(one.number): one for one in ones}))
@@ -192,6 +196,7 @@ class Scene:
         assert self.use.sequences == sum(one.is_in for one in self.alive)
 
     def _deliver(self, releases: list[Release[Any]]) -> None:
+        self.clock.advance(self.answer_s)
         for opened, chunk in chunks_by_call(releases):
             opened.take(chunk)
 
@@ -246,6 +251,22 @@ class Calm(random.Random):
 
     def random(self) -> float:
         return 1.0
+
+
+def test_the_next_batch_waits_a_moment_for_the_next_steps_of_whom_the_last_one_answered(model: EarlyExitModel) -> None:
+    stage = replace(STAGE, splits=(Split(first=0, end=NUM_BLOCKS, batch=32),))
+    scene = Scene(model, Calm(), replace(PLAN, stages=(stage,)), answer_s=0.1)
+    scene.alive = [One(number, connection, prompt=1, limit=8) for number, connection in ((1, 0), (2, 1))]
+    scene.send(0)
+    batch = scene.device.start_next()
+    assert isinstance(batch, Batch)
+    scene.send(1)
+    scene.device.run(batch)
+    assert scene.device.start_next() == pytest.approx(0.105)
+    scene.send(0)
+    together = scene.device.start_next()
+    assert isinstance(together, Batch)
+    assert {member.sequence for member in together.members} == {1, 2}
 
 
 @pytest.fixture(scope="module")
