@@ -15,8 +15,7 @@ import numpy as np
 from experiments.data import RUNS
 from experiments.live.emulation import Emulation
 from experiments.live.model import NUM_MADE_UP, card, made_up
-from offramp.jobs.calibration import RECORDS_FILE
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable

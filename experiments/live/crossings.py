@@ -31,9 +31,8 @@ from experiments.live.meter import replica_pids
 from experiments.live.model import NUM_MADE_UP, card, made_up
 from experiments.live.scenario import EMULATED, Played, judged, parser, played, write
 from experiments.live.service import Service, hand_control
-from offramp.jobs.calibration import RECORDS_FILE
 from offramp.jobs.chaining import chain_models
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords

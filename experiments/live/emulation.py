@@ -15,7 +15,7 @@ from earlyexit.errors import PlanError
 from experiments.e3_plans import PROBLEMS, stretched
 from experiments.live.load import Phase
 from experiments.live.model import ensure_model, thresholds
-from offramp.jobs.calibration import RECORDS_FILE
+from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate
 from optimizer.plan import Plan, PolicySpec, Stage

@@ -31,12 +31,12 @@ from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
 from offramp.client.protocol import predict_body
-from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords

@@ -39,7 +39,7 @@ from experiments.peers.processes import Server
 from experiments.streams.client import Asked, Caller, Course
 from experiments.streams.sides import SIDES, Setting, Side, serving
 from experiments.streams.weights import float_gguf, transformers_folder
-from offramp.jobs.calibration import RECORDS_FILE
+from optimizer.calibration_file import RECORDS_FILE
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords

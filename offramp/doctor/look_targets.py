@@ -10,8 +10,8 @@ from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.doctor.machine import Target
-from offramp.jobs.calibration import RECORDS_FILE, read_calibration
-from optimizer.calibration_file import CALIBRATION_FILE
+from offramp.jobs.calibration import read_calibration
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 
 def look_at_target(path: Path) -> Target:

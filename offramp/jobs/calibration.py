@@ -13,7 +13,6 @@ from earlyexit.errors import DataError
 from earlyexit.tasks.token import TokenTask
 from offramp.jobs.block_costs import measured_costs
 from offramp.jobs.calibrated import (
-    RECORDS_FILE,
     CalibrateJob,
     card_of,
     check_ramps,
@@ -33,7 +32,7 @@ from offramp.jobs.recording import (
     score_of,
     tokens_of,
 )
-from optimizer.calibration_file import CalibrationCard
+from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.plan import policy_of_score
 from profiles.records import ExitRecords
 

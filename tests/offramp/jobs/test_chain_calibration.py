@@ -19,7 +19,7 @@ from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.train import exit_outputs
 from offramp.jobs.block_costs import parameters_by_block
-from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.chain_members import check_members
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
@@ -28,6 +28,7 @@ from optimizer.calibration_file import (
     AMONG,
     CALIBRATION_FILE,
     PRUNED,
+    RECORDS_FILE,
     REFERENCE,
     beside_of,
     read_calibration_file,

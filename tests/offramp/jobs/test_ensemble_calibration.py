@@ -15,7 +15,8 @@ from torch import Tensor
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.store import read_card
-from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
+from optimizer.calibration_file import RECORDS_FILE
 from optimizer.risk import Guarantee
 from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of
 from profiles.records import ExitRecords

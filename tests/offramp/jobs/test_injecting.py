@@ -22,12 +22,12 @@ from earlyexit.named import NamedSpec
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.train import exit_outputs
 from offramp.jobs.answer_names import answer_names, check_names
-from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate
+from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.foreign import TorchForeign, read_foreign
 from offramp.jobs.inject_job import InjectJob
 from offramp.jobs.injecting import Injected, Times, crossing_sites, inject
 from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.risk import Guarantee
 from profiles.table import FloatArray
 from tests.earlyexit.foreign import SIDE, masked, pictures

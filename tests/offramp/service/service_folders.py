@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from earlyexit.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
-from offramp.jobs.calibration import RECORDS_FILE
-from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, CalibrationCard
+from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
 from tests.model_cards import a_card

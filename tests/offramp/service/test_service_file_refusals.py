@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offramp.jobs.calibration import RECORDS_FILE
+from optimizer.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.offramp.service.service_files import ENTROPY, TABLE, Files, emulated
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_records, write_shares
