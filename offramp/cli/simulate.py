@@ -18,7 +18,8 @@ from offramp.cli.printing import make_table, milliseconds, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from offramp.jobs.simulating import Simulated, SimulateJob, Simulation
+    from offramp.jobs.simulate_job import SimulateJob, Simulation
+    from offramp.jobs.simulating import Simulated
     from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
@@ -90,8 +91,8 @@ def simulate(
     """
     if plan is not None and strategy is not None:
         raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
+    from offramp.jobs.simulate_job import SimulateJob
     from offramp.jobs.simulated_plan import thresholds_option
-    from offramp.jobs.simulating import SimulateJob
 
     job = SimulateJob(
         problem=problem,

@@ -18,7 +18,7 @@ from simulator.generate import Generated, generate
 from simulator.scenario import Scenario, SequenceLengths
 
 if TYPE_CHECKING:
-    from offramp.jobs.simulating import SimulateJob, Simulation
+    from offramp.jobs.simulate_job import SimulateJob, Simulation
     from optimizer.generation.demand import Generation
     from optimizer.problem import PlanProblem
     from simulator.decisions import IntArray

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from earlyexit.errors import InputError
-from earlyexit.order import OrderSpec
 from offramp.jobs.planning import NoPlanAnswer
 from offramp.jobs.provenance import provenance
-from offramp.jobs.simulated_inputs import Inputs, Thresholds, exit_inputs
+from offramp.jobs.simulate_job import SimulateJob, Simulation
+from offramp.jobs.simulated_inputs import Inputs, exit_inputs
 from offramp.jobs.simulated_lengths import given_lengths, lengthened, with_lengths
 from offramp.jobs.simulated_plan import PlayedPlan, plan_of_file, planner_plan, said_of
 from offramp.jobs.simulated_sequences import SimulatedSequences, check_sequences, in_sequences, sequences_document
 from offramp.load.arrivals import FloatArray, parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS
-from optimizer.decision import Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
@@ -37,54 +35,6 @@ MOST_INPUTS = MOST_ARRIVALS
 """Of one simulation: hours, and several GB."""
 SAME_RATE = 0.01
 """Share by which a plan's own prediction may differ from the problem's before it is said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateJob:
-    """What is asked for; refuses numbers that contradict each other with an InputError that names the option."""
-
-    problem: Path
-    plan: Path | None = None
-    """None: the planner's."""
-    strategy: Strategy = "best"
-    arrivals: str
-    duration_s: float = 60.0
-    warm_up_s: float = 1.0
-    """Requests that arrive before are served and not counted."""
-    records: Path | None = None
-    thresholds: Thresholds | None = None
-    inputs_per_request: int = 1
-    num_ingresses: int = 1
-    lengths: str | None = None
-    """A file of lengths, or `mean,variance,low,high`; None: the problem's, if it has any."""
-    overlap_below: int | None = None
-    """None: as the plan says."""
-    order: OrderSpec | None = None
-    """None: as the plan says, or the problem whose plan the planner makes."""
-    admission: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.duration_s < math.inf:
-            raise InputError(f"--duration {self.duration_s:g}; a finite number of seconds above 0 is needed")
-        if not 0 <= self.warm_up_s < self.duration_s:
-            raise InputError(
-                f"--warm-up {self.warm_up_s:g}; seconds from 0 on are needed, fewer than the {self.duration_s:g} of "
-                "--duration"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulation:
-    """All that is needed to run, read and checked."""
-
-    job: SimulateJob
-    scenario: Scenario
-    played: PlayedPlan
-    predicted: Evaluation
-    """By the cost model, with the problem's survival."""
-    inputs: Inputs
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
