@@ -215,7 +215,7 @@ class Device(Generic[P]):
             busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
             if self._hands is not None:
                 answered = [each.sequence for each in batch.members if each.sample_id not in inside.members]
-                self.engine.answered(answered, took_s=total_s, now_s=now_s)
+                self.engine.returning.answered(answered, took_s=total_s, now_s=now_s)
         self._on_batch(batch, busy_s)
         inside.charge(total_s)
         return survivors

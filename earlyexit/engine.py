@@ -17,6 +17,7 @@ from earlyexit.errors import PlanError
 from earlyexit.filling import Load, Standing, pick, standing_of
 from earlyexit.member import Member, P, Queue, by_deadline
 from earlyexit.order import DEFAULT, OrderSpec
+from earlyexit.returning import Returning
 from earlyexit.split import Split
 from earlyexit.times import Times
 
@@ -25,10 +26,6 @@ Dispatch = Literal["work-conserving", "deferred", "filling"]
 DOUBT = 0.9
 """What is left of the trust in the times whenever they left an idle device without work: two seconds, learnt from a
 cold start, are tried again after about thirty inputs with 0.1 s each."""
-
-RETURN_SHARE = 0.05
-"""Of what a batch took, how long the next waits at most for sequences whose steps it answered: two ms of a step of 40
-for the way to the ingress and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +74,9 @@ class BatchEngine(Generic[P]):
       while nothing is known of how long its splits take;
     - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.filling`.
 
-    By every rule a batch that is not full waits a moment for the next steps of sequences that were just answered.
-    Who of a queue is in the batch is the order's to say. A batch is closed only when the device asks, so members that
-    arrive while it computes still fit. Probes have queues
-    of their own; being few, they count as full as soon as one waits.
+    By each of them a batch that is not full waits a moment for steps that are on their way (`earlyexit.returning`). Who of
+    a queue is in the batch is the order's to say. A batch is closed only when the device asks, so members that arrive
+    while it computes still fit. Probes have queues of their own; being few, they count as full as soon as one waits.
     """
 
     __slots__ = (
@@ -91,8 +87,6 @@ class BatchEngine(Generic[P]):
         "_hosting",
         "_order",
         "_passing",
-        "_returning",
-        "_returning_until_s",
         "_run_sums",
         "_serial",
         "_splits",
@@ -100,6 +94,7 @@ class BatchEngine(Generic[P]):
         "_trust",
         "busy",
         "load",
+        "returning",
         "times",
     )
 
@@ -121,8 +116,7 @@ class BatchEngine(Generic[P]):
         self.busy = 0.0
         """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
-        self._returning: set[int] = set()
-        self._returning_until_s = -math.inf
+        self.returning = Returning()
         # Of what is hosted, by first block; in `_passing` of splits that are not, or no longer: they vanish when they
         # are empty.
         self._hosted: dict[int, Queue[P]] = {}
@@ -223,7 +217,7 @@ class BatchEngine(Generic[P]):
 
     def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
         """Throw out, and give, the queued members of sequences that are over."""
-        self._returning.difference_update(sequences)
+        self.returning.take_out(sequences)
         found = [member for queue in self._deepest_first for member in queue.take_out(sequences)]
         self._let_drained_vanish()
         return found
@@ -242,8 +236,8 @@ class BatchEngine(Generic[P]):
         for queue in waiting:
             if queue.is_full:
                 return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
-        if self._returning and self._awaits(waiting, now_s):
-            return Choice(batch=None, dropped=dropped, wake_s=self._returning_until_s)
+        if self.returning and self.returning.are_awaited(waiting, now_s):
+            return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
         if self._dispatch == "work-conserving" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
@@ -268,23 +262,6 @@ class BatchEngine(Generic[P]):
             self.times.observe(batch.split, size, tokens, first_s, total_s)
             self._run_sums.add(batch.split, size, tokens, busy_s, shared=shared_s > 0)
         return busy_s
-
-    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
-        """A batch that took so long has answered steps of these sequences, whose next ones are on their way.
-
-        Those of others that came meanwhile would make a batch without them at once, and so on by turns: two groups,
-        each of which reads all weights.
-        """
-        self._returning = set(sequences)
-        self._returning_until_s = now_s + RETURN_SHARE * took_s
-
-    def _awaits(self, waiting: Sequence[Queue[P]], now_s: float) -> bool:
-        """Whether steps are still on their way that are worth waiting for."""
-        self._returning.difference_update(member.sequence for queue in waiting for member in queue.members)
-        if self._returning and now_s < self._returning_until_s:
-            return True
-        self._returning.clear()
-        return False
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
         split = _rest_of(self._splits, block) or _rest_of(fallback, block)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from earlyexit.engine import RETURN_SHARE
 from earlyexit.member import Member
+from earlyexit.returning import SHARE
 from earlyexit.split import Split
 from tests.earlyexit.engine_driver import Engine, TableTimes, chosen, names
 
-UNTIL_S = 1.0 + RETURN_SHARE
+UNTIL_S = 1.0 + SHARE
 
 
 def step(name: str, sequence: int) -> Member[None]:
@@ -21,7 +21,7 @@ def two_have_run(batch: int = 8) -> Engine:
     first = chosen(engine)
     engine.submit(0, [step("c", 3), step("d", 4)], 0.5)
     engine.finished(first, first_s=1.0, total_s=1.0)
-    engine.answered([1, 2], took_s=1.0, now_s=1.0)
+    engine.returning.answered([1, 2], took_s=1.0, now_s=1.0)
     return engine
 
 
@@ -55,7 +55,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
 
 def test_a_device_without_other_work_waits_for_nothing() -> None:
     engine = Engine((Split(first=0, end=2, batch=8),), TableTimes({0: 1.0}))
-    engine.answered([1], took_s=1.0, now_s=1.0)
+    engine.returning.answered([1], took_s=1.0, now_s=1.0)
     assert engine.choose(1.0).wake_s is None
     engine.submit(0, [step("b", 1)], 1.02)
     assert names(chosen(engine, 1.02).members) == "b"
