@@ -74,9 +74,9 @@ class BatchEngine(Generic[P]):
       while nothing is known of how long its splits take;
     - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.filling`.
 
-    By each of them a batch that is not full waits a moment for steps that are on their way (`earlyexit.returning`). Who of
-    a queue is in the batch is the order's to say. A batch is closed only when the device asks, so members that arrive
-    while it computes still fit. Probes have queues of their own; being few, they count as full as soon as one waits.
+    By each a batch that is not full waits a moment for steps on their way (`earlyexit.returning`). Who of a queue is in
+    the batch is the order's to say. A batch is closed only when the device asks, so members that arrive while it
+    computes still fit. Probes have queues of their own; being few, they count as full as soon as one waits.
     """
 
     __slots__ = (
@@ -117,8 +117,7 @@ class BatchEngine(Generic[P]):
         """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         self.returning = Returning()
-        # Of what is hosted, by first block; in `_passing` of splits that are not, or no longer: they vanish when they
-        # are empty.
+        # By first block; in `_passing` of splits that are not hosted, or no longer: they vanish when they are empty.
         self._hosted: dict[int, Queue[P]] = {}
         self._passing: dict[Split, Queue[P]] = {}
         self.follow(splits, dispatch, order)
