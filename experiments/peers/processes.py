@@ -172,22 +172,28 @@ def part_of(process: psutil.Process) -> str:
     return next((name for word, name in PARTS if word in words), REST)
 
 
-def wait_until_ready(server: Server, name: str, start_s: float = START_S) -> None:
-    """Until it answers; raises OfframpError where it ends, or answers no request within `start_s`."""
+def _ask_ready(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/predict", json={"inputs": "ready?"}, timeout=5.0)
+
+
+def wait_until_ready(
+    server: Server, name: str, start_s: float = START_S, *, ask: Callable[[str], httpx.Response] = _ask_ready
+) -> None:
+    """Until it answers what it is asked; raises OfframpError where it ends, or does not within `start_s`."""
     until_s = time.monotonic() + start_s
     while time.monotonic() < until_s:
         if server.process.poll() is not None:
             tail = _tail(server.log)
             raise OfframpError(f"{name} ended with {server.process.returncode} before it answered:\n{tail}")
-        if _answers(server.url):
+        if _answers(server.url, ask):
             return
         time.sleep(POLL_S)
     raise OfframpError(f"{name} answered no request within {start_s:g} s:\n{_tail(server.log)}")
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, ask: Callable[[str], httpx.Response]) -> bool:
     try:
-        return httpx.post(f"{url}/predict", json={"inputs": "ready?"}, timeout=5.0).status_code == httpx.codes.OK
+        return ask(url).status_code == httpx.codes.OK
     except httpx.TransportError:  # nobody listens yet, or somebody who is not ready
         return False
 

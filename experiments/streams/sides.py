@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +17,9 @@ from typing import Any
 import httpx
 
 from earlyexit.boundary import FloatName
-from earlyexit.errors import OfframpError
-from experiments.peers.processes import START_S, Server, running
+from experiments.peers.processes import Server, running, wait_until_ready
 
 HOST = "127.0.0.1"
-POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,19 +203,5 @@ def serving(side: Side, setting: Setting) -> Iterator[Server]:
     log = setting.logs / f"{side.name.replace(' ', '-')}.log"
     url = f"http://{HOST}:{setting.port}"
     with running(list(side.command(setting)), url, log, {**threads, **_ALONE}) as server:
-        _wait(server, side)
+        wait_until_ready(server, side.name, ask=lambda url: httpx.get(url + side.ready, timeout=5.0))
         yield server
-
-
-def _wait(server: Server, side: Side) -> None:
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        if server.process.poll() is not None:
-            raise OfframpError(f"{side.name} ended with {server.process.returncode}; {server.log} says why")
-        try:
-            if httpx.get(server.url + side.ready, timeout=5.0).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:  # nobody listens yet
-            pass
-        time.sleep(POLL_S)
-    raise OfframpError(f"{side.name} does not answer within {START_S:g} s; {server.log} says why")

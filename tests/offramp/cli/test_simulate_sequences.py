@@ -6,25 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.offramp.cli import runs
 from tests.offramp.cli.runs import Captured, printed, refused, run, written
 
-PROBLEM = """\
-blocks: 2
-ramps: [0]
-survival: [1.0, 0.5]
-latency:
-  V100: {batch: [1, 2, 4], block_s: [[0.001, 0.001, 0.001], [0.001, 0.001, 0.001]], ramp_s: [[0.0, 0.0, 0.0]]}
-devices:
-  V100: {count: 1, usd_per_hour: 3}
-link: {bandwidth_bytes_per_s: 1.0e9}
-bytes_per_sample: 0
-objective: {maximize: rate}
+PROBLEM = (
+    runs.PROBLEM.replace("slo: {latency_s: 0.1, slack: 0.2}\n", "")
+    + """\
 generation:
   lengths: azure.csv
   tpot_s: 0.1
   ttft_s: 1.0
   chunk: 4
 """
+)
 """A block takes 1 ms at any batch, up to four tokens."""
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\nx,4,3\nx,2,5\n"
 ONE_BY_ONE = ("--arrivals", "uniform:10", "--duration", 2, "--warm-up", 0, "--strategy", "stock")
