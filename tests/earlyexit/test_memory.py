@@ -85,6 +85,14 @@ class Scene:
         assert isinstance(batch, Batch)
         return batch
 
+    def run_until_idle(self) -> None:
+        """Also when a batch waits a moment for the next steps of sequences that were just answered."""
+        self.device.run_until_idle()
+        while (choice := self.device.start_next()) is not None:
+            assert isinstance(choice, float)
+            self.clock.advance(choice - self.clock.now_s())
+            self.device.run_until_idle()
+
     @property
     def answered(self) -> list[str]:
         return [each.answer.sample_id for each in self.released if isinstance(each, Told)]
@@ -98,7 +106,7 @@ def test_whom_the_network_does_not_take_is_lost_and_nobody_else() -> None:
     scene = Scene(room=2)
     assert scene.submit("abc") == ["a", "b"]
     assert scene.lost == [("c", OverloadedError)]
-    scene.device.run_until_idle()
+    scene.run_until_idle()
     assert scene.answered == ["a", "b"]
     assert scene.memory.kept == {1, 2}
 
@@ -108,7 +116,7 @@ def test_a_sequence_that_nobody_computes_goes_at_once_and_what_is_queued_of_it_i
     scene.submit("ab")
     scene.device.end([2, 7])
     assert (scene.memory.ended, scene.lost) == ([2, 7], [("b", SequenceLostError)])
-    scene.device.run_until_idle()
+    scene.run_until_idle()
     assert scene.answered == ["a"]
 
 
@@ -130,7 +138,7 @@ def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> N
     assert scene.memory.kept == {2, 3}, "it is still in the device's hands"
     scene.device.requeue(coming_back)
     assert (scene.memory.kept, scene.lost) == ({3}, [("b", SequenceLostError)])
-    scene.device.run_until_idle()
+    scene.run_until_idle()
     assert scene.answered == ["c"]
 
 
