@@ -90,6 +90,11 @@ class PatientLink:
     async def tallies(self) -> list[Tally]:
         return await self._link.tallies()
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._waiting)
+
     def give_up(self) -> None:
         """Whoever waits for an answer gets an error at once."""
         for task in self._waiting:

@@ -48,7 +48,9 @@ class Versions:
         self._store = store
         self._link_to = link_to
         self._links: dict[str, PatientLink] = {}
-        self._lost: set[str] = set()
+        self._answers: dict[str, bool] = {}
+        """Which applications answered when they were last asked what they are, while the traffic is followed."""
+        self._following = asyncio.Lock()
         self._apps: dict[str, str] = {}
         self._is_root = VERSIONS_PATH not in settings.route_prefix
         self._control = settings.repository.control
@@ -156,25 +158,41 @@ class Versions:
             await self._connect(version)
 
     async def _put(self, traffic: Traffic) -> None:
-        await self._store.put_traffic(self._own.card.name, traffic)
-        if self._is_root:
-            await self._follow(traffic)
+        async with self._following:
+            await self._store.put_traffic(self._own.card.name, traffic)
+            if self._is_root:
+                await self._follow(traffic)
 
     async def _register(self) -> None:
         listed = Listed(app=self._app, model=self._own.card.name, version=self._own.version)
         await self._store.put_listed(listed)
 
     async def _look(self) -> None:
-        await self._follow(await self._store.traffic(self._own.card.name))
+        """Under a lock: what was read before an order must not be followed after it."""
+        async with self._following:
+            await self._follow(await self._store.traffic(self._own.card.name))
         if self._choice.fork is not None:
             self._show(self._choice.tally)
 
     async def _follow(self, traffic: Traffic) -> None:
-        """What still waits for an application that is gone is given up once nothing more is sent there."""
-        self._lost.clear()
+        """What still waits for an application that is gone is given up once nothing more is sent there.
+
+        Also where the traffic does not name it any more: a canary may end, and be unloaded, before its last answer.
+        """
+        self._answers.clear()
         await self._choice.follow(traffic)
-        for app in self._lost:
-            self._links[app].give_up()
+        for app, link in list(self._links.items()):
+            if link.is_waited_for and not await self._is_there(app, link):
+                link.give_up()
+
+    async def _is_there(self, app: str, link: PatientLink) -> bool:
+        if app not in self._answers:
+            try:
+                self._answers[app] = bool(await link.facts())
+            except Exception as error:  # whatever Ray says of what is gone
+                logger.warning("what waits for %s is given up: %r", app, error)
+                self._answers[app] = False
+        return self._answers[app]
 
     async def _until_done(self, step: Callable[[], Awaitable[None]], sleep: Sleep) -> None:
         """Ray may be away for a while: what was known then goes on."""
@@ -199,9 +217,9 @@ class Versions:
         return served
 
     async def _connected(self, app: str, version: str) -> Served:
-        self._lost.add(app)
+        self._answers[app] = False
         served = await connected(app, version, self._link(app), self._default_timeout_s)
-        self._lost.discard(app)
+        self._answers[app] = True
         self._apps[version] = app
         ours, theirs = _inputs(self._own.card), _inputs(served.card)
         if ours != theirs:

@@ -21,7 +21,14 @@ from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError,
 from earlyexit.store import WEIGHTS_FILE
 from optimizer.plan import stock_plan
 from tests.deployments.ingress.completions.generating import tales
-from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, FakeStore, SilentLink, a_request
+from tests.deployments.ingress.versions.version_fakes import (
+    FakeLink,
+    FakeServed,
+    FakeStore,
+    Held,
+    SilentLink,
+    a_request,
+)
 from tests.model_cards import a_card
 
 CANARY = Canary(version="2", share=1.0)
@@ -226,6 +233,33 @@ async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_b
     await scene.run(looks=1)
     assert await waiting == "1"
     assert scene.versions.choose("r-1") is None
+
+
+async def test_so_are_those_of_a_canary_that_was_ended_before_it_was_unloaded(scene: Scene) -> None:
+    silent = scene.links["two"] = SilentLink(served=FakeServed(version="2"))
+    await scene.versions.set_canary(CANARY)
+    waiting = asyncio.create_task(scene.answered_by())
+    await silent.asked.wait()
+    await scene.versions.end_canary()
+    await scene.run(looks=1)
+    assert not silent.was_cancelled, "it is there, and may answer yet"
+    silent.gone = RuntimeError("deleted")
+    del scene.store.serving["two"]
+    scene.slept.clear()
+    await scene.run(looks=1)
+    assert await waiting == "1"
+
+
+async def test_a_look_that_began_before_an_order_does_not_undo_it(scene: Scene) -> None:
+    await scene.versions.set_canary(CANARY)
+    held = scene.store.held = Held()
+    looking = asyncio.create_task(scene.run(looks=1))
+    await held.began.wait()
+    ending = asyncio.create_task(scene.versions.end_canary())
+    await asyncio.sleep(0)
+    held.may_end.set()
+    await asyncio.gather(looking, ending)
+    assert await scene.answered_by() == "1"
 
 
 async def test_the_index_can_be_of_ready_versions_only(scene: Scene) -> None:

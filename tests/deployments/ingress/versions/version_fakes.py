@@ -100,6 +100,14 @@ class SilentLink(FakeLink):
 
 
 @dataclass
+class Held:
+    """A read of the store whose answer is on its way for a while."""
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
 class FakeStore:
     """What Ray and Serve would know."""
 
@@ -108,10 +116,17 @@ class FakeStore:
     serving: dict[str, AppStatus] = field(default_factory=dict)
     failures: list[Exception] = field(default_factory=list)
     """Raised one after the other, before anything is found again."""
+    held: Held | None = None
+    """Of the next who asks for the traffic."""
 
     async def traffic(self, model: str) -> Traffic:
         self._fail()
-        return self.of_models.get(model, Traffic())
+        found = self.of_models.get(model, Traffic())
+        held, self.held = self.held, None
+        if held is not None:
+            held.began.set()
+            await held.may_end.wait()
+        return found
 
     async def put_traffic(self, model: str, traffic: Traffic) -> None:
         self.of_models[model] = traffic
