@@ -71,7 +71,7 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff format .
 
 bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
-	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --onnx
+	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
 	$(BIN)/python -m experiments.footprint
 	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv

@@ -2,20 +2,21 @@
 
     python -m experiments.engine_speed MODEL --data clinc150/data_full.json --part test
 
-One thread, no Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds. Processor time per
-answer does not waver with what else the machine does, samples/s do. `--dtypes` puts several into one run, `--sides`
-leaves out all whose names do not begin so.
+No Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds. Processor time per answer does
+not waver with what else the machine does, samples/s do. `--dtypes` puts several into one run, `--backends` others
+beside torch, in float32 (of `auto` it is told which it took), `--sides` leaves out all whose names do not begin so.
 Minutes: about 3 on one core.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from deployments.stage.build import build_policy, warm_up
-from earlyexit.backends import open_segments
+from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.boundary import FloatName
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
@@ -45,7 +46,7 @@ from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
 Side = Callable[[Sequence[Encoded]], None]
-WITH_ONNX = ("engine, stock", "engine, split after block 0")
+BY_ALL_BACKENDS = ("engine, stock", "engine, split after block 0")
 RATE, SPENT = "samples/s", "ms of processor time per answer"
 
 
@@ -123,10 +124,11 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--dtypes", nargs="+", choices=get_args(FloatName), default=["float32"])
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
-    parser.add_argument("--onnx", action="store_true", help="also with ONNX Runtime, in float32")
+    parser.add_argument("--backends", nargs="+", choices=sorted({*BACKENDS} - {"torch"}), default=[])
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     card = read_calibration(options.model)
     texts = read_labelled(options.data, part=options.part).texts
     encoded = TextTokenizer.load(options.model, read_card(options.model).max_length).encode(texts, truncate=True)
@@ -141,7 +143,7 @@ def main() -> None:
         told = {"samples_per_s": rates, "processor_ms_per_answer": spent}
         print(json.dumps({"batch": options.batch, "inputs": len(sample), **told}))
         return
-    tell(f"{len(sample)} inputs, batch {options.batch}, one thread, {options.rounds} rounds", found)
+    tell(f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds", found)
 
 
 def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
@@ -149,18 +151,22 @@ def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
     named: dict[str, partial[Side]] = {}
     for dtype in options.dtypes:
         model = load_model(options.model, dtype=getattr(torch, dtype))
-        open_segments("torch", model, options.model, 1)
+        open_segments("torch", model, options.model, options.threads)
         of_dtype = sides(model, card, options.batch)
         named |= {name if len(options.dtypes) == 1 else f"{name}, {dtype}": side for name, side in of_dtype.items()}
-    if options.onnx:
-        model = load_model(options.model)
-        onnx = open_segments("onnx", model, options.model, 1)
-        named |= {
-            f"{name}, onnx": partial(side, segments=onnx)
-            for name, side in sides(model, card, options.batch).items()
-            if name in WITH_ONNX
-        }
+    for backend, name in product(options.backends, BY_ALL_BACKENDS):
+        named[f"{name}, {backend}"] = partial(_by_backend, options, card, backend, name)
     return {name: side() for name, side in named.items() if name.startswith(tuple(options.sides))}
+
+
+def _by_backend(options: Namespace, card: CalibrationCard, backend: str, name: str) -> Side:
+    """A side as a replica has it: a model of its own, since backends may put other modules in its places."""
+    model = load_model(options.model)
+    segments = open_segments(backend, model, options.model, options.threads)
+    side = sides(model, card, options.batch)[name](segments=segments)
+    if (found := computed_by(segments)) is not None:
+        print(f"{name}: {backend} took {found}", file=sys.stderr)
+    return side
 
 
 def _rate(side: Side, sample: Sequence[Encoded]) -> Figures:

@@ -83,7 +83,14 @@ PoolingOption = Annotated[
     str, typer.Option(help="mean (of tokens, or a map), first (token) or grid (of a map).", **completes(POOLINGS))
 ]
 Ramps = Annotated[str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")]
-Joint = Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")]
+Joint = Annotated[
+    bool,
+    typer.Option(
+        "--joint",
+        help="Train the whole model, not only its ramps: minutes in place of seconds; where the checkpoint knows other "
+        "labels, or none, more answers are right, and they leave earlier.",
+    ),
+]
 Imitate = Annotated[
     bool,
     typer.Option(
