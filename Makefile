@@ -17,6 +17,7 @@ setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.t
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
+	@echo "everything goes into $(VENV): minutes, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
 	$(BIN)/python -m optimizer.kernels  # compiles the planner, once

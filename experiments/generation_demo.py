@@ -83,6 +83,8 @@ def main() -> None:
                 asyncio.run(_streamed(console, url, shown, colours_of(plan.ramps)))
     console.rule("3. what happened")
     console.print(told(ran))
+    console.print(f"serve it: .venv/bin/offramp serve {folder} --plan early-exit", soft_wrap=True)
+    console.print('ask it:   .venv/bin/offramp generate "Why is the sky blue?" --exits', soft_wrap=True)
 
 
 def _options() -> Namespace:

@@ -34,6 +34,7 @@ class Tuning:
         self._tuner: Tuner | None = None
         self._shape: StreamShape | None = None
         self._followed: tuple[Mapping[int, float], float] | None = None
+        """Thresholds, and since when; None: nothing is served, or by thresholds not known, or somebody else's."""
         self._entry: tuple[str, int] | None = None
         self._batching: Batching | None = None
         """That inputs enter the model in; None before anything is served."""
@@ -45,11 +46,6 @@ class Tuning:
     @property
     def is_on(self) -> bool:
         return self._make is not None
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether it looks at nothing: nothing is served, or by thresholds that are not known or somebody else's."""
-        return self._followed is None
 
     @property
     def alarm(self) -> Tuned | None:

@@ -28,7 +28,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Parameters that are not served, with what may be said of them nevertheless, since it asks for nothing."""
 
-Stop = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+StopText = Annotated[str, Field(min_length=1)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1)]
 
 
