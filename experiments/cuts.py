@@ -2,7 +2,7 @@
 
 Of a chain: the labels and exits of its networks, each run uncut, one after the other.
 
-    python -m experiments.cuts MODEL --data clinc150/data_full.json --part test [--backend onnx]
+    python -m experiments.cuts MODEL --data $OFFRAMP_DATA/clinc150/data_full.json --part test [--backend onnx]
     python -m experiments.cuts MODEL --data cifar10/lossless/cifar10_test_5000_webp.zip --limit 1000 [--backend onnx]
 
 Prints the share of equal labels and exits and the largest difference of logits. `--limit` draws so many rows at random.

@@ -1,6 +1,6 @@
 """The batch engine alone, against a plain loop: what it costs, and what ramps and splits gain.
 
-    python -m experiments.engine_speed MODEL --data clinc150/data_full.json --part test
+    python -m experiments.engine_speed MODEL --data $OFFRAMP_DATA/clinc150/data_full.json --part test
 
 No Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds. Processor time per answer does
 not waver with what else the machine does, samples/s do. `--dtypes` puts several into one run, `--backends` others

@@ -1,6 +1,6 @@
 """A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches, a peer.
 
-    python -m experiments.generation_speed SmolLM2-135M-Instruct.Q4_1.gguf --data ag_news/test.csv
+    python -m experiments.generation_speed SmolLM2-135M-Instruct.Q4_1.gguf --data $OFFRAMP_DATA/ag_news/test.csv
 
 One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
 one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
