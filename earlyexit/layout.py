@@ -31,15 +31,27 @@ SCORES_PER_CALL = 500
 FEW_TOKENS = 6
 """Up to so many of the longest input, padding and its mask cost less than calls: 64 inputs of up to 5 tokens attend in
 0.8 of the time that `apart` takes, of up to 3 in 0.5; of up to 8 it is 1.2 (MiniLM, processor time)."""
+TOGETHER = 40
+"""Tokens of short inputs that attend in one call where `apart`: a call costs what the scores of a thousand pairs of
+tokens do, so that three or four questions of 11 tokens take half the time together (`experiments.attention_slots`)."""
 
 
 class Layout:
     """Index tensors derived from the lengths of a packed set of inputs; each is computed once, when first used."""
 
-    def __init__(self, lengths_B: Lengths, device: torch.device | str = "cpu", attention: Attention = "auto") -> None:
+    def __init__(
+        self,
+        lengths_B: Lengths,
+        device: torch.device | str = "cpu",
+        attention: Attention = "auto",
+        *,
+        together: int = TOGETHER,
+    ) -> None:
+        """`together`: tokens of short inputs that attend in one call where `apart`; 0: each alone, to the last bit."""
         self.lengths_B = lengths_B
         self.device = torch.device(device)
         self._attention = attention
+        self._together = together
         self.num_inputs = len(lengths_B)
         self.num_tokens = int(lengths_B.sum())
         self.longest = int(lengths_B.max(initial=0))
@@ -128,11 +140,26 @@ class Layout:
         """True where two places of a slot are of one input; what is nobody's sees its like, so that no row is empty."""
         return self.owner_RT[:, None, :, None] == self.owner_RT[:, None, None, :]
 
-    def masks(self, bias_HTT: Tensor | None = None) -> Masks:
-        """What `attend` takes, the same for all blocks; with a bias by distance for rows as long as the longest."""
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """The lengths of the inputs that attend in one call where `apart`: of neighbours."""
+        groups: list[list[int]] = []
+        tokens = self._together
+        for length in self.lengths_B.tolist():
+            tokens += length
+            if not groups or tokens > self._together:
+                groups.append([])
+                tokens = length
+            groups[-1].append(length)
+        return groups
+
+    def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
+        """What `attend` takes, the same for all blocks; with a bias by distance for rows as long as the longest.
+
+        `dtype`: of the values that attend; torch takes no other than theirs, and bool only at a detour in every call.
+        """
         if self.scheme == "apart":
-            lengths = self.lengths_B.tolist()
-            return [None if bias_HTT is None else bias_HTT[:, :length, :length] for length in lengths]
+            return [_mask_of(group, bias_HTT, dtype, self.device) for group in self.groups]
         if self._shares_rows:
             return [self._masked(self.same_R1TT, bias_HTT)]
         return [bias_HTT if self.uniform else self._masked(self.mask_BT[:, None, None, :], bias_HTT)]
@@ -150,9 +177,9 @@ class Layout:
         the same for all rows.
         """
         if self.scheme == "apart":
-            inputs = torch.split(values_ND, self.lengths_B.tolist())
-            alone = [attend(each[None], mask) for each, mask in zip(inputs, masks, strict=True)]
-            return tuple(torch.cat([rows[0] for rows in kind]) for kind in zip(*alone, strict=True))
+            groups = torch.split(values_ND, [sum(group) for group in self.groups])
+            attended = [attend(each[None], mask) for each, mask in zip(groups, masks, strict=True)]
+            return tuple(torch.cat([rows[0] for rows in kind]) for kind in zip(*attended, strict=True))
         (mask,) = masks
         if self._shares_rows:
             return self._attend_in_slots(values_ND, mask, attend)
@@ -205,3 +232,23 @@ class Layout:
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return to_device(torch.from_numpy(np.ascontiguousarray(array)), self.device)
+
+
+def _mask_of(
+    lengths: Sequence[int], bias_HTT: Tensor | None, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """What keeps inputs apart that attend side by side, (T, T) or with a bias by distance (H, T, T); None for one."""
+    if len(lengths) == 1:
+        return None if bias_HTT is None else bias_HTT[:, : lengths[0], : lengths[0]]
+    tokens = sum(lengths)
+    if bias_HTT is None:
+        owner_T = np.repeat(np.arange(len(lengths)), lengths)
+        apart_TT = np.where(owner_T[:, None] == owner_T, np.float32(0), np.float32(-np.inf))
+        return to_device(torch.from_numpy(apart_TT), device).to(dtype)
+    mask_HTT = bias_HTT.new_full((len(bias_HTT), tokens, tokens), -torch.inf)
+    start = 0
+    for length in lengths:
+        own = slice(start, start + length)
+        mask_HTT[:, own, own] = bias_HTT[:, :length, :length]
+        start += length
+    return mask_HTT

@@ -14,6 +14,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 """By the names that `transformers` has for them."""
+LEAST_STEP = 4
+STEPS_PER_OCTAVE = 16
 
 
 class ActivatedLinear(nn.Linear):
@@ -35,3 +37,26 @@ class SummedLinear(nn.Linear):
     def forward(self, values: Tensor, others: Tensor) -> Tensor:  # type: ignore[override] # has one input more
         """(N, inputs) and (N, outputs) to (N, outputs)."""
         return super().forward(values) + others
+
+
+def rows_run(rows: int) -> int:
+    """How many rows are multiplied for so many: a few more, so that the same numbers come again and again.
+
+    oneDNN makes code for every number of rows, in 0.3 ms (bfloat16) or 0.6 ms (float32), and about 0.6 MB for each; it
+    keeps 1024. Packed batches of mixed lengths hardly ever have the same number of rows twice, least of all when they
+    shrink at every ramp.
+    """
+    step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
+    return -(-rows // step) * step
+
+
+def filled_up(values: Tensor) -> Tensor:
+    """With as many rows of zeros behind (N, D) as `rows_run` says."""
+    rows, width = values.shape
+    more = rows_run(rows) - rows
+    if not more:
+        return values
+    filled = values.new_empty(rows + more, width)
+    filled[:rows] = values
+    filled[rows:] = 0
+    return filled

@@ -21,14 +21,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from earlyexit.captured.recorder import recorder_of
 from earlyexit.captured.segments import CapturedSegments
 from earlyexit.errors import ModelFolderError
-from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear
+from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear, filled_up
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
 
 TYPICAL_ROWS = 256
 """What the layout is chosen for; any number of rows can be multiplied with it."""
-LEAST_STEP = 4
-STEPS_PER_OCTAVE = 16
 FUSED: Mapping[str | None, tuple[str, str]] = {
     "gelu": ("gelu", "none"),
     "gelu_new": ("gelu", "tanh"),
@@ -59,14 +57,16 @@ class ReorderedLinear(nn.Module):
 
     def forward(self, values: Tensor, others: Tensor | None = None) -> Tensor:
         rows = values.shape[0]
-        values = _filled_up(values)
+        values = filled_up(values)
         results: Tensor
         if others is None:
             how, algorithm = self._fused or ("none", "")
-            results = _LINEAR(values, self._weight, self._bias, how, [], algorithm)[:rows]
-            return results if self._after is None else self._after(results)
-        results = _LINEAR_AND_SUM(values, _filled_up(others), self._weight, self._bias, "add")
-        return results[:rows]
+            results = _LINEAR(values, self._weight, self._bias, how, [], algorithm)
+        else:
+            results = _LINEAR_AND_SUM(values, filled_up(others), self._weight, self._bias, "add")
+        if len(values) > rows:
+            results = results[:rows]
+        return results if self._after is None else self._after(results)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ModelFolderError("a model with reordered linear layers cannot be saved: save it as it was loaded")
@@ -127,6 +127,9 @@ def reorder_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and type(child) in REORDERED and child.weight.device.type == "cpu":
                 setattr(parent, name, ReorderedLinear(child))
+    for backbone in model.modules():
+        if getattr(backbone, "fills_rows", None) is False:
+            backbone.fills_rows = True  # type: ignore[assignment] # no module of its own
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
 
@@ -143,25 +146,3 @@ def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
     reorder_convolutions(model)
     reorder_linears(model)
     return model
-
-
-def rows_run(rows: int) -> int:
-    """How many rows are multiplied for so many: a few more, so that the same numbers come again and again.
-
-    oneDNN makes code for every number of rows, in 0.3 ms (bfloat16) or 0.6 ms (float32), and about 0.6 MB for each; it
-    keeps 1024. Packed batches of mixed lengths hardly ever have the same number of rows twice, least of all when they
-    shrink at every ramp.
-    """
-    step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
-    return -(-rows // step) * step
-
-
-def _filled_up(values: Tensor) -> Tensor:
-    rows, width = values.shape
-    more = rows_run(rows) - rows
-    if not more:
-        return values
-    filled = values.new_empty(rows + more, width)
-    filled[:rows] = values
-    filled[rows:] = 0
-    return filled

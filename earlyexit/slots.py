@@ -10,7 +10,7 @@ Attention = Literal["auto", "padded", "slotted", "apart"]
 
 - padded: every input is a row as long as the longest;
 - slotted: short inputs share such a row, so that there are fewer rows, and a mask keeps them apart;
-- apart: one input after the other, without padding or mask;
+- apart: one input after the other, without padding; of short ones a few side by side, kept apart by a mask;
 - auto: `apart` on a CPU; where a graph has rows (ONNX Runtime) `slotted`; else `padded`.
 """
 ATTENTIONS: tuple[Attention, ...] = ("auto", "padded", "slotted", "apart")

@@ -47,7 +47,7 @@ MEASURED = 4
 class OneLengthTogether(Layout):
     """Inputs of the same length attend in one operation, without padding or mask, wherever they are in the batch."""
 
-    def masks(self, bias_HTT: Tensor | None = None) -> Masks:
+    def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
         """None."""
         return ()
 
@@ -72,7 +72,7 @@ class OneLengthTogether(Layout):
 class Nested(Layout):
     """Torch's own jagged tensors."""
 
-    def masks(self, bias_HTT: Tensor | None = None) -> Masks:
+    def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
         """None."""
         return ()
 

@@ -42,7 +42,7 @@ class Rows(Layout):
         places[self.row_place_N] = values_N
         return places
 
-    def masks(self, bias_HTT: Tensor | None = None) -> Masks:
+    def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
         """None where there is nothing to hide; where no two inputs share a slot, the padding alone."""
         if self.uniform:
             return [bias_HTT]

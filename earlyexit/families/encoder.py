@@ -19,7 +19,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
 from earlyexit.families.received import attend_and_measure
 from earlyexit.layout import Layout, Masks
-from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear
+from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear, filled_up, rows_run
 from earlyexit.piece import Tensors
 from earlyexit.ramps import RampStyle
 
@@ -77,9 +77,15 @@ class EncoderBlock(nn.Module):
         self.down = SummedLinear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
-    def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
-        """Packed (N, D) to (N, D); only the attention itself sees rows, and the masks that the layout has of them."""
-        (context_ND,) = layout.attend(self.qkv(hidden_ND), masks, self._attend)
+    def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks, rows: int | None = None) -> Tensor:
+        """Packed (N, D) to (N, D); only the attention itself sees rows, and the masks that the layout has of them.
+
+        `rows`: those of the layout, where others behind them are nobody's.
+        """
+        qkv_ND = self.qkv(hidden_ND)
+        (context_ND,) = layout.attend(qkv_ND if rows is None else qkv_ND[:rows], masks, self._attend)
+        if rows is not None:
+            context_ND = torch.cat((context_ND, hidden_ND[rows:]))
         return self._finish(hidden_ND, context_ND)
 
     def measured(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> tuple[Tensor, Tensor]:
@@ -119,6 +125,8 @@ class EncoderBackbone(Backbone):
     """Embeddings and a chain of encoder blocks."""
 
     measures_importance = True
+    fills_rows = False
+    """Whether `run_blocks` fills rows up once, where every linear layer would do so itself (`earlyexit.reordered`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -144,12 +152,14 @@ class EncoderBackbone(Backbone):
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        masks = layout.masks(self.attention_bias(layout))
         hidden_ND, *measured = hidden
+        masks = layout.masks(self.attention_bias(layout), hidden_ND.dtype)
         if not measured:
+            rows = len(hidden_ND) if self.fills_rows and rows_run(len(hidden_ND)) > len(hidden_ND) else None
+            hidden_ND = hidden_ND if rows is None else filled_up(hidden_ND)
             for index in range(first, end):
-                hidden_ND = self.blocks[index](hidden_ND, layout, masks)
-            return (hidden_ND,)
+                hidden_ND = self.blocks[index](hidden_ND, layout, masks, rows)
+            return (hidden_ND if rows is None else hidden_ND[:rows],)
         (importance_N,) = measured
         importance_N = importance_N.float()  # in half precision a sum over many blocks would stop growing
         for block in self.blocks[first:end]:

@@ -90,7 +90,8 @@ class Seq2SeqBackbone(DecoderBackbone):
 
     def _read(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
         """What the encoder makes of embedded sources, packed."""
-        layout = Layout(np.array([run.length for run in sources], dtype=np.int32), hidden_ND.device)
+        # Each source alone, since what is read of it may not depend on which others happen to come with it.
+        layout = Layout(np.array([run.length for run in sources], dtype=np.int32), hidden_ND.device, together=0)
         table = self.encoder_distances
         masks = layout.masks(None if table is None else by_distance(table, layout.longest, self.config.max_distance))
         for block in self.encoder:

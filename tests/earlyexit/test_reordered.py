@@ -3,23 +3,29 @@ from __future__ import annotations
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear
+from earlyexit.families.encoder import EncoderBackbone
+from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear, rows_run
 from earlyexit.model import EarlyExitModel
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.reordered import (
     ReorderedConvolution,
     ReorderedLinear,
     reorder_convolutions,
     reorder_linears,
-    rows_run,
 )
 from earlyexit.signature import Encoded
+from earlyexit.split import Segment
 from earlyexit.store import save_model
 from earlyexit.train import exit_outputs, pack
+from tests.earlyexit.cuts import piece_of
+from tests.earlyexit.models import small
+from tests.earlyexit.tokens import random_inputs
 from tests.earlyexit.vision import MODELS, noise
 
 pytestmark = pytest.mark.skipif(
@@ -134,3 +140,19 @@ def test_reordered_convolutions_say_that_they_cannot_be_saved(tmp_path: Path) ->
     reorder_convolutions(model)
     with pytest.raises(ModelFolderError, match="reordered convolutions cannot be saved"):
         save_model(model, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@torch.inference_mode()
+def test_rows_filled_up_once_for_all_blocks_change_no_output(family: str) -> None:
+    model = small(family=family)
+    piece = piece_of(model, ConfidencePolicy(0.5), random_inputs(np.random.default_rng(0), (3, 7, 1, 2)))
+    whole = Segment(first=0, end=model.num_blocks, ramp=None)
+    _, expected_BC = model.run(whole, piece)
+    reorder_linears(model)
+    assert isinstance(model.backbone, EncoderBackbone)
+    assert model.backbone.fills_rows
+    _, found_BC = model.run(whole, piece)
+    torch.testing.assert_close(found_BC, expected_BC, atol=1e-5, rtol=0)
+    (inside_ND,), _ = model.run(Segment(first=0, end=1, ramp=None), piece)
+    assert len(inside_ND) == 13
