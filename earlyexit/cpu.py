@@ -1,4 +1,4 @@
-"""What a processor says that it can: for mixed precision, and promises that oneDNN would believe, and die of."""
+"""What processors can, for mixed precision, and promises that oneDNN would believe, and die of; how busy they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+STAT = Path("/proc/stat")
+WINDOW_S = 0.25
+"""Over which processors are looked at: 25 of Linux's ticks for each."""
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_TILES = "AVX10_1_512"
 """The most that oneDNN knows below AMX."""
@@ -46,3 +49,33 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
                 break
             fields[name.strip()] = value.strip()
     return fields
+
+
+class Processors:
+    """How busy the machine's processors are, with whatever, where the system tells; 0 where it does not (not Linux)."""
+
+    def __init__(self, stat: Path = STAT) -> None:
+        self._stat = stat
+        self._share = 0.0
+        self._since: tuple[float, int, int] | None = None
+        """When it was looked at last, ticks that were spent since the start of the machine, and those in all."""
+
+    def share(self, now_s: float) -> float:
+        """Of all processors' time, over the last window that has ended."""
+        if self._since is not None and now_s < self._since[0] + WINDOW_S:
+            return self._share
+        found = self._ticks()
+        if found is None:
+            return 0.0
+        if self._since is not None and found[1] > self._since[2]:
+            self._share = (found[0] - self._since[1]) / (found[1] - self._since[2])
+        self._since = now_s, *found
+        return self._share
+
+    def _ticks(self) -> tuple[int, int] | None:
+        """Spent, and in all: proc(5), whose fields 4 and 5 are idle and waiting; the two of guests are in others."""
+        if not self._stat.is_file():
+            return None
+        with self._stat.open(encoding="ascii") as lines:
+            ticks = [int(field) for field in lines.readline().split()[1:9]]
+        return sum(ticks) - sum(ticks[3:5]), sum(ticks)

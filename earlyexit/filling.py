@@ -5,6 +5,9 @@ the cores from those that follow it: a batch of 16 costs three to five times wha
 longer the busier the device was, up to what their deadlines leave: not at all below two fifths, where an idle core is
 worth nothing, and as long as `deferred` has them where there is always something to do. As they fill, the device has
 less to do, so that the wait settles where it is needed.
+
+Where devices are processors that they share with each other, with what sends them work and with whatever else runs, it
+is these that are full: two replicas of a thread look half busy on two cores on which nothing is left.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ KEPT_WHEN_CHOOSING = 0.5
 class Load:
     """How busy a device has been, of late."""
 
-    __slots__ = ("_busy_s", "_ended_s", "_span_s")
+    __slots__ = ("_busy_s", "_ended_s", "_span_s", "around")
 
     def __init__(self) -> None:
+        self.around = 0.0
+        """Share of their time that the processors it runs on were busy, with whatever; 0 where it has its own."""
         self._busy_s = 0.0
         self._span_s = 0.0
         self._ended_s: float | None = None
@@ -47,10 +52,10 @@ class Load:
         self._ended_s = ended_s
 
     def share(self, now_s: float) -> float:
-        """Of its time that the device ran; 0 before the first batch."""
+        """Of its time that the device ran, or what is around it did if that is more; 0 before the first batch."""
         if self._ended_s is None or not self._span_s:
             return 0.0
-        return self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s))
+        return max(self.around, self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s)))
 
     def due_s(self, since_s: float, latest_s: float) -> float:
         """When who waits since then, and must start by `latest_s`, has waited `patience` of that, should nothing run.
@@ -65,7 +70,8 @@ class Load:
         p = before_s - since_s + slope * IDLE_ENOUGH
         q = before_s * (slope * IDLE_ENOUGH - since_s) - slope * self._busy_s
         root_s = (math.sqrt(max(0.0, p * p - 4 * q)) - p) / 2
-        return max(since_s, min(root_s, latest_s))
+        around_s = since_s + patience(self.around) * (latest_s - since_s)
+        return max(since_s, min(max(root_s, around_s), latest_s))
 
 
 def patience(busy: float) -> float:

@@ -16,9 +16,10 @@ from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
 from deployments.stage.watched import WatchedRunner
 from earlyexit.clock import Clock
+from earlyexit.cpu import Processors
 from earlyexit.device import Deliver, Device, OnBatch, Runner, ignore_batch
 from earlyexit.device_thread import DeviceThread, ignore_death
-from earlyexit.engine import BatchEngine
+from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import NO_SEQUENCE, Member
 from earlyexit.memory import MemoryUse
 from earlyexit.times import ObservedTimes
@@ -26,6 +27,8 @@ from optimizer.plan import PolicySpec
 
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
+ON_PROCESSORS = "cpu"
+"""The device that is the machine's own processors."""
 BROKEN_AFTER = 20
 """Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
 
@@ -56,7 +59,11 @@ class StageHost:
         watched = runner if settings.tracing is None else WatchedRunner(runner)
         self._starts = starts
         engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
-        self._device: Device[Any] = Device(engine, watched, clock, deliver, on_batch)
+        # A device that is emulated, or a GPU, shares with nobody what it runs on.
+        shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
+        self._processors = Processors() if shares else None
+        self._on_batch = on_batch
+        self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
         self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
@@ -67,7 +74,7 @@ class StageHost:
 
     @property
     def busy(self) -> float:
-        """Share of its time that the device ran, of late."""
+        """Share of its time that the device ran, of late, or that the processors did which it shares."""
         return self._device.engine.busy
 
     @property
@@ -172,6 +179,12 @@ class StageHost:
             ],
             **({} if self.memory is None else {"memory": asdict(self.memory)}),
         }
+
+    def _ran(self, batch: Batch[Any], busy_s: float) -> None:
+        """Told of every batch, by the device's thread."""
+        if self._processors is not None:
+            self._device.engine.load.around = self._processors.share(self._clock.now_s())
+        self._on_batch(batch, busy_s)
 
     def _make_ready(self, assignment: Assignment) -> Any:
         # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.

@@ -12,13 +12,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from earlyexit.backends import BackendName
+from earlyexit.engine import Dispatch
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.goodput import Target
@@ -68,6 +69,8 @@ class Asked:
     """Of our sides; peers' are swept."""
     padded: bool = False
     """Whether the sweeps try `transformers`' padded modules."""
+    dispatch: Dispatch | None = None
+    """Of our plans; None for what they say."""
     port: int = 8000
     seed: int = 0
 
@@ -118,9 +121,9 @@ def compare(asked: Asked, num_rounds: int, *, more: bool = False) -> dict[str, A
     workload = WORKLOADS[asked.workload]()
     if more:
         result: dict[str, Any] = json.loads(asked.result.read_text(encoding="utf-8"))
-        prepared = _prepared_before(result)
+        prepared = _dispatching(_prepared_before(result), asked.dispatch)
     else:
-        prepared = prepare(workload, asked.dtype, asked.machine)
+        prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
         result = _document(asked, prepared)
     with loaded(asked, workload, prepared) as bench:
         if not more:
@@ -148,6 +151,12 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
         "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
         "rounds": [],
     }
+
+
+def _dispatching(prepared: Prepared, dispatch: Dispatch | None) -> Prepared:
+    if dispatch is None:
+        return prepared
+    return replace(prepared, plans={name: replace(plan, dispatch=dispatch) for name, plan in prepared.plans.items()})
 
 
 def _prepared_before(result: Mapping[str, Any]) -> Prepared:

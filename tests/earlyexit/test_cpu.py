@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.cpu import ISA, avoid_hidden_tiles
+from earlyexit.cpu import ISA, WINDOW_S, Processors, avoid_hidden_tiles
 
 CPUINFO = """processor\t: 0
 cpuid level\t: {level}
@@ -39,3 +39,23 @@ def test_a_machine_without_cpuinfo_is_left_alone(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     avoid_hidden_tiles(environ, tmp_path / "missing")
     assert environ == {}
+
+
+def test_processors_are_as_busy_as_the_last_window_that_ended_says(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    processors = Processors(stat)
+
+    def share(now_s: float, line: str) -> float:
+        stat.write_text(f"cpu  {line}\ncpu0 1 1 1 1 1 1 1 1 1 1\n", encoding="ascii")
+        return processors.share(now_s)
+
+    # User, nice, system, idle, waiting for disks, interrupts, soft ones, stolen; guests are among users.
+    assert share(10.0, "100 0 0 100 0 0 0 0 50 0") == 0.0, "of the machine's whole life says nothing"
+    assert share(10.0 + WINDOW_S / 2, "900 0 0 100 0 0 0 0 50 0") == 0.0
+    assert share(10.0 + WINDOW_S, "120 3 4 110 10 1 1 1 99 0") == pytest.approx(30 / 50)
+    assert share(10.1 + WINDOW_S, "999 3 4 110 10 1 1 1 99 0") == pytest.approx(30 / 50)
+    assert share(10.0 + 2 * WINDOW_S, "120 3 4 160 10 1 1 1 99 0") == 0.0
+
+
+def test_where_the_system_does_not_tell_nobody_waits_for_processors(tmp_path: Path) -> None:
+    assert Processors(tmp_path / "missing").share(1.0) == 0.0

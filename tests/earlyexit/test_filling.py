@@ -71,6 +71,18 @@ def test_a_wait_is_shorter_the_less_the_device_did_before() -> None:
     assert 2.0 < due_s < 6.0
 
 
+def test_a_device_on_processors_that_others_keep_busy_waits_as_they_say() -> None:
+    load = Load()
+    load.ran(1.0, 1.0)
+    load.ran(1.0, 10.0)
+    assert load.due_s(10.0, 18.0) == 10.0
+    load.around = 0.6
+    assert load.share(10.0) == 0.6
+    assert load.due_s(10.0, 18.0) == pytest.approx(10.0 + 8.0 / 2)
+    load.around = 0.1
+    assert load.share(10.0) == pytest.approx((0.9 + 1) / (0.9 + 9))
+
+
 @pytest.mark.parametrize(
     "waiting",
     [

@@ -164,9 +164,10 @@ class Admission:
         """What the limit never falls below.
 
         Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
-        the service is slow because little is let in, and little is let in because it is slow.
+        the service is slow because little is let in, and little is let in because it is slow. So it is where processors
+        are full and small batches take them: whoever is let in makes the others' batches cheaper.
         """
-        if plan.dispatch != "deferred":
+        if plan.dispatch == "work-conserving":
             return mean_cost or 1.0
         one_each = sum(
             stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages

@@ -18,8 +18,10 @@ from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
-from earlyexit.clock import MonotonicClock
+from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.counts import TimesRun
+from earlyexit.cpu import Processors
+from earlyexit.device import Runner
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.release import Release, Step
@@ -124,6 +126,35 @@ async def replica(settings: ServeSettings) -> AsyncIterator[Replica]:
     replica = Replica(settings)
     replica.host.start()
     yield replica
+    replica.host.stop()
+
+
+class OneThreshold(RecordedRunner):
+    """Whatever the policy is."""
+
+    def follow(self, policy: object) -> None:
+        super().follow(0.5)
+
+
+@pytest.mark.parametrize(("device", "busy"), [("cpu", 0.75), (V100, 0.0)])
+async def test_a_device_is_as_busy_as_the_processors_that_it_shares(
+    device: str, busy: float, settings: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, clock, replica = tmp_path / "stat", ManualClock(), Replica(settings)
+    monkeypatch.setattr("deployments.stage.host.Processors", lambda: Processors(stat))
+    runner: Runner[Any] = OneThreshold(replica.records(), 4)
+    if device != "cpu":
+        runner = replica.runner
+    ran = threading.Event()
+    replica.host = StageHost(settings, device, "split-0", runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
+    replica.host.start()
+    for line in ("cpu 0 0 0 0 0 0 0 0", "cpu 75 0 0 25 0 0 0 0", "cpu 75 0 0 25 0 0 0 0"):
+        stat.write_text(line, encoding="ascii")
+        ran.clear()
+        await replica.call(["a#0"], replica.assignment(1, FIRST, LAST))
+        assert await asyncio.to_thread(ran.wait, 10)
+        clock.advance(1.0)
+    assert replica.host.busy == busy
     replica.host.stop()
 
 

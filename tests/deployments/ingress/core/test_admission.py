@@ -180,11 +180,14 @@ def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
 
 
-def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_however_late_they_are() -> None:
-    admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
+@pytest.mark.parametrize("dispatch", ["deferred", "filling"])
+def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_however_late_they_are(
+    dispatch: Dispatch,
+) -> None:
+    admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
     for second in range(30):
         for _ in range(50):
             admission.answered(1.2, 60, 1, float(second))
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
-    admission.follow(plan("deferred", rate_per_s=1.0))
+    admission.follow(plan(dispatch, rate_per_s=1.0))
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
