@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,13 +50,7 @@ class Case:
 
     def subset(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Case:
         """Some rows."""
-        return Case(
-            name=self.name,
-            chain=self.chain,
-            records=self.records.subset(rows),
-            confidence_N=self.confidence_N[rows],
-            costs=self.costs,
-        )
+        return replace(self, records=self.records.subset(rows), confidence_N=self.confidence_N[rows])
 
 
 def mean_cost(case: Case, thresholds: dict[int, float], used: Sequence[int]) -> float:

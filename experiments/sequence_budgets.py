@@ -11,27 +11,31 @@ confidence; the rest then run there. Losses are 1 - ROUGE-L and the share of tok
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import get_args
-
-import numpy as np
 
 from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.offline import Asked, Generated, generate
 from earlyexit.train import no_progress
-from experiments.sequence_guarantee import Early, Prompts, asked_of, beside, leaving, of_folder, stories, told
+from experiments.sequence_guarantee import (
+    Early,
+    Prompts,
+    asked_of,
+    beside,
+    leaving,
+    model_of,
+    parser_of,
+    parts_of,
+    told,
+)
 from offramp.jobs.token_calibration import record_generations
 from optimizer.risk import Guarantee
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, path_of, tried_in_order
-from optimizer.thresholds import divide
 from profiles.records import ExitRecords
 
-DESIGN, TESTED = 0.2, 0.4
 EARLY_SHARES = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
 """Of the design sequences' tokens, that leave at the places of the path that are tried."""
 COMPARED = ("tokens that differ", "1 - ROUGE-L")
@@ -92,19 +96,9 @@ def kept(
 
 def main() -> None:
     """Print a line of JSON per figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder, trained; default: stories260K, trained here")
-    parser.add_argument("--prompts", type=Path, help="of --model: a file of prompts")
-    parser.add_argument("--sequences", type=int, default=500)
-    parser.add_argument("--answer", type=int, default=48, help="tokens at most")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.05, 0.1, 0.2])
-    options = parser.parse_args()
-    if options.model is None:
-        model, prompts = stories(options.sequences, options.answer)
-    else:
-        model, prompts = of_folder(options.model, options.prompts, options.sequences)
-    design, rest = divide(len(prompts), round(len(prompts) * DESIGN), 0)
-    tested, unseen = np.split(rest, [round(len(prompts) * TESTED)])
+    options = parser_of(__doc__, sequences=500).parse_args()
+    model, prompts = model_of(options)
+    design, tested, unseen = parts_of(len(prompts))
     records = record_generations(model, prompts, "foreseen", max_tokens=options.answer, progress=no_progress)
     candidates = places(of_sequences(records, design))
     benches = [Bench.of(model, [prompts[k] for k in part], options.answer) for part in (tested, unseen)]

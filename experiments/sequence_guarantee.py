@@ -42,7 +42,7 @@ from offramp.jobs.token_training import prompts_of
 from optimizer.risk import Guarantee
 from optimizer.sequences import bounded_losses, differing, learn_then_test_sequences, of_sequences, rouge_loss
 from optimizer.thresholds import divide
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, IntArray
 from profiles.scores import FloatArray
 
 WORDS = (
@@ -114,8 +114,7 @@ def divisions(records: ExitRecords, num_sequences: int, guarantee: Guarantee, co
 
 
 def _parts(records: ExitRecords, count: int, seed: int) -> list[ExitRecords]:
-    design, rest = divide(count, round(count * DESIGN), seed)
-    tested, unseen = np.split(rest, [round(count * TESTED)])
+    design, tested, unseen = parts_of(count, seed)
     return [of_sequences(records, part) for part in (design, tested, unseen)]
 
 
@@ -205,22 +204,39 @@ def _through(model: EarlyExitModel, piece: Piece) -> None:
     model.run_blocks(0, model.num_blocks, piece.tensors, Layout(piece.lengths_B))
 
 
-def main() -> None:
-    """Print a line of JSON per figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a decoder's folder, trained; default: stories260K, trained here")
+def parser_of(description: str | None, *, sequences: int) -> argparse.ArgumentParser:
+    """What every experiment on generated sequences is asked; `model_of` has the model and its prompts."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a folder, trained; default: stories260K, trained here")
     parser.add_argument("--prompts", type=Path, help="of --model: a file of prompts")
-    parser.add_argument("--sequences", type=int, default=400)
+    parser.add_argument("--sequences", type=int, default=sequences)
     parser.add_argument("--answer", type=int, default=48, help="tokens at most")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.05, 0.1, 0.2])
+    return parser
+
+
+def model_of(options: argparse.Namespace) -> tuple[EarlyExitModel, Prompts]:
+    """As it was asked for."""
+    if options.model is None:
+        return stories(options.sequences, options.answer)
+    return of_folder(options.model, options.prompts, options.sequences)
+
+
+def parts_of(count: int, seed: int = 0) -> tuple[IntArray, IntArray, IntArray]:
+    """Sequences that lay the path, those that test it, and unseen ones, drawn at random."""
+    design, rest = divide(count, round(count * DESIGN), seed)
+    tested, unseen = np.split(rest, [round(count * TESTED)])
+    return design, tested, unseen
+
+
+def main() -> None:
+    """Print a line of JSON per figure."""
+    parser = parser_of(__doc__, sequences=400)
     parser.add_argument("--divisions", type=int, default=200)
     parser.add_argument("--run", type=int, default=100, help="unseen prompts that are run for real")
     parser.add_argument("--records", type=Path, help="keep exit records here, or take them from here")
     options = parser.parse_args()
-    if options.model is None:
-        model, prompts = stories(options.sequences, options.answer)
-    else:
-        model, prompts = of_folder(options.model, options.prompts, options.sequences)
+    model, prompts = model_of(options)
     if options.records is not None and options.records.is_file():
         records = ExitRecords.load(options.records)
     else:
@@ -239,8 +255,7 @@ def main() -> None:
 
 
 def _print_real(model: EarlyExitModel, prompts: Prompts, records: ExitRecords, options: argparse.Namespace) -> None:
-    design, rest = divide(len(prompts), round(len(prompts) * DESIGN), 0)
-    tested, unseen = np.split(rest, [round(len(prompts) * TESTED)])
+    design, tested, unseen = parts_of(len(prompts))
     guarantee = Guarantee(budget=options.budgets[-1], confidence=0.9)
     found = learn_then_test_sequences(of_sequences(records, design), of_sequences(records, tested), guarantee)
     if not found.thresholds:

@@ -1,6 +1,7 @@
 """A cascade live beside the large model alone: MiniLM-L6 before all-mpnet-base-v2, exits really computed.
 
     OFFRAMP_DATA=... python -m experiments.live.cascade [clinc150|ag_news|sst2] [--dtype float32] [--rounds 2]
+        [--sides large cascade] [--probes 6]
 
 One service of the chain follows the plans of `experiments.live.cascade_sides` in turns, so that whatever drifts on the
 machine hits all sides alike. First the rate of every side: the highest Poisson rate with p99 within the SLO (12.5 runs
@@ -100,7 +101,7 @@ class Bench:
                 low_per_s=min(starts.values()) / 10,
                 high_per_s=max(starts.values()) * 10,
                 resolution=0.05,
-                most_probes=6,
+                most_probes=self.options.probes,
             ),
             target=Target(slo_s=self.slo_s),
             cold_growth=1.12,
@@ -160,11 +161,13 @@ def _print_probe(probe: Probe) -> None:
     print(probe_line(probe), flush=True)
 
 
-def told_answers(bench: Bench, labels: Sequence[str], drawn: Sequence[int]) -> dict[str, dict[str, Any]]:
+def told_answers(
+    bench: Bench, labels: Sequence[str], drawn: Sequence[int], sides: Sequence[str] = SIDES
+) -> dict[str, dict[str, Any]]:
     """Of every side: agreement with the large model alone, accuracy, and which network answered."""
     alone = bench.answers(LARGE)
     found = {}
-    for side in SIDES:
+    for side in sides:
         said = bench.answers(side)
         both = [index for index in said if index in alone]
         found[side] = {
@@ -185,7 +188,7 @@ def table(
     """Medians of the rounds, side by side."""
     rows: list[tuple[object, ...]] = []
     large = at_rate[LARGE]
-    for side in SIDES:
+    for side in said:
         rate, own, times = comparison.spread(side), at_rate[side], times_large(comparison, side)
         cpu_s = [sum(each["cpu_s"].values()) for each in own]
         rows.append(
@@ -224,7 +227,8 @@ def run(options: Namespace) -> dict[str, Any]:
         folder=RUNS / "live" / "cascade" / options.data,
     )
     sides: Sides = make_sides(setup)
-    sides = replace(sides, plans={name: replace(plan, dispatch=options.dispatch) for name, plan in sides.plans.items()})
+    asked = {name: replace(sides.plans[name], dispatch=options.dispatch) for name in SIDES if name in options.sides}
+    sides = replace(sides, plans=asked)
     for name, plan in sides.plans.items():
         splits = [(split.first, split.end, split.batch, split.ramps) for split in plan.splits]
         told = f"{plan.stages[0].replicas} replicas, planned {plan.predicted['rate_per_s']:.0f}/s"
@@ -248,7 +252,7 @@ def run(options: Namespace) -> dict[str, Any]:
             rate = comparison.spread(LARGE)
             assert rate is not None, "the large model alone has a rate"
             bench.same_rate(SHARE * rate.median)
-        said = told_answers(bench, rows.labels, drawn)
+        said = told_answers(bench, rows.labels, drawn, tuple(asked))
     title = (
         f"{options.data}, {options.dtype}: SLO {sides.slo_s * 1e3:.0f} ms, {sides.mean_length} tokens on average; "
         f"the rest at {SHARE * rate.median:.1f}/s; medians of {options.rounds} and {options.rounds + 1} rounds"
@@ -268,7 +272,7 @@ def run(options: Namespace) -> dict[str, Any]:
 
 
 def _times(comparison: Comparison) -> dict[str, Spread | None]:
-    return {side: times_large(comparison, side) for side in SIDES}
+    return {side: times_large(comparison, side) for side in dict.fromkeys(each.side for each in comparison.rounds)}
 
 
 def times_large(comparison: Comparison, side: str) -> Spread | None:
@@ -287,10 +291,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="replicas")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--dispatch", choices=get_args(Dispatch), default="work-conserving")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="the large model alone is one of them")
+    parser.add_argument("--probes", type=int, default=6, help="of the search for a side's rate, at most")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0, help="of a probe")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
+    if LARGE not in options.sides:
+        parser.error(f"--sides needs {LARGE!r}, which the others are held against")
     signal.signal(signal.SIGTERM, partial(_ended, 143))  # so that the service is ended
     document = run(options)
     print(f"written: {keep(document, RUNS / 'live' / f'cascade-{options.data}-{options.dtype}.json')}")
