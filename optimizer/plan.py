@@ -286,8 +286,12 @@ def early_exit_plan(
     replicas: int = 1,
     networks: tuple[int, ...] = (),
 ) -> Plan:
-    """All ramps in one split of a network: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting)."""
-    return _one_stage((0, *(networks or (num_blocks,))), ramps, policy, batch, device, replicas, networks)
+    """All ramps in one split: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting).
+
+    Of a chain, the reference alone with those of its ramps, as the planner's strategy of this name has it.
+    """
+    first = networks[-2] if networks else 0
+    return _one_stage((first, num_blocks), ramps, policy, batch, device, replicas, networks)
 
 
 def serial_plan(
