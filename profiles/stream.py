@@ -20,7 +20,7 @@ from profiles.records import ExitRecords, check_losses
 from profiles.scores import BoolArray, FloatArray, Score, check_score
 from profiles.table import check_ramps
 
-SCHEMA = 3
+SCHEMA = 4
 SmallArray = npt.NDArray[np.float32]
 
 
@@ -53,7 +53,8 @@ class Observations:
     An input whose plan has answered inputs stop is seen at its active ramps up to its exit, and by the full model if it
     got there. Where the plan has them stay it is seen at all of its active ramps, and by the full model. A probe is
     answered at the same exit as it would have been, but runs every ramp and goes to the end. What a ramp's answer costs
-    is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1).
+    is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1). Of a text that
+    lost words on its way the full model saw all of them beside: answers are held against that, the end's too.
     """
 
     shape: StreamShape
@@ -71,6 +72,9 @@ class Observations:
     """Against the full model's answer, in [0, 1]; NaN where one of the two was not seen."""
     true_losses_NE: SmallArray | None = None
     """Against the truth; NaN where not seen, and all along where the input's truth is not known. None: of no input."""
+    end_losses_N: SmallArray | None = None
+    """What the end costs of probes that lost words, against the full model's answer to the whole text; NaN of other
+    inputs, of which it costs nothing. None: of no input."""
 
     def __post_init__(self) -> None:
         num_inputs, num_ramps = len(self.times_s_N), len(self.shape.ramps)
@@ -92,6 +96,8 @@ class Observations:
         check_losses(self.losses_NR[compared_NR], zero_one=self.shape.zero_one)
         if self.true_losses_NE is not None:
             self._check_truth(self.true_losses_NE, np.column_stack([seen_NR, self.at_end_N]))
+        if self.end_losses_N is not None:
+            self._check_ends(self.end_losses_N)
 
     def _check_truth(self, losses_NE: SmallArray, seen_NE: BoolArray) -> None:
         if losses_NE.shape != seen_NE.shape:
@@ -100,6 +106,14 @@ class Observations:
         if (there_NE[there_NE.any(1)] != seen_NE[there_NE.any(1)]).any():
             raise DataError("losses against the truth must be there for what an input ran, or not at all")
         check_losses(losses_NE[there_NE], zero_one=self.shape.zero_one)
+
+    def _check_ends(self, losses_N: SmallArray) -> None:
+        if losses_N.shape != (len(self),):
+            raise DataError(f"end_losses_N needs {len(self)} values")
+        there_N = ~np.isnan(losses_N)
+        if (there_N & ~self.probe_N).any():
+            raise DataError("what the end costs is known of probes that lost words, and of no others")
+        check_losses(losses_N[there_N], zero_one=self.shape.zero_one)
 
     def _check_exits(self) -> None:
         at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
@@ -125,11 +139,28 @@ class Observations:
         reached_NR = np.array(self.shape.ramps) <= self.exits_N[:, None]
         return np.asarray(self.active_NR & (reached_NR | self.stayed_N[:, None]))
 
+    @property
+    def losses_NE(self) -> SmallArray:
+        """Against the full model's answer, the end's too: there 0 where it is that answer."""
+        ends_N = np.zeros(len(self)) if self.end_losses_N is None else np.nan_to_num(self.end_losses_N)
+        return np.column_stack([self.losses_NR, ends_N]).astype(np.float32)
+
+    @property
+    def known_end_losses_N(self) -> FloatArray | None:
+        """What the end costs, 0 where it is the full model's answer; None: of every input."""
+        return None if self.end_losses_N is None else np.nan_to_num(self.end_losses_N).astype(np.float64)
+
+    @property
+    def pruned_agreement(self) -> float | None:
+        """1 - mean loss of the end's answers to texts that lost words against those to whole ones; None of none."""
+        if self.end_losses_N is None or np.isnan(self.end_losses_N).all():
+            return None
+        return 1 - float(np.nanmean(self.end_losses_N, dtype=np.float64))
+
     def take(self, rows: npt.NDArray[Any]) -> Observations:
         """Some inputs, by index or mask."""
-        truth_NE = None if self.true_losses_NE is None else self.true_losses_NE[rows]
-        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return Observations(shape=self.shape, true_losses_NE=truth_NE, **columns)
+        optional = {name: array[rows] for name in OPTIONAL if (array := getattr(self, name)) is not None}
+        return Observations(shape=self.shape, **optional, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     @staticmethod
     def join(shape: StreamShape, parts: Sequence[Observations]) -> Observations:
@@ -137,9 +168,11 @@ class Observations:
         if any(part.shape != shape for part in parts):
             raise DataError("observations of other ramps cannot join this stream")
         columns = {name: np.concatenate([getattr(part, name) for part in (empty(shape), *parts)]) for name in COLUMNS}
-        truth = [part.truth_or_nan_NE for part in parts]
-        known = any(part.true_losses_NE is not None for part in parts)
-        return Observations(shape=shape, true_losses_NE=np.concatenate(truth) if known else None, **columns)
+        if any(part.true_losses_NE is not None for part in parts):
+            columns["true_losses_NE"] = np.concatenate([part.truth_or_nan_NE for part in parts])
+        if any(part.end_losses_N is not None for part in parts):
+            columns["end_losses_N"] = np.concatenate([part._ends_or_nan_N for part in parts])
+        return Observations(shape=shape, **columns)
 
     @property
     def truth_or_nan_NE(self) -> SmallArray:
@@ -148,11 +181,22 @@ class Observations:
             return self.true_losses_NE
         return np.full((len(self), len(self.shape.ramps) + 1), np.nan, dtype=np.float32)
 
+    @property
+    def _ends_or_nan_N(self) -> SmallArray:
+        return np.full(len(self), np.nan, dtype=np.float32) if self.end_losses_N is None else self.end_losses_N
 
-COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", "true_losses_NE"))
+    def arrays(self) -> dict[str, npt.NDArray[Any] | None]:
+        """Its columns by name, as files hold them."""
+        return {name: getattr(self, name) for name in (*COLUMNS, *OPTIONAL)}
+
+
+OPTIONAL = ("true_losses_NE", "end_losses_N")
+COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", *OPTIONAL))
 _SEEN = {"times_s_N": "f", "probe_N": "b", "active_NR": "b", "exits_N": "i", "scores_NR": "f"}
+_STAYED = {**_SEEN, "stayed_N": "b", "losses_NR": "f", "true_losses_NE": "f"}
 KINDS = {
-    3: {**_SEEN, "stayed_N": "b", "losses_NR": "f", "true_losses_NE": "f"},
+    4: {**_STAYED, "end_losses_N": "f"},
+    3: _STAYED,
     2: {**_SEEN, "losses_NR": "f", "true_losses_NE": "f"},
     1: {**_SEEN, "labels_NR": "i", "final_labels_N": "i", "true_labels_N": "i"},
 }
@@ -181,7 +225,7 @@ def empty(shape: StreamShape) -> Observations:
 class StreamHeader(StrictDocument):
     """What a file holds of a stream but its arrays."""
 
-    schema_version: Literal[1, 2, 3]
+    schema_version: Literal[1, 2, 3, 4]
     score: Score
     zero_one: bool = True
     num_blocks: int = Field(ge=1)
@@ -257,15 +301,12 @@ class ExitStream:
             "since_s": self.since_s,
             "first_window": self._first,
         }
-        arrays = {name: getattr(joined, name) for name in COLUMNS}
-        write_npz(path, header, {**arrays, "true_losses_NE": joined.true_losses_NE})
+        write_npz(path, header, joined.arrays())
 
     @classmethod
     def load(cls, path: Path) -> ExitStream:
         """Read what `save` wrote, in this version or one before it; raises DataError for anything else."""
-        header, arrays = read_npz(
-            path, StreamHeader, KINDS, called="a stream of exit records", optional=("true_losses_NE",)
-        )
+        header, arrays = read_npz(path, StreamHeader, KINDS, called="a stream of exit records", optional=OPTIONAL)
         shape = StreamShape(
             score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps), zero_one=header.zero_one
         )
@@ -280,7 +321,7 @@ class ExitStream:
 def of_any_schema(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """The columns of this schema or one before it as those of this one.
 
-    Before schema 3 nobody stayed; in schema 1 labels stood for losses.
+    Before schema 4 no probe lost words, before schema 3 nobody stayed; in schema 1 labels stood for losses.
     """
     columns = _of_labels(arrays) if "labels_NR" in arrays else dict(arrays)
     return {"stayed_N": np.zeros(len(arrays["times_s_N"]), dtype=bool)} | columns

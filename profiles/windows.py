@@ -161,6 +161,7 @@ class Window:
             zero_one=probes.shape.zero_one,
             true_losses_NE=truth_NE.astype(np.float64) if known and truth_NE is not None else None,
             times_s_N=probes.times_s_N,
+            end_losses_N=probes.known_end_losses_N,
         )
 
     def estimate(self, thresholds: Mapping[int, float]) -> WindowEstimate:
@@ -182,7 +183,7 @@ class Window:
             rate_rps=self.rate_rps,
             survival=survival,
             go_on=None if survival is None else _go_on(division, plain, full, survival, thresholds),
-            agreement=_share(1 - _at(full, seen.losses_NR), _Division.of(to_end_known_N, seen.probe_N)),
+            agreement=_share(1 - _at(full, seen.losses_NE), _Division.of(to_end_known_N, seen.probe_N)),
             accuracy=_share(1 - _at(full, seen.truth_or_nan_NE)[labelled_N], labelled),
         )
 
@@ -220,10 +221,9 @@ def _exits(seen: Observations, thresholds: Mapping[int, float], looked_at_NR: Bo
     )
 
 
-def _at(exits: _Exits, losses_NX: npt.NDArray[np.float32]) -> FloatArray:
-    """Loss where each input would leave, NaN where not known; at the end 0 where `losses_NX` has ramps only."""
-    ends_N = np.zeros(len(losses_NX), dtype=np.float32)
-    return np.column_stack([losses_NX, ends_N])[np.arange(len(losses_NX)), exits.column_N].astype(np.float64)
+def _at(exits: _Exits, losses_NE: npt.NDArray[np.float32]) -> FloatArray:
+    """Loss where each input would leave, NaN where not known."""
+    return losses_NE[np.arange(len(losses_NE)), exits.column_N].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

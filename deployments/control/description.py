@@ -104,6 +104,7 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: C
     seen = total(loop.knowledge.counts(since_s))
     active = loop.knowledge.observed(since_s, now_s, standing.placed.plan.ramps)
     full = loop.knowledge.observed(since_s, now_s)
+    window = loop.knowledge.window(since_s, now_s)
     agreement = None if active is None or active.agreement is None else active.agreement.value
     return {
         "seconds": 0.0 if seen is None else seen.seconds,
@@ -117,6 +118,7 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: C
         "inputs_seen": 0 if full is None else full.num_inputs,
         "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
         "agreement": agreement,
+        "pruned_agreement": None if window is None else window.observations.pruned_agreement,
         "accuracy_budget": settings.control.accuracy_budget,
         "within_budget": _within(agreement, settings.control.accuracy_budget),
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.control.intake import Interval
 from earlyexit.errors import DataError
-from profiles.stream import COLUMNS, Observations, StreamShape, of_any_schema
+from profiles.stream import Observations, StreamShape, of_any_schema
 
 SCHEMA = 1
 KEEP_S = 7200.0
@@ -106,7 +106,8 @@ class History:
         """Keep what one collection brought."""
         shape = json.dumps(asdict(probes.shape))
         packed = io.BytesIO()
-        np.savez_compressed(packed, **{name: getattr(probes, name) for name in COLUMNS})
+        there: dict[str, Any] = {name: array for name, array in probes.arrays().items() if array is not None}
+        np.savez_compressed(packed, **there)
         self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
 
     def probes(self) -> Iterator[Observations]:

@@ -22,6 +22,9 @@ class ControlMetrics:
         self._observed = Gauge("offramp_observed_rate", "Inputs per second that arrive")
         self._goodput = Gauge("offramp_goodput", "Answers per second inside the SLO")
         self._agreement = Gauge("offramp_agreement", "Share of probes answered as by the full model")
+        self._pruned_agreement = Gauge(
+            "offramp_pruned_agreement", "Share of probes that lost words whose last answer is that to the whole text"
+        )
         self._survival = Gauge(
             "offramp_survival", "Share of inputs that no ramp before the block would let out", tags("block", "kind")
         )
@@ -44,6 +47,7 @@ class ControlMetrics:
         _set(self._observed, observed["rate_per_s"])
         _set(self._goodput, observed["goodput_per_s"])
         _set(self._agreement, observed["agreement"])
+        _set(self._pruned_agreement, observed["pruned_agreement"])
         self._show_survival("observed", observed["survival"])
         for ramp, threshold in described["tuning"]["thresholds"].items():
             self._threshold.set(threshold, {"ramp": ramp})

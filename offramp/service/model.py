@@ -98,7 +98,7 @@ def read_exits(
         thresholds=thresholds,
         records=records,
         alone=alone,
-        budget=of_ramps(budget, records, thresholds),
+        budget=budget if pruned else of_ramps(budget, records, thresholds),
         confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
         prune=pruned,
         kept=kept_of(records) if pruned else (),
@@ -106,7 +106,7 @@ def read_exits(
 
 
 def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
-    """Of a budget what is left to ramps, where the end, of an ensemble or after pruned words, loses some of it."""
+    """Of a budget what is left to ramps, where the end of an ensemble loses some of it, which no probe sees."""
     if budget is None or records.end_losses_N is None:
         return budget
     outcome = records.outcome(thresholds)

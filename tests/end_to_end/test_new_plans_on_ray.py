@@ -46,6 +46,7 @@ OTHERS_SHOW = (
     "ray_offramp_crossing",
     "ray_offramp_words",
     "ray_offramp_pruned_words",
+    "ray_offramp_pruned_agreement",
     *GENERATING,
 )
 """Metrics that other services of these tests have, and what tuned ones, chains, and batches that tokens bound, have

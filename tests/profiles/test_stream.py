@@ -98,7 +98,7 @@ def test_no_window_is_lost_between_saving_and_loading(tmp_path: Path) -> None:
 
 
 HEADER: dict[str, Any] = {
-    "schema_version": 3,
+    "schema_version": 4,
     "score": "confidence",
     "num_blocks": 6,
     "ramps": [1, 3],
@@ -123,7 +123,7 @@ def test_a_file_is_what_the_next_test_changes(tmp_path: Path) -> None:
 
 
 WRONG_HEADERS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"schema_version": 4}, "has schema 4, this version reads 3, 2, 1"),
+    ({"schema_version": 5}, "has schema 5, this version reads 4, 3, 2, 1"),
     ({"score": "margin"}, "does not hold a stream .* score: "),
     ({"num_blocks": 6.0}, "num_blocks: "),
     ({"num_blocks": 3}, "ramps must ascend"),

@@ -66,6 +66,22 @@ class Attempts(Generic[I, W]):
             self._agenda.pauses.add(now_s + RETRY_PAUSE_S, Pause(call.leg.slot, again))
         return actions
 
+    def go_whole(self, call: Call[I, W], now_s: float) -> Actions:
+        """Probes of this call are about to lose words: beside them whole texts enter the last network, the reference.
+
+        Nobody waits for their answers; where one is lost, so is what was seen of its probe.
+        """
+        book = self._probes
+        alone = [] if book is None else [flight for flight in call.flights if book.goes_alone(flight)]
+        if book is None or not alone:
+            return []
+        wholes = [book.go_beside(flight, flight.whole()) for flight in alone]
+        send = self._calls.enter_last(wholes, now_s, call.epoch, "whole")
+        for whole in wholes:
+            if whole.deadline_s < math.inf:
+                self._agenda.hanging.add(whole.deadline_s + HANG_S, whole)
+        return [send]
+
     def hang_up(self, now_s: float) -> Actions:
         """Calls that have an input past its deadline, unless they have others that are not past theirs for so long."""
         actions: Actions = []

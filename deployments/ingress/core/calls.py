@@ -108,3 +108,10 @@ class Calls(Generic[I, W]):
         leg = self.itinerary.at(crossing.block)
         entering = self.begin(leg, awaited, awaited, now_s, call.epoch, call.watch, False)
         return SendCall(entering, crossing.block, payload, crossing.network)
+
+    def enter_last(self, flights: Sequence[Flight[I]], now_s: float, epoch: int, watch: Watch) -> SendCall:
+        """Have inputs enter the last network of a chain, with nothing from those before."""
+        networks = self.itinerary.placed.plan.networks
+        first = networks[-2]
+        call = self.begin(self.itinerary.at(first), flights, flights, now_s, epoch, watch, False)
+        return SendCall(call, first, None, len(networks) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, compress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.homes import Home
@@ -13,6 +13,10 @@ from earlyexit.errors import OfframpError
 
 I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
 W = TypeVar("W")
+
+
+WHOLE: Final = -1
+"""The attempt by which whole texts travel beside those that lost words: none that an input has by itself."""
 
 
 class Flight(Generic[I]):
@@ -57,6 +61,12 @@ class Flight(Generic[I]):
     def since_s(self) -> float:
         """Since when it waits."""
         return self.arrived_s
+
+    def whole(self) -> Flight[I]:
+        """The same as it came, to go beside it when it loses words; nobody waits for an answer to this one."""
+        made = Flight(self.input, self.arrived_s, self.deadline_s, 0, self.cost)
+        made.attempt, made.settled = WHOLE, True
+        return made
 
     @property
     def is_waiting(self) -> bool:
@@ -129,8 +139,8 @@ class Call(Generic[I, W]):
 
     @property
     def probe(self) -> bool:
-        """Whether its inputs are probes."""
-        return self.watch == "probe"
+        """Whether its inputs are probes, or go beside some."""
+        return self.watch in ("probe", "whole")
 
     def inside(self) -> list[Flight[I]]:
         """Those that have not left it, answered or not."""

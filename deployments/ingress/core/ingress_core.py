@@ -272,7 +272,12 @@ class IngressCore(Generic[I, W]):
         itinerary = self._calls.itinerary
         if itinerary.crossings and (crossing := itinerary.crossing(block, probe=call.probe)) is not None:
             awaited = [flight for flight in mine if self.is_awaited(call, flight)]
-            return [self._calls.cross(call, mine, awaited, crossing, payload, now_s)]
+            crosses = self._calls.cross(call, mine, awaited, crossing, payload, now_s)
+            if call.watch != "probe" or block - 1 not in itinerary.placed.plan.prune:
+                return [crosses]
+            beside = self._attempts.go_whole(crosses.call, now_s)
+            self.wake_s = min(self.wake_s, self._agenda.next_s())
+            return [crosses, *beside]
         call = self._calls.begin(itinerary.at(block), flights, mine, now_s, call.epoch, call.watch, False)
         return [SendCall(call, block, payload)]
 

@@ -2,6 +2,8 @@
 
 *Probes* are drawn, every ramp says something of them: the ingress's unbiased view of the model. Where answered inputs
 *stay* all others are seen too, by the ramps that are active. Both show whether early answers are the full model's.
+A probe that loses words at a crossing goes on both ways: without them, as others do, and beside it whole, for what the
+full model says of all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from earlyexit.wire import Numbers, Seen
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, StreamShape
+
+H = TypeVar("H", bound=Hashable)
 
 MOST_COMPLETE = 50_000
 """Complete inputs kept for the next report: of probes, at a share of 2 %, minutes of a few thousand inputs per second;
@@ -73,6 +77,8 @@ class ProbeBook:
         self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[Hashable, Entry] = {}
+        self._probe_of: dict[Hashable, Hashable] = {}
+        """Of what goes on with all words, the open probe that lost some."""
         self._ended: list[Entry] = []
         """Complete; what their answers cost is not known yet."""
         self._ended_bytes = 0
@@ -121,9 +127,20 @@ class ProbeBook:
                 self._open[each] = Entry(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
+    def goes_alone(self, watched: Hashable) -> bool:
+        """Whether an input is under way, and nothing goes beside it."""
+        entry = self._open.get(watched)
+        return entry is not None and entry.beside is None
+
+    def go_beside(self, watched: Hashable, whole: H) -> H:
+        """An open probe loses words, and `whole` goes on with all of them: the full model's answer to that counts."""
+        self._open[watched].beside = whole
+        self._probe_of[whole] = watched
+        return whole
+
     def holds(self, watched: Hashable) -> bool:
         """Whether an input is under way and not seen to the end, answered or not."""
-        return watched in self._open
+        return watched in self._open or watched in self._probe_of
 
     def answered(self, watched: Hashable, exit_block: int, active_now: frozenset[int]) -> None:
         """Take note of where an input was answered, by a stage that may follow a later plan than its sender."""
@@ -133,23 +150,29 @@ class ProbeBook:
         entry.exit = exit_block
         if exit_block != self._last and exit_block not in entry.active:
             entry.active = active_now
-        if self._last in entry.said:
+        if entry.has_ended(self._last):
             self._close(watched, entry)
 
     def see(self, seen: Iterable[tuple[Hashable, Seen]]) -> None:
         """Take note of what exits said, each of an input."""
-        for watched, each in seen:
+        for seen_of, each in seen:
+            watched = self._probe_of.get(seen_of, seen_of)
             entry = self._open.get(watched)
             if entry is None:
                 continue
-            entry.said[each.block] = each
-            if each.block == self._last and entry.exit is not None:
+            if watched is seen_of:
+                entry.said[each.block] = each
+            elif each.block == self._last:
+                entry.whole = each
+            if each.block == self._last and entry.has_ended(self._last):
                 self._close(watched, entry)
 
     def forget(self, inputs: Iterable[Hashable]) -> None:
-        """Give inputs up that do not get to the end."""
+        """Give inputs up that do not get to the end, or what goes beside them does not."""
         for each in inputs:
-            self._open.pop(each, None)
+            entry = self._open.pop(self._probe_of.get(each, each), None)
+            if entry is not None and entry.beside is not None:
+                del self._probe_of[entry.beside]
 
     def stop_staying(self) -> None:
         """Give up all but the probes: inputs stay no more, and of those that did only the slow would get to the end."""
@@ -174,13 +197,13 @@ class ProbeBook:
         return 1 - self._total_loss / self.num_complete if self.num_complete else None
 
     def _close(self, watched: Hashable, entry: Entry) -> None:
-        del self._open[watched]
+        self.forget((watched,))
         if not self._is_whole(entry):
             self.num_refused += 1
             return
         self.num_complete += 1
         self._ended.append(entry)
-        full = entry.said[self._last].value
+        full = entry.full(self._last).value
         if isinstance(full, Numbers):
             self._ended_bytes += full.num_bytes * len(entry.said)
         if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:

@@ -139,12 +139,13 @@ def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
 def _agreement(now: Snapshot) -> dict[str, Any]:
     observed = (now.described or {}).get("observed")
     if observed is None:
-        return {"value": now.agreement, "budget": None, "within": None, "inputs_seen": None}
+        return {"value": now.agreement, "budget": None, "within": None, "inputs_seen": None, "pruned": None}
     return {
         "value": observed["agreement"],
         "budget": observed["accuracy_budget"],
         "within": observed["within_budget"],
         "inputs_seen": observed["inputs_seen"],
+        "pruned": observed["pruned_agreement"],
     }
 
 

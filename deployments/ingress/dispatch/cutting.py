@@ -59,9 +59,6 @@ def cuts_of(going_on: WirePiece | None, plan: Plan) -> Cuts | None:
     return Cuts(before=before, alpha=alpha, importance=dict(zip(going_on.sample_ids, by_input, strict=True)))
 
 
-def is_measured(plan: Plan, network: int, *, probe: bool) -> bool:
-    """Whether inputs that enter a network are to bring what attention their tokens receive in it.
-
-    Probes do not: they tell what whole texts are answered, by which thresholds are judged.
-    """
-    return not probe and bool(plan.networks) and plan.networks[network] - 1 in plan.prune
+def is_measured(plan: Plan, network: int) -> bool:
+    """Whether inputs that enter a network are to bring what attention their tokens receive in it."""
+    return bool(plan.networks) and plan.networks[network] - 1 in plan.prune

@@ -229,7 +229,8 @@ class Dispatcher:
             self._depart(call)
             return
         cuts = cuts_of(going_on, self.core.itinerary.placed.plan)
-        way = Way(flights=call.flights, block=block, network=network, going_on=going_on, cuts=cuts)
+        whole = call.watch == "whole"
+        way = Way(flights=call.flights, block=block, network=network, going_on=going_on, cuts=cuts, whole=whole)
         if entrance.is_slow(way):
             self._tasks[call] = self._begin(self._enter_slowly(entrance, call, way))
         else:
@@ -251,7 +252,7 @@ class Dispatcher:
 
     def _enter_network(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
         self._tasks.pop(call, None)  # what encoded them beside the event loop is done
-        measured = is_measured(self.core.itinerary.placed.plan, way.network, probe=call.probe)
+        measured = is_measured(self.core.itinerary.placed.plan, way.network)
         try:
             entering = entrance.enter(way, measured=measured)
         except Exception as error:

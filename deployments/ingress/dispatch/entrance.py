@@ -37,6 +37,8 @@ class Way:
     """What the network before let go of; None of new ones."""
     cuts: Cuts | None = None
     """Words that they lose on it."""
+    whole: bool = False
+    """Whether they go with all words, beside others of the same texts that lost some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +87,14 @@ class ChainEntrance:
         Every flight's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
         tokens receive in it.
         """
-        if way.going_on is None:  # an attempt begins, with whole texts
+        if way.going_on is None and not way.whole:  # an attempt begins, with whole texts
             for flight in way.flights:
                 _given(flight).cut.clear()
         self.prepare(way)
         refused = list[tuple[LiveFlight, Exception]]()
         entered, encoded = list[LiveFlight](), list[Encoded]()
         for flight in way.flights:
-            made = self._made(flight, way.network)
+            made = self._made(flight, way)
             if made is None:
                 try:
                     [made] = self._encode([flight], way.network)
@@ -114,10 +116,10 @@ class ChainEntrance:
             except Exception as error:
                 logger.warning("a text of %s keeps its words: %r", flight.input.request_id, error)
 
-    def _made(self, flight: LiveFlight, network: int) -> Encoded | None:
+    def _made(self, flight: LiveFlight, way: Way) -> Encoded | None:
         given = _given(flight)
-        cut = given.cut.get(network)
-        return given.of(self._codec.alike(network)) if cut is None else cut.encoded
+        cut = None if way.whole else given.cut.get(way.network)
+        return given.of(self._codec.alike(way.network)) if cut is None else cut.encoded
 
     def _encode(self, flights: Sequence[LiveFlight], network: int) -> list[Encoded]:
         alike, given = self._codec.alike(network), [_given(flight) for flight in flights]
@@ -127,12 +129,9 @@ class ChainEntrance:
         return made
 
     def _missing(self, way: Way) -> list[LiveFlight]:
-        alike, given = self._codec.alike(way.network), [_given(flight) for flight in way.flights]
-        return [
-            flight
-            for flight, each in zip(way.flights, given, strict=True)
-            if each.of(alike) is None and way.network not in each.cut
-        ]
+        alike = self._codec.alike(way.network)
+        lacking = [flight for flight in way.flights if _given(flight).of(alike) is None]
+        return [flight for flight in lacking if way.whole or way.network not in _given(flight).cut]
 
 
 def entrance_of(ingress: str, codec: Codec[Any]) -> ChainEntrance | None:

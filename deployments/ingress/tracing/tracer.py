@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
+from deployments.ingress.core.flights import WHOLE
 from deployments.ingress.dispatch.departure import LiveFlight, serial_and_attempt
 from deployments.ingress.tracing.spans import InputRecord, RequestRecord, Sent, Span, Visit, request_spans
 from deployments.messages import Chunk, SplitRun, StageCall, Timing
@@ -94,7 +95,8 @@ class Tracer:
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
             record = self._inputs.get(serial)
-            if record is None or record.answered:  # a probe goes on although it is answered
+            # A probe goes on although it is answered, and a whole text beside one that lost words.
+            if record is None or record.answered or attempt == WHOLE:
                 continue
             record.under_way = Sent(
                 slot=slot,

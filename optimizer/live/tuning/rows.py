@@ -56,9 +56,9 @@ def columns_of(shape: StreamShape, ramps: Sequence[int]) -> list[int]:
 
 
 def answered_losses_N(seen: Observations) -> FloatArray:
-    """What each answer lost against the full model's: that of the ramp it left at, 0 at the end; NaN where unknown."""
-    at_NR = np.array(seen.shape.ramps) == seen.exits_N[:, None]
-    lost_N = np.where(at_NR, seen.losses_NR, 0.0).sum(1)
+    """What each answer lost against the full model's, at the ramp it left at or at the end; NaN where unknown."""
+    at_NE = np.array([*seen.shape.ramps, seen.shape.num_blocks - 1]) == seen.exits_N[:, None]
+    lost_N = np.where(at_NE, seen.losses_NE, 0.0).sum(1)
     return np.asarray(lost_N, dtype=np.float64)
 
 
@@ -99,4 +99,5 @@ def records_of(seen: Observations, ramps: Sequence[int]) -> ExitRecords:
         zero_one=seen.shape.zero_one,
         true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
         times_s_N=seen.times_s_N,
+        end_losses_N=seen.known_end_losses_N,
     )

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,14 @@ def test_probes_of_a_controller_that_kept_labels_become_losses(tmp_path: Path) -
         connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (5.0, shape, packed.getvalue()))
     (back,) = history.probes()
     assert (back.shape, back.losses_NR.tolist()) == (seen.shape, [[1, 0, 1]])
+
+
+def test_what_pruning_changed_is_remembered(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    seen = replace(probes([1.0, 2.0], [True, False], PLAN), end_losses_N=np.array([1, np.nan], dtype=np.float32))
+    history.add_probes(5.0, seen)
+    (back,) = history.probes()
+    assert (back.pruned_agreement, len(back)) == (0.0, 2)
 
 
 def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:

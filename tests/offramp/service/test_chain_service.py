@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 
 from earlyexit.errors import ModelFolderError
 from offramp.service.application import resolve_plan
+from offramp.service.model import of_ramps
+from optimizer.calibration_file import RECORDS_FILE
+from profiles.records import ExitRecords
 from tests.offramp.service.service_files import Files
 from tests.offramp.service.service_folders import (
     WEIGHTS_BYTES,
@@ -65,7 +69,7 @@ def test_one_model_is_no_chain(files: Files) -> None:
 def test_built_in_plans_of_a_chain_end_splits_where_its_networks_end(files: Files) -> None:
     folder = files.folder / "cascade"
     assert [(split.first, split.end) for split in resolve_plan("stock", folder).splits] == [(2, 5)]
-    assert [(split.first, split.end) for split in resolve_plan("early-exit", folder).splits] == [(0, 2), (2, 5)]
+    assert [(split.first, split.end) for split in resolve_plan("early-exit", folder).splits] == [(2, 5)]
     assert [split.end for split in resolve_plan("serial", folder).splits] == [1, 2, 3, 4, 5]
 
 
@@ -133,15 +137,16 @@ def test_a_service_that_only_pruned_texts_make_quick_enough_prunes_them(files: F
     assert files.read(model=model(), cluster=priced, planner=cheapest).settings.plan.prune
 
 
-def test_what_the_end_of_pruned_texts_loses_is_no_longer_the_ramps_to_lose(files: Files) -> None:
-    write_pruned(files.folder / "cascade", end=1, kept=0.8, measuring=1.0)
-    of_whole, of_pruned = (
-        files.read(model=model(), accuracy={"prune": prune, "budget": 0.2}).settings.control for prune in (False, True)
-    )
-    assert of_whole is not None
-    assert of_pruned is not None
-    assert of_whole.accuracy_budget == 0.2
-    assert of_pruned.accuracy_budget == pytest.approx(0.2 - 1 / 8)
+def test_what_the_end_loses_is_no_longer_the_ramps_to_lose_where_no_probe_sees_it(files: Files) -> None:
+    folder = files.folder / "cascade"
+    write_pruned(folder, end=1, kept=0.8, measuring=1.0)
+    records = ExitRecords.load(folder / "pruned" / RECORDS_FILE)
+    assert of_ramps(0.2, records, {}) == pytest.approx(0.2 - 1 / 8)
+    assert of_ramps(0.2, replace(records, end_losses_N=None), {}) == 0.2
+    for prune in (False, True):  # of pruned texts probes see it
+        control = files.read(model=model(), accuracy={"prune": prune, "budget": 0.2}).settings.control
+        assert control is not None
+        assert control.accuracy_budget == 0.2
 
 
 def test_a_crossing_takes_its_seconds_in_a_services_problem(files: Files) -> None:

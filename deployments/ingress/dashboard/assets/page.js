@@ -125,6 +125,7 @@ function drawFigures({ now, totals, drops, agreement, service }) {
   const slo = service.slo_s === null ? "no SLO" : `SLO ${ms(service.slo_s)} ms`;
   const budget = agreement.budget === null ? "no budget" : `budget: at least ${percent(1 - agreement.budget)}`;
   const seen = agreement.inputs_seen === null ? "" : `, ${plural(agreement.inputs_seen, "input")} seen`;
+  const pruned = agreement.pruned === null ? "" : `; without the pruned words ${percent(agreement.pruned, 2)} are answered as with them`;
   const dropped = drops.reduce((sum, drop) => sum + drop.total, 0);
   patch(at("figures-of"), now.seconds === null ? "" : `over ${now.seconds.toFixed(0)} s`);
   patch(at("figures"),
@@ -137,7 +138,7 @@ function drawFigures({ now, totals, drops, agreement, service }) {
       `${count(now.waiting)} here, ${count(now.waiting_in_stages)} in stages`),
     figure("dropped", "Drops", decimal(drops.reduce((sum, drop) => sum + drop.per_s, 0)), "/s", `${count(dropped)} so far`),
     figure("agreement", "Agreement", percent(agreement.value, 2).replace(" %", ""), agreement.value === null ? "" : "%",
-      (agreement.within === false ? "below the " : "") + budget + seen, agreement.within === false),
+      (agreement.within === false ? "below the " : "") + budget + seen + pruned, agreement.within === false),
     figure("answered", "Answers", count(totals.answered), "", `${count(totals.in_slo)} in time`));
 }
 

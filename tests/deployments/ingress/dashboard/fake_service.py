@@ -166,6 +166,7 @@ class FakeService(FakeBackend):
                 "accuracy_budget": 0.01,
                 "within_budget": True,
                 "inputs_seen": 412,
+                "pruned_agreement": None,
                 "drops": {"admission": 225, "deadline": 15},
             },
         }

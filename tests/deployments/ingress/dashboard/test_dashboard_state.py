@@ -129,6 +129,7 @@ DESCRIBED: dict[str, Any] = {
         "accuracy_budget": 0.01,
         "within_budget": True,
         "inputs_seen": 400,
+        "pruned_agreement": 0.97,
         "drops": {},
     },
 }
@@ -144,12 +145,12 @@ def test_forecast_and_agreement_are_what_the_controller_says() -> None:
         "probes": [1, 0.55, 0.3, 0.1],
         "answers": None,
     }
-    assert state["agreement"] == {"value": 0.995, "budget": 0.01, "within": True, "inputs_seen": 400}
+    assert state["agreement"] == {"value": 0.995, "budget": 0.01, "within": True, "inputs_seen": 400, "pruned": 0.97}
 
 
 def test_without_a_controller_agreement_is_that_of_the_ingress_that_looks() -> None:
     state = page_state(FACTS, [snapshot(0.0, ingress(), agreement=0.98)])
-    assert state["agreement"] == {"value": 0.98, "budget": None, "within": None, "inputs_seen": None}
+    assert state["agreement"] == {"value": 0.98, "budget": None, "within": None, "inputs_seen": None, "pruned": None}
     assert (state["survival"]["forecast"], state["service"]["controller"]) == (None, "none")
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deployments.ingress.core.flights import WHOLE
 from deployments.ingress.dispatch.cutting import Cuts
-from deployments.ingress.dispatch.departure import LiveFlight
+from deployments.ingress.dispatch.departure import LiveFlight, serial_and_attempt
 from deployments.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.signature import Encoded
@@ -19,6 +20,7 @@ from earlyexit.split import Split
 from earlyexit.wire import WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
+from profiles.stream import StreamShape
 from tests.chained_texts import chained
 from tests.deployments.ingress.dispatch.dispatcher_scene import SLOTS, TIMING, Scene, StageCallLog, turns
 
@@ -37,8 +39,8 @@ CASCADE, ALONE = plan_of(SMALL, LARGE), plan_of(LARGE, epoch=2)
 class ChainScene(Scene):
     """Texts that are their own ids."""
 
-    def __init__(self, codec: ChainCodec, plan: Plan = CASCADE) -> None:
-        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], chain_codec=codec)
+    def __init__(self, codec: ChainCodec, plan: Plan = CASCADE, shape: StreamShape | None = None) -> None:
+        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], chain_codec=codec, shape=shape)
         self.chain = codec
 
     def submit_texts(self, *texts: str, truncate: bool = False) -> list[LiveFlight]:
@@ -263,6 +265,49 @@ async def test_who_comes_without_its_attention_loses_no_words(tmp_path: Path) ->
     await turns()
     assert [ids(each.call.piece) for each in scene.stages[1].calls] == [[1, 14, 15, 16, 2], [1, 15, 16, 2]]
     assert scene.core.counts.pruned_words.get(2, 0) == 0
+
+
+async def test_a_probe_goes_on_without_the_words_and_whole_beside_that(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES, StreamShape(score="confidence", num_blocks=4, ramps=(1,)))
+    [flight] = scene.submit_texts("a b c")
+    await turns()
+    [call] = scene.stages[0].calls
+    assert (call.call.probe, len(call.call.piece.tensors)) == (True, 2), "a probe's attention is measured too"
+    call.see("a b c", 1)
+    cross_with(call, ["a b c"], [9, 1, 4, 4, 9], [5])
+    await turns()
+    pruned, whole = scene.stages[1].calls
+    assert [ids(each.call.piece) for each in (pruned, whole)] == [[1, 15, 16, 2], [1, 14, 15, 16, 2]]
+    assert [(each.call.probe, each.weight) for each in (pruned, whole)] == [(True, 4), (True, 5)]
+    assert [serial_and_attempt(each.sample_ids[0]) for each in (pruned, whole)] == [(1, 0), (1, WHOLE)]
+    assert flight.tokens == 4
+    for each, label in ((pruned, 0), (whole, 1)):
+        each.see("a b c", 3, label=label)
+        each.answer(["a b c"], exit_block=3)
+    await turns()
+    assert [name for name, _ in scene.outcomes] == ["a b c"], "its caller hears of one"
+    seen = scene.core.report(0.0, 0.0).probes
+    assert seen is not None
+    assert (seen.exits_N.tolist(), seen.pruned_agreement) == ([3], 0.0)
+    counts = scene.core.counts
+    assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 1}, {2: 3}, {2: 1}), "and nobody counts two"
+
+
+async def test_an_attempt_that_begins_again_leaves_the_whole_text_beside_the_last_alone(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES, StreamShape(score="confidence", num_blocks=4, ramps=(1,)))
+    scene.submit_texts("a b c")
+    await turns()
+    cross_with(scene.stages[0].calls[0], ["a b c"], [9, 1, 4, 4, 9], [5])
+    await turns()
+    scene.stages[1].calls[0].fail()
+    await turns()
+    cross_with(scene.stages[0].calls[-1], ["a b c"], [9, 1, 4, 4, 9], [5])
+    await turns()
+    assert [ids(each.call.piece) for each in scene.stages[1].calls] == [
+        [1, 15, 16, 2],
+        [1, 14, 15, 16, 2],
+        [1, 15, 16, 2],
+    ], "who starts again is not watched"
 
 
 def test_who_loses_no_words_is_looked_at_once(tmp_path: Path) -> None:
