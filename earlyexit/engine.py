@@ -24,8 +24,8 @@ from earlyexit.times import Times
 Dispatch = Literal["work-conserving", "deferred", "filling"]
 
 DOUBT = 0.9
-"""What is left of the trust in the times whenever they left an idle device without work: two seconds, learnt from a
-cold start, are tried again after about thirty inputs with 0.1 s each."""
+"""What is left of the trust in a split's times whenever all who waited for it were dropped by them: two seconds, learnt
+from a cold start, are tried again after about thirty inputs with 0.1 s each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class BatchEngine(Generic[P]):
         self.times = times
         self._starts = tuple(sorted(starts))
         self._serial = 0
-        self._trust = 1.0
+        self._trust: dict[int, float] = {}  # by a split's first block, where it is not 1
         self.load = Load()
         self.busy = 0.0
         """Share of its time that the device had run when its latest batch began."""
@@ -229,8 +229,7 @@ class BatchEngine(Generic[P]):
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
-            if not waiting:  # without a batch the times would never be corrected, and everything be dropped for ever
-                self._trust *= DOUBT
+            if not waiting:
                 return Choice(batch=None, dropped=dropped, wake_s=None)
         for queue in waiting:
             if queue.is_full:
@@ -248,7 +247,7 @@ class BatchEngine(Generic[P]):
         this one's. What it took so is what the next such batch is to be expected to take, but says nothing of how soon
         an answer can come at best.
         """
-        self._trust = 1.0
+        self._trust.pop(batch.split.first, None)
         busy_s = total_s - shared_s / 2 if shared_s else total_s
         self.load.ran(busy_s, batch.started_s + total_s)
         hosted = self._hosted.get(batch.split.first)
@@ -310,18 +309,18 @@ class BatchEngine(Generic[P]):
         # there is too much to do, what is only to be learnt would be done before what is waited for.
         dropped: list[Member[P]] = []
         for queue in waiting:
-            earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)
+            trust = self._trust.get(queue.split.first, 1.0)
+            earliest_s = now_s + trust * self.times.soonest_s(queue.split)
             if queue.members[0].deadline_s < earliest_s:
                 dropped += queue.drop_before(earliest_s)
-        if not dropped:
-            return ()
-        if self._passing:
+                if not queue.members:  # without a batch its times would never be corrected, whatever other splits run
+                    self._trust[queue.split.first] = trust * DOUBT
+        if dropped and self._passing:
             self._let_drained_vanish()
         return tuple(dropped)
 
     def _latest_start_s(self, queue: Queue[P]) -> float:
-        member = queue.members[0]
-        return member.deadline_s - sum(self._seconds_on_way_of(queue)) - member.reserve_s
+        return queue.members[0].deadline_s - sum(self._seconds_on_way_of(queue)) - queue.members[0].reserve_s
 
     def _knows_way_of(self, queue: Queue[P]) -> bool:
         # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.

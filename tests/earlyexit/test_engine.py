@@ -145,6 +145,21 @@ def test_times_that_leave_an_idle_device_without_work_are_tried_again() -> None:
     assert dropped == 7  # 2 * 0.9 ** 7 is 0.96
 
 
+def test_times_that_leave_one_split_without_a_batch_are_tried_again_though_others_have_some() -> None:
+    engine = Engine([Split(first=0, end=2, batch=1), Split(first=2, end=4, batch=1)], ObservedTimes())
+    engine.submit(2, [member("cold")], 0.0)
+    engine.finished(chosen(engine), first_s=2.0, total_s=2.0)
+    ran: list[int] = []
+    for now_s in range(2, 100):
+        engine.submit(2, [member("deep", deadline_s=now_s + 1.0)], now_s)
+        engine.submit(0, [member("new", deadline_s=now_s + 1.0)], now_s)
+        while (batch := engine.choose(now_s).batch) is not None:
+            engine.finished(batch, first_s=0.5, total_s=0.5)
+            ran.append(batch.split.first)
+    assert ran.count(0) == 98
+    assert ran.count(2) == 98 - 7  # as where it is alone
+
+
 def test_members_know_since_when_they_wait_and_their_batch_until_when() -> None:
     a, b = member("a"), member("b")
     engine = two_splits().engine
