@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal
 
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
-from earlyexit.errors import PlanError
 from earlyexit.filling import Load, Standing, pick, standing_of
 from earlyexit.member import Member, P, Queue, by_deadline
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.returning import Returning
-from earlyexit.split import Split
+from earlyexit.split import Split, rest_of
 from earlyexit.times import Times
+from earlyexit.turns import Turns
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
 
@@ -76,7 +76,7 @@ class BatchEngine(Generic[P]):
 
     By each a batch that is not full waits a moment for steps on their way (`earlyexit.returning`). Who of a queue is in
     the batch is the order's to say. A batch is closed only when the device asks, so members that arrive while it
-    computes still fit. Probes have queues of their own; being few, they count as full as soon as one waits.
+    computes still fit. Probes have queues of their own; being few, one that waits counts as full (`earlyexit.turns`).
     """
 
     __slots__ = (
@@ -92,6 +92,7 @@ class BatchEngine(Generic[P]):
         "_splits",
         "_starts",
         "_trust",
+        "_turns",
         "busy",
         "load",
         "returning",
@@ -117,6 +118,7 @@ class BatchEngine(Generic[P]):
         """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         self.returning = Returning()
+        self._turns = Turns()
         # By first block; in `_passing` of splits that are not hosted, or no longer: they vanish when they are empty.
         self._hosted: dict[int, Queue[P]] = {}
         self._passing: dict[Split, Queue[P]] = {}
@@ -231,14 +233,9 @@ class BatchEngine(Generic[P]):
             waiting = [queue for queue in waiting if queue.members]
             if not waiting:
                 return Choice(batch=None, dropped=dropped, wake_s=None)
-        for queue in waiting:
-            if queue.is_full:
-                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
-        if self.returning and self.returning.are_awaited(waiting, now_s):
-            return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
-        if self._dispatch == "work-conserving" and len(waiting) == 1:
-            return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
-        return self._choose_partial(waiting, dropped, now_s)
+        first = self._turns.first(waiting)
+        choice = self._choose_among(first, dropped, now_s) if first else NOTHING
+        return self._choose_among(waiting, dropped, now_s) if choice.batch is None else choice
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
         """Learn how long a batch took until its first answers, or its end, and in all; gives the device's seconds.
@@ -256,16 +253,12 @@ class BatchEngine(Generic[P]):
         if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
             if shared_s:
                 first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
-            size, tokens = len(batch.members), batch.tokens
-            self.times.observe(batch.split, size, tokens, first_s, total_s)
-            self._run_sums.add(batch.split, size, tokens, busy_s, shared=shared_s > 0)
+            self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s)
+            self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
         return busy_s
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
-        split = _rest_of(self._splits, block) or _rest_of(fallback, block)
-        if split is None:
-            held = ", ".join(f"{split.first} to {split.end - 1}" for split in self._splits)
-            raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
+        split = rest_of(block, self._splits, fallback)
         if split not in self._passing:
             self._passing[split] = Queue(split)
             self._sort()
@@ -286,6 +279,16 @@ class BatchEngine(Generic[P]):
         plain = [*self._hosted.values(), *self._passing.values()]
         queues = plain + [queue.probes for queue in plain if queue.probes is not None]
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
+
+    def _choose_among(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
+        for queue in waiting:
+            if queue.is_full:
+                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+        if self.returning and not self._turns.is_others and self.returning.are_awaited(waiting, now_s):
+            return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
+        if self._dispatch == "work-conserving" and len(waiting) == 1:
+            return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
+        return self._choose_partial(waiting, dropped, now_s)
 
     def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
         """Of queues none of which is full."""
@@ -340,10 +343,7 @@ class BatchEngine(Generic[P]):
     def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
         self.busy = self.load.share(now_s)
         members, tokens = queue.take(self._order, now_s)
+        self._turns.took(members)
         if self._passing and not queue.members:
             self._let_drained_vanish()
         return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe)
-
-
-def _rest_of(splits: Sequence[Split], block: int) -> Split | None:
-    return next((split.rest(block) for split in splits if split.first <= block < split.end), None)

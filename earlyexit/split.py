@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -110,3 +111,12 @@ class Split:
         if block == self.first:
             return self
         return replace(self, first=block, ramps=tuple(ramp for ramp in self.ramps if ramp >= block))
+
+
+def rest_of(block: int, splits: Sequence[Split], fallback: Sequence[Split] = ()) -> Split:
+    """What is left, from a block on, of the split that holds it; raises PlanError where none does."""
+    for split in (*splits, *fallback):
+        if split.first <= block < split.end:
+            return split.rest(block)
+    held = ", ".join(f"{split.first} to {split.end - 1}" for split in splits)
+    raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
