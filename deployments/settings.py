@@ -211,7 +211,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     """By accelerator type, Ray's labels of the nodes that its replicas run on; of types that are missing any node."""
     control: ControlSettings | None = None
     probe_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of first batches that are probes."""
+    """Share of first batches that are probes; of a model that generates, of sequences."""
     slo_s: float | None = Field(default=None, gt=0)
     """Latency within which an answer counts, in wall-clock seconds: the latest deadline of any request. None: the
     requests' own timeouts alone."""

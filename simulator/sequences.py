@@ -34,6 +34,10 @@ class SimulatedSequence:
         self.num_prompt = num_prompt
         self.shown = Shown(num_prompt, num_prompt + num_tokens, chunk)
 
+    @property
+    def says(self) -> bool:
+        return self.shown.says
+
     def begin(self, number: int) -> None:
         self.shown.begin()
 
@@ -113,9 +117,7 @@ class GeneratingIngress(SimulatedIngress):
     def _step(self, course: Course[int], sequence: SimulatedSequence) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
-            self.core.step(
-                number, course.home, tokens=sequence.step(), arrived_s=now_s, deadline_s=math.inf, now_s=now_s
-            )
+            self.core.step(number, course.home, tokens=course.step(), arrived_s=now_s, deadline_s=math.inf, now_s=now_s)
         except OfframpError as error:
             self._failed(course, sequence, error.kind)
             return

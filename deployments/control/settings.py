@@ -52,7 +52,10 @@ def check_tuning(control: ControlSettings, probe_share: float, *, generates: boo
     if control.tuning == "off":
         return
     if generates:
-        raise PlanError(f"tuning {control.tuning!r} needs probes, and sequences are never probes: leave it off")
+        raise PlanError(
+            f"tuning {control.tuning!r} keeps a loss per input, and a sequence's is of all its tokens: probes tell "
+            "what ramps say behind the full model's tokens, not what would come behind their own; leave it off"
+        )
     check_tunable(control.policy)
     if not control.problem.ramps:
         raise PlanError(f"tuning {control.tuning!r} moves thresholds, and the model has none")

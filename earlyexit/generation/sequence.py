@@ -90,6 +90,11 @@ class Sequence:
     def num_said(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    @property
+    def says(self) -> bool:
+        """Whether the answer to the next step is a token: of the parts of a prompt, only to the last."""
+        return self._shown.says
+
     def begin(self, number: int) -> None:
         """Let a decoder that knows nothing of it see all of it, under a number that no other sequence has there."""
         self._number = number

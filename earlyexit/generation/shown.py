@@ -30,6 +30,11 @@ class Shown:
         """Whether no more may come of it."""
         return self.num_tokens >= self.limit
 
+    @property
+    def says(self) -> bool:
+        """Whether the answer to that step is its next token."""
+        return self.until >= self.num_tokens
+
     def begin(self) -> None:
         """Nothing of it is known where it goes on."""
         self.seen = 0

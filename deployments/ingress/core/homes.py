@@ -23,11 +23,20 @@ class Home:
     Whoever begins anew gets another: nothing of a late reply to the old one can be taken for the new.
     """
 
-    __slots__ = ("avoids", "is_again", "is_over", "layout", "number", "replicas")
+    __slots__ = ("avoids", "is_again", "is_over", "is_probe", "layout", "number", "replicas", "says")
 
-    def __init__(self, number: int, *, is_again: bool = False, avoids: frozenset[str] = frozenset()) -> None:
-        """`number`: one that no other sequence has at any replica."""
+    def __init__(
+        self,
+        number: int,
+        *,
+        is_again: bool = False,
+        avoids: frozenset[str] = frozenset(),
+        is_probe: bool | None = None,
+    ) -> None:
+        """`number`: one that no other sequence has at any replica; `is_probe`: of one that was let in before."""
         self.number = number
+        self.is_probe = is_probe
+        """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
         self.avoids = avoids
         """Replicas that had no room for its sequence, none of which it gets while there are others."""
         self.is_again = is_again
@@ -36,6 +45,8 @@ class Home:
         """Of the plan by which its first input was sent; None before."""
         self.replicas: dict[str, str] = {}
         """By slot, the one that has what the blocks there made; whoever carries the first call there says which."""
+        self.says = True
+        """Whether the answer to its next step is a token: of the parts of a prompt, only to the last."""
         self.is_over = False
         """Whether nobody asks for it any more; a call that is under way may."""
 

@@ -67,7 +67,7 @@ class IngressCore(Generic[I, W]):
         self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(rules, placed.plan, self._probes)
         self._line: Line[I] = Line()
-        self._steps: Steps[I, W] = Steps(self._calls, self._outcomes)
+        self._steps: Steps[I, W] = Steps(self._calls, self._outcomes, self._probes, rules, rng)
         self._agenda: Agenda[I] = Agenda()
         self._attempts: Attempts[I, W] = Attempts(
             self._calls, self._outcomes, self._probes, self._steps, self._agenda, most=rules.max_attempts
@@ -206,10 +206,9 @@ class IngressCore(Generic[I, W]):
         while self.is_due:
             flights = self._line.leave(leg.budgets[0], itinerary.order, now_s)
             if flights[0].home is not None:
-                self._steps.settle_in(flights)
-                watch = None
-            else:
-                watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
+                actions += self._steps.settle_in(flights, now_s)
+                continue
+            watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, *itinerary.entrance(probe=call.probe)))
         if not self._line.length:
@@ -239,8 +238,14 @@ class IngressCore(Generic[I, W]):
     def answer_early(
         self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()
     ) -> Actions:
-        """Inputs are answered, and stay inside: no part of a reply, for their batch still runs."""
+        """Inputs are answered, and stay inside: no part of a reply, for their batch still runs.
+
+        Of a sequence it is only noted where its token would have left: see `Steps`.
+        """
         mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
+        if mine and mine[0].home is not None:
+            self._outcomes.note(call, mine, block, self._calls.itinerary)
+            return []
         return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s) if mine else []
 
     def see(self, call: Call[I, W], seen: Iterable[tuple[Flight[I], Seen]]) -> None:

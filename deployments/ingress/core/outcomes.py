@@ -282,9 +282,7 @@ class Outcomes:
         now_s: float,
     ) -> Actions:
         """Inputs are answered, those that have no outcome yet."""
-        if call.watch is not None and self._probes is not None:
-            for flight in flights:
-                self._probes.answered(flight, block, itinerary.ramps)
+        self.note(call, flights, block, itinerary)
         fresh, answers = picked(flights, answers, [not flight.settled for flight in flights])
         if not fresh:
             return []
@@ -298,6 +296,12 @@ class Outcomes:
             for flight, latency_s in zip(fresh, latencies_s, strict=True):
                 self._admission.answered(latency_s, *self._admission.cost_of(flight), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
+
+    def note(self, call: Call[Any, Any], flights: Flights[Any], block: int, itinerary: Itinerary[Any]) -> None:
+        """An exit let watched inputs leave; the first one counts."""
+        if call.watch is not None and self._probes is not None:
+            for flight in flights:
+                self._probes.answered(flight, block, itinerary.ramps)
 
     def fail(self, flights: Flights[Any], error: OfframpError, now_s: float) -> Actions:
         """Inputs get an error, for good."""

@@ -31,4 +31,4 @@ class Rules:
     loss: Loss = differ
     """The task's, by which early answers are compared with the full model's."""
     probe_share: float = 0.0
-    """Of the calls with new inputs, those that are probes."""
+    """Of the calls with new inputs, those that are probes; where inputs are steps, of the sequences."""

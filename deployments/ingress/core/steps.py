@@ -1,14 +1,23 @@
-"""Inputs of sequences: they go where their sequence's keys and values are, and are never simply sent again. Pure."""
+"""Inputs of sequences: they go where their sequence's keys and values are, and are never simply sent again. Pure.
+
+A sequence may be a *probe*, with all its tokens: they run to the model's end, every ramp looks, and its caller gets
+what the full model says. Where a ramp would have let a token leave is noted, and answers nobody: the next token would
+come beside the one that still runs.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, Generic
 
 from deployments.ingress.core.calls import Calls
+from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import DUE, Actions, Call, Flight, Flights, I, Retried, SendCall, W
 from deployments.ingress.core.homes import Home, lost
 from deployments.ingress.core.outcomes import Outcomes
+from deployments.ingress.core.probes import ProbeBook
+from deployments.ingress.core.rules import Rules
 
 LOST = "sequence_lost"
 """The kind of a SequenceLostError."""
@@ -21,9 +30,14 @@ class Steps(Generic[I, W]):
     those of all ingresses. So a call has every step that came of one part of a reply.
     """
 
-    def __init__(self, calls: Calls[I, W], outcomes: Outcomes) -> None:
+    def __init__(
+        self, calls: Calls[I, W], outcomes: Outcomes, book: ProbeBook | None, rules: Rules, rng: random.Random
+    ) -> None:
         self._calls = calls
         self._outcomes = outcomes
+        self._book = book
+        self._probe_share = rules.probe_share
+        self._rng = rng
         self.due: list[Flight[I]] = []
         """Those that are sent next."""
 
@@ -38,26 +52,28 @@ class Steps(Generic[I, W]):
             flight.holder = DUE
         self.due += flights
 
-    def settle_in(self, flights: Flights[I]) -> None:
-        """These, their homes' first, are sent by the present plan. Nothing is to be seen of them.
+    def settle_in(self, flights: Flights[I], now_s: float) -> Actions:
+        """These, their homes' first, are sent by the present plan, probes in a call of their own.
 
-        (A probe is answered early and goes on, and its sequence's next step would come beside it.)
+        Whether a sequence is a probe is drawn here, once: one that begins anew is what it was.
         """
+        looks = self._looks
         for flight in flights:
-            assert flight.home is not None, "a service has sequences, or inputs of none"
-            flight.home.layout = self._calls.itinerary.layout
+            home = flight.home
+            assert home is not None, "a service has sequences, or inputs of none"
+            home.layout = self._calls.itinerary.layout
+            if home.is_probe is None:
+                home.is_probe = looks and self._probe_share > 0 and self._rng.random() < self._probe_share
+        parts = [[each for each in flights if self._is_probe(each) is wanted] for wanted in (False, True)]
+        return [self._enter(part, now_s, is_first=True) for part in parts if part]
 
     def send(self, now_s: float) -> Actions:
         """All that are due, in a call for every replica that has some of their sequences."""
         due, self.due = self.due, []
-        itinerary = self._calls.itinerary
-        leg = itinerary.first
-        by_replica, homeless = self._by_replica(due, leg.slot, DUE)
+        by_replica, homeless = self._by_replica(due, self._calls.itinerary.first.slot, DUE)
         actions = self._lose(homeless, now_s)
         for rows in by_replica:
-            flights = [due[row] for row in rows]
-            call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, None, False)
-            actions.append(SendCall(call, *itinerary.entrance(probe=False)))
+            actions.append(self._enter([due[row] for row in rows], now_s, is_first=False))
         return actions
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
@@ -67,7 +83,7 @@ class Steps(Generic[I, W]):
         actions = self._lose(homeless, now_s)
         for rows in by_replica:
             going = [flights[row] for row in rows]
-            onward = self._calls.begin(leg, going, going, now_s, call.epoch, None, False)
+            onward = self._calls.begin(leg, going, going, now_s, call.epoch, call.watch, False)
             part = None if len(rows) == len(flights) else tuple(rows)
             actions.append(SendCall(onward, block, payload, None, part))
         return actions
@@ -92,9 +108,9 @@ class Steps(Generic[I, W]):
     ) -> tuple[Sequence[Sequence[int]], list[Flight[I]]]:
         """Positions of those that a holder has and somebody waits for, and who of them has lost his home.
 
-        Nobody has them then.
+        Nobody has them then. Probes are apart from others.
         """
-        by_replica: dict[str | frozenset[str], list[int]] = {}
+        by_replica: dict[tuple[bool, str | frozenset[str]], list[int]] = {}
         homeless = []
         for row, flight in enumerate(flights):
             if flight.holder is not holder:
@@ -103,13 +119,38 @@ class Steps(Generic[I, W]):
             if flight.settled or home is None:
                 continue
             if self._is_at_home(home):
-                by_replica.setdefault(home.replicas.get(slot, home.avoids), []).append(row)
+                where = self._is_probe(flight), home.replicas.get(slot, home.avoids)
+                by_replica.setdefault(where, []).append(row)
             else:
                 homeless.append(flight)
         return [*by_replica.values()], homeless
+
+    @property
+    def _looks(self) -> bool:
+        """Whether replicas see anything of probes under the present plan."""
+        return self._book is not None and self._book.can_look(self._calls.itinerary.placed.plan.policy)
+
+    def _is_probe(self, flight: Flight[I]) -> bool:
+        return flight.home is not None and bool(flight.home.is_probe) and self._looks
+
+    def _enter(self, flights: Flights[I], now_s: float, *, is_first: bool) -> SendCall:
+        """Probes, or others, in one call to the model's first block; of a prompt's parts only the last makes a row.
+
+        Where too many are open already probes are run as such all the same: their callers get the full model's answers.
+        """
+        itinerary = self._calls.itinerary
+        watch: Watch | None = "probe" if self._is_probe(flights[0]) else None
+        if watch is not None and self._book is not None:
+            says = [each for each in flights if each.home is not None and each.home.says]
+            self._book.begin(says, itinerary.placed.plan, "probe", now_s)
+        leg = itinerary.first
+        call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, is_first)
+        return SendCall(call, *itinerary.entrance(probe=call.probe))
 
     def _is_at_home(self, home: Home | None) -> bool:
         return home is not None and home.layout == self._calls.itinerary.layout
 
     def _lose(self, flights: Flights[I], now_s: float) -> Actions:
+        if self._book is not None:
+            self._book.forget(flights)
         return self._outcomes.fail(flights, lost("the plan has its blocks elsewhere now"), now_s)

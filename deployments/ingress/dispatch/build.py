@@ -95,7 +95,9 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     for score in SCORES:
         if policy.name == score:
             zero_one = find_task(card.task).zero_one
-            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
+            # `similar` has nothing to hold the state after block 0 against.
+            ramps = tuple(ramp for ramp in card.ramps if ramp or score != "similar")
+            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=ramps, zero_one=zero_one)
     if is_wanted:
         logger.warning("exit policy %s has no scores: nothing is recorded of probes", policy.name)
     return None

@@ -28,6 +28,11 @@ class Stepping(Protocol[G]):
 
     num_prompt: int
 
+    @property
+    def says(self) -> bool:
+        """Whether the answer to the next step is a token."""
+        ...
+
     def begin(self, number: int) -> None: ...
 
     def step(self) -> G: ...
@@ -64,6 +69,11 @@ class Course(Generic[G]):
         self.last_s = math.nan
         self.num_said = 0
         self.is_over = False
+
+    def step(self) -> G:
+        """What its decoder must see next; `home` knows whether a token comes of it."""
+        self.home.says = self.sequence.says
+        return self.sequence.step()
 
     @property
     def ttft_s(self) -> float:
@@ -105,6 +115,8 @@ class GenerationCounts:
     """Times that a sequence began anew, on another replica mostly."""
     prompt_tokens: int = 0
     """Of sequences that were let in."""
+    probes: int = 0
+    """Sequences that ended and were probes."""
     exits: Counter[int] = field(default_factory=Counter)
     """Tokens, by the block that they left after."""
     ttft: Counter[int] = field(default_factory=Counter)
@@ -188,7 +200,7 @@ class Loop:
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
         pause_s = RETRY_PAUSE_S * ((1 << course.attempts) - 1)
         course.attempts += 1
-        course.home = Home(self._numbers.new(), is_again=True)
+        course.home = Home(self._numbers.new(), is_again=True, is_probe=course.home.is_probe)
         course.sequence.begin(course.home.number)
         self.counts.lost += 1
         return pause_s
@@ -201,7 +213,7 @@ class Loop:
         home, full = course.home, course.home.newest
         if home.is_again or full is None or full in home.avoids or len(home.avoids) + 1 >= self._rules.max_attempts:
             return False
-        course.home = Home(self._numbers.new(), avoids=home.avoids | {full})
+        course.home = Home(self._numbers.new(), avoids=home.avoids | {full}, is_probe=home.is_probe)
         course.sequence.begin(course.home.number)
         return True
 
@@ -211,6 +223,7 @@ class Loop:
         course.is_over = True
         self.num_running -= 1
         self.counts.ended[reason] += 1
+        self.counts.probes += bool(course.home.is_probe)
         if not course.num_said:
             self._silent_tokens -= course.sequence.num_prompt
             return

@@ -20,6 +20,7 @@ class GenerationMetrics:
         self._refused = Counter("offramp_sequences_refused", "Sequences whose SLOs could not be kept")
         self._in_slo = Counter("offramp_sequences_in_slo", "Sequences that ended by themselves, both SLOs kept")
         self._lost = Counter("offramp_sequences_lost", "Times that a sequence began anew on another replica")
+        self._probes = Counter("offramp_sequences_probed", "Sequences that ended and were probes")
         self._prompt_tokens = Counter("offramp_prompt_tokens", "Tokens of prompts that were let in")
         self._tokens = Counter("offramp_generated_tokens", "Tokens, by the block they left after", tags("exit"))
         self._ttft = Counter("offramp_ttft_seconds_bucket", "Sequences by time to first token", tags("le"))
@@ -35,6 +36,7 @@ class GenerationMetrics:
         self._grow(self._refused, counts.refused)
         self._grow(self._in_slo, counts.in_slo)
         self._grow(self._lost, counts.lost)
+        self._grow(self._probes, counts.probes)
         self._grow(self._prompt_tokens, counts.prompt_tokens)
         for block, total in counts.exits.items():
             self._grow(self._tokens, total, exit=str(block))

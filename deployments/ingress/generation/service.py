@@ -139,7 +139,7 @@ class GenerateService:
         """Have a decoder run what comes next; raises what `Dispatcher.step` does."""
         course = running.course
         running.flight = self._dispatcher.step(
-            course.sequence.step(),
+            course.step(),
             course.home,
             running.deadline_s,
             running.settle,

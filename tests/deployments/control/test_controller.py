@@ -155,7 +155,7 @@ def test_thresholds_of_a_model_that_generates_do_not_follow_the_stream(tmp_path:
         "accuracy_budget": 0.01,
         "tuning": "guarantee",
     }
-    with pytest.raises(PlanError, match="needs probes, and sequences are never probes"):
+    with pytest.raises(PlanError, match="keeps a loss per input, and a sequence's is of all its tokens"):
         check_control(settings(tmp_path, control=control, probe_share=0.02), replace(SHAPE, generates=True))
 
 

@@ -29,6 +29,11 @@ def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
     assert probe_shape(settings(PolicySpec(name=score, thresholds=0.5)), CARD) == shape
 
 
+def test_nothing_is_seen_after_block_0_where_states_before_and_after_a_block_are_compared() -> None:
+    similar = PolicySpec(name="similar", thresholds=0.5)
+    assert probe_shape(settings(similar), CARD) == StreamShape(score="similar", num_blocks=4, ramps=(2,))
+
+
 def test_without_a_policy_probes_see_in_the_unit_in_which_replicas_then_look() -> None:
     shape = probe_shape(settings(None), CARD)
     assert shape is not None

@@ -28,6 +28,7 @@ from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
+from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import LOOPBACK, soon
 from tests.earlyexit.decoders import (
@@ -90,10 +91,15 @@ class Service:
     """An ingress and its replicas."""
 
     def __init__(
-        self, placed: PlacedPlan, new_model: Callable[[], EarlyExitModel] = a_decoder, start: int | None = None
+        self,
+        placed: PlacedPlan,
+        new_model: Callable[[], EarlyExitModel] = a_decoder,
+        start: int | None = None,
+        probe_share: float = 0.0,
     ) -> None:
         """`start`: what answers start with, of an encoder-decoder."""
         self.placed = placed
+        self.probe_share = probe_share
         self.task = TokenTask(VOCABULARY, start=start)
         self.boards = {slot: Board() for slot in placed.slots}
         self.replicas = {slot: [Replica(number, slot, new_model()) for number in range(2)] for slot in placed.slots}
@@ -112,7 +118,15 @@ class Service:
             transport.follow(self.boards[slot])
             addresses = {each.name: await each.server.listen(each.host, LOOPBACK) for each in replicas}
             self.boards[slot].announce(addresses)
-        rules = Rules(calls_per_replica=2, max_attempts=8, admits=False)
+        shape = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=(1, 2))
+        rules = Rules(
+            calls_per_replica=2,
+            max_attempts=8,
+            admits=False,
+            shape=shape,
+            loss=self.task.loss,
+            probe_share=self.probe_share,
+        )
         core: IngressCore[Query, Transport] = IngressCore("i", self.placed, transports, rules, random.Random(0))
         self.dispatcher = Dispatcher(core, MonotonicClock(), MetricsLog())
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)

@@ -1,0 +1,196 @@
+"""Probes among a real decoder's streams: their callers get the full model's text, the controller what ramps say."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.ingress.core.homes import Home
+from earlyexit.model import EarlyExitModel
+from earlyexit.offline import Asked, Generated, generate
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.tasks.token import first_token
+from profiles.stream import Observations
+from tests.deployments.ingress.generation.test_generate_with_decoders import (
+    MAX_TOKENS,
+    THRESHOLD,
+    Service,
+    a_decoder,
+    all_of,
+    expected,
+    plan,
+)
+from tests.deployments.wire_fakes import soon
+from tests.earlyexit.decoders import NUM_BLOCKS, backbone_of, decoder, hf_decoder
+
+__all__ = ["expected"]
+LAST = NUM_BLOCKS - 1
+Said = list[tuple[int, int]]
+Row = tuple[float, ...]
+"""Of a token: its exit under the plan, and of both ramps the score and whether it says another."""
+
+
+@pytest.fixture(scope="module")
+def alone(expected: dict[tuple[int, ...], Said]) -> dict[tuple[int, ...], Generated]:
+    """By prompt, what the full model says of it, every ramp looking, where nothing is served."""
+    asked = Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(THRESHOLD), look=True)
+    model = decoder(hf_decoder())
+    return dict(zip(expected, generate(model, list(expected), asked), strict=True))
+
+
+@asynccontextmanager
+async def served(new_model: Callable[[], EarlyExitModel], *, probe_share: float = 0.0) -> AsyncIterator[Service]:
+    service = Service(plan(), new_model, probe_share=probe_share)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+@pytest.fixture(params=[None, 2, 3], ids=["one stage", "two stages, cut behind a ramp", "two stages, cut elsewhere"])
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    service = Service(plan(request.param), probe_share=1.0)
+    await service.start()
+    yield service
+    await service.stop()
+
+
+def rows_of(generated: Generated) -> list[Row]:
+    """What an ingress should see of a sequence, by the same thresholds."""
+    rows = []
+    for look in generated.looks:
+        exit_block = next((ramp for ramp in (1, 2) if look[ramp].score >= THRESHOLD), LAST)
+        differs = [float(first_token(look[ramp].value) != first_token(look[LAST].value)) for ramp in (1, 2)]
+        rows.append((float(exit_block), look[1].score, look[2].score, *differs))
+    return rows
+
+
+def seen_rows(seen: Observations | None) -> list[Row]:
+    assert seen is not None
+    assert seen.probe_N.all()
+    assert not seen.stayed_N.any()
+    return [tuple(row) for row in np.column_stack([seen.exits_N, seen.scores_NR, seen.losses_NR]).tolist()]
+
+
+def assert_same(rows: list[Row], wanted: list[Row]) -> None:
+    """In any order: rows come as sequences do. Batches round differently."""
+    np.testing.assert_allclose(sorted(rows), sorted(wanted), atol=1e-3)
+
+
+def observed(service: Service) -> Observations | None:
+    return service.dispatcher.core.report(0.0, 0.0).probes
+
+
+async def test_probes_say_what_the_full_model_says_and_show_what_it_shows_alone(
+    service: Service, alone: dict[tuple[int, ...], Generated]
+) -> None:
+    said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in alone)))
+    assert said == [[(token, LAST) for token in each.answer] for each in alone.values()]
+    wanted = [row for each in alone.values() for row in rows_of(each)]
+    assert len({row[0] for row in wanted}) == 3
+    assert_same(seen_rows(observed(service)), wanted)
+    left = [row for row in wanted if row[0] != LAST]
+    agreement = 1 - sum(row[2 + int(row[0])] for row in left) / len(wanted)
+    assert service.dispatcher.core.agreement == pytest.approx(agreement)
+    await service.all_free()
+
+
+async def test_probes_leave_others_as_they_are(
+    service: Service,
+    expected: dict[tuple[int, ...], Said],
+    alone: dict[tuple[int, ...], Generated],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = list(expected)
+    monkeypatch.setattr(service.dispatcher.core._steps, "_rng", _Turns([0.0, 1.0]))
+    monkeypatch.setattr(service.dispatcher.core._steps, "_probe_share", 0.5)
+    said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
+    full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
+    assert said == [full[k] if k % 2 == 0 else expected[prompt] for k, prompt in enumerate(prompts)]
+    wanted = [row for prompt in prompts[::2] for row in rows_of(alone[prompt])]
+    assert_same(seen_rows(observed(service)), wanted)
+    assert service.service.loop.counts.probes == len(prompts[::2])
+
+
+async def test_probes_leave_others_as_they_are_where_keys_and_values_are_copied(
+    monkeypatch: pytest.MonkeyPatch, alone: dict[tuple[int, ...], Generated]
+) -> None:
+    def copying() -> EarlyExitModel:
+        model = a_decoder()
+        backbone_of(model).fill = "copy"
+        return model
+
+    prompts = list(alone)
+    async with served(copying) as service:
+        copied = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
+        monkeypatch.setattr(service.dispatcher.core._steps, "_rng", _Turns([0.0, 1.0]))
+        monkeypatch.setattr(service.dispatcher.core._steps, "_probe_share", 0.5)
+        said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
+    full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
+    assert said == [full[k] if k % 2 == 0 else copied[k] for k in range(len(prompts))]
+    assert full[1::2] != copied[1::2]
+
+
+async def test_a_probe_whose_replica_dies_goes_on_as_one(
+    service: Service, alone: dict[tuple[int, ...], Generated]
+) -> None:
+    streams = [service.begin(prompt) for prompt in alone]
+    begun = [[(said.chosen.token, said.exit) for said in [await soon(anext(stream))]] for stream in streams]
+    replicas = service.replicas[service.placed.slots[0]]
+    max(replicas, key=lambda replica: replica.memory.use().pages).die()
+    rest = await soon(asyncio.gather(*map(all_of, streams)))
+    full = [[(token, LAST) for token in each.answer] for each in alone.values()]
+    assert [first + more for first, more in zip(begun, rest, strict=True)] == full
+    assert service.num_lost > 0
+    wanted = [row for each in alone.values() for row in rows_of(each)]
+    assert_same(seen_rows(observed(service)), wanted)  # no token twice, none missing
+    await service.all_free()
+
+
+async def test_keys_and_values_of_a_probe_are_the_full_models_and_nothing_waits_to_be_filled_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models: list[EarlyExitModel] = []
+
+    def new_model() -> EarlyExitModel:
+        models.append(a_decoder())
+        return models[-1]
+
+    homes: list[Home] = []
+    prompt = tuple(range(1, 20))
+    shown = len(prompt) + MAX_TOKENS - 1
+    async with served(new_model, probe_share=1.0) as service:
+        monkeypatch.setattr(service.dispatcher, "end", homes.append)  # so that replicas keep what they have
+        await soon(all_of(service.begin(prompt)))
+        number = homes[0].number
+        [backbone] = [each for each in map(backbone_of, models) if number in each.kv.sequences]
+        assert not backbone.pending.num_waiting(number)
+        assert len(observed(service) or ()) == MAX_TOKENS
+        kept = [backbone.kv.held(block, number, shown) for block in range(NUM_BLOCKS)]
+    stock = decoder(hf_decoder())
+    stocks: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def ended(sequence: int, _: Generated) -> None:
+        stocks.extend(backbone_of(stock).kv.held(block, sequence, shown) for block in range(NUM_BLOCKS))
+
+    generate(stock, [prompt], Asked(max_tokens=MAX_TOKENS), ended=ended)
+    torch.testing.assert_close(kept, stocks, atol=1e-4, rtol=0)
+
+
+class _Turns(random.Random):
+    """Says these numbers in turn."""
+
+    def __init__(self, numbers: Sequence[float]) -> None:
+        super().__init__()
+        self._numbers = cycle(numbers)
+
+    def random(self) -> float:
+        return next(self._numbers)

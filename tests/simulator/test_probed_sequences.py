@@ -1,0 +1,75 @@
+"""Probes among simulated sequences: the live book sees all of their tokens, and none of others'."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+
+from earlyexit.split import Split
+from optimizer.placement import initial_placement
+from profiles.records import ExitRecords
+from simulator.decisions import Probing
+from simulator.events import Events
+from simulator.sequences import GeneratingIngress
+from simulator.service import SimulatedService
+from tests.simulator.test_generate import case
+from tests.simulator.tiny_cases import AT_0, AT_2, DECISIONS, RAMPS, TO_END, plan, split, stage
+
+ROWS = (TO_END, AT_0, AT_2)
+RECORDS = ExitRecords.of_answers(
+    np.array([[0, 1, 1, 1], [1, 1, 1, 0], [2, 2, 1, 1], [2, 2, 2, 1]]),
+    score="entropy",
+    num_blocks=4,
+    ramps=RAMPS,
+    sample_ids=tuple("abcd"),
+    scores_NR=np.where(DECISIONS.sure_NR, 0.1, 0.9).astype(np.float32),
+)
+EARLY: Split = split(0, 4, ramps=RAMPS)
+
+
+def played(share: float, *lengths: tuple[int, int]) -> tuple[SimulatedService, GeneratingIngress]:
+    given = replace(case(plan(stage(1, EARLY)), *lengths, rows=ROWS), decisions=DECISIONS)
+    events, placed = Events(), initial_placement(given.plan)
+
+    def probing(index: int) -> Probing:
+        return Probing(RECORDS, given.rows_N, share, random.Random(3))
+
+    service = SimulatedService(given, events, placed, dict.fromkeys(placed.slots, "cpu"), probing)
+    service.boot()
+    [ingress] = service.ingresses
+    assert isinstance(ingress, GeneratingIngress)
+    for number in range(len(lengths)):
+        ingress.arrive(number)
+    events.run_out()
+    return service, ingress
+
+
+def test_a_probe_says_all_its_tokens_behind_the_last_block_and_its_rows_are_the_records() -> None:
+    service, ingress = played(1.0, (1, 6))
+    seen = ingress.core.report(0.0, 0.0).probes
+    assert seen is not None
+    assert ingress.loop.counts.exits == {3: 6}
+    assert seen.exits_N.tolist() == [3, 0, 2] * 2
+    rows = [each % 4 for each in (TO_END, AT_0, AT_2)] * 2
+    np.testing.assert_array_equal(seen.scores_NR, RECORDS.scores_NR[rows])
+    np.testing.assert_array_equal(seen.losses_NR, RECORDS.losses_NR[rows])
+    assert ingress.core.agreement == 1 - 2 / 6  # rows that leave at ramp 0 say another than the full model
+    assert service.events.time_s == 6 * 4.0
+
+
+def test_a_part_of_a_prompt_makes_no_row() -> None:
+    _, ingress = played(1.0, (20, 2))
+    seen = ingress.core.report(0.0, 0.0).probes
+    assert seen is not None
+    assert len(seen) == 2
+
+
+def test_others_leave_early_beside_probes() -> None:
+    _, ingress = played(0.5, (1, 30), (1, 30), (1, 30))
+    seen = ingress.core.report(0.0, 0.0).probes
+    counts = ingress.loop.counts
+    assert seen is not None
+    assert (len(seen), counts.probes, counts.ended) == (30 * counts.probes, 2, {"length": 3})
+    assert counts.exits[0] > 0
