@@ -87,8 +87,8 @@ Joint = Annotated[
     bool,
     typer.Option(
         "--joint",
-        help="Train the whole model, not only its ramps: minutes in place of seconds; where the checkpoint knows other "
-        "labels, or none, more answers are right, and they leave earlier.",
+        help="Train the whole model, not only its ramps: minutes in place of seconds, worth it where no checkpoint was "
+        "trained for your labels (on TREC's questions 94.8 % right, not 89.0, after 3.3 blocks not 4.6).",
     ),
 ]
 Imitate = Annotated[
