@@ -82,6 +82,7 @@ class Cut:
         self.first = first
         self.end = end
         self._network = network
+        self._late = network if isinstance(network, LateOutputs) else None  # a batch has no time to ask for it
         self._ramps = ramps
         self._policy = policy
         self._others = segments
@@ -126,7 +127,7 @@ class Cut:
     def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
-        head = SharedHead(self._network) if isinstance(self._network, LateOutputs) else None
+        head = SharedHead(self._late) if self._late is not None else None
         for segment in self._segments:
             if inside is None:
                 break
@@ -141,8 +142,8 @@ class Cut:
 
     def _end_together(self, head: SharedHead, segment: Segment, piece: Piece) -> Step[Piece]:
         """The model's last blocks, and its head for all who have left this batch on the way."""
-        network = self._network
-        assert isinstance(network, LateOutputs)
+        network = self._late
+        assert network is not None
         last = network.num_blocks - 1
         last_BD = network.before_head(last, network.gathered(last, network.reach(segment, piece), piece.lengths_B))
         assert last_BD is not None, "the full model has the head that its ramps share"
@@ -186,9 +187,9 @@ class Cut:
     ) -> tuple[Opinion, Tensor]:
         """What the exit at a segment's end says, and the policy's state; None: it has not been asked for outputs."""
         if outputs_BC is None:
-            assert isinstance(self._network, LateOutputs)
+            assert self._late is not None
             assert segment.ramp is not None
-            return Foreseen(self._network, segment.ramp, before, after), to_host(before.state_BS)
+            return Foreseen(self._late, segment.ramp, before, after), to_host(before.state_BS)
         said = outputs_BC, before.state_BS
         stay_there = self._policy.foreknows or self._network.task.large
         outputs_BC, state_BS = said if stay_there else all_to_host(said)

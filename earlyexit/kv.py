@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.errors import InputError, OverloadedError
+from earlyexit.kv_places import Alone, Places, Run, Together
 from earlyexit.member import NO_SEQUENCE
 from earlyexit.memory import PAGE_TOKENS, MemoryUse
 
@@ -26,10 +27,6 @@ TRIAL = NO_SEQUENCE
 """Warm-ups and profiles: what they leave behind is nobody's."""
 RETRY_S = 1.0
 """When pages may be free again: of what sequences last, about the least."""
-COPIED_TOKENS = 128
-"""Up to so many tokens, what single rows read is copied side by side on a CPU and attended to in one call; above, every
-sequence is looked at where it lies. Eight sequences of 64 tokens take 0.28 ms a block so and 0.40 ms one by one, of 256
-tokens 0.98 and 0.83, of 1,000 tokens 4.6 and 3.0 (SmolLM2's heads in float32, one core)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +40,6 @@ class KvShape:
     def bytes_per_token(self, float_bytes: int) -> int:
         """Keys and values of all blocks."""
         return 2 * self.num_blocks * self.num_heads * self.head_size * float_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The rows of one sequence in a packed batch: tokens `start` to `start + length - 1` of it."""
-
-    sequence: int
-    start: int
-    length: int
-    limit: int = 0
-    """How many tokens the sequence may come to; 0 where it is known already."""
-    source: int = 0
-    """How many of the sequence's first tokens are no part of the answer, and seen only by attention to them."""
-
-    @property
-    def end(self) -> int:
-        """How long the sequence is after them."""
-        return self.start + self.length
-
-    def seen(self, *, source: bool) -> Run:
-        """What its rows attend to: the sequence's source, or all that is behind it, up to themselves."""
-        first, end = (0, self.source) if source else (self.source, self.end)
-        return Run(sequence=self.sequence, start=first, length=end - first)
 
 
 class KvStore:
@@ -177,13 +151,15 @@ class KvStore:
         found: npt.NDArray[np.int64] = pages[tokens // size] * size + tokens % size
         return found
 
-    def stretch_of(self, run: Run, first: int = 0) -> slice | None:
-        """The store's places of a sequence's tokens `first` to `run.end` - 1; None where they are scattered."""
-        pages = self._pages.get(run.sequence)
-        if pages is None or not pages.side_by_side:
-            return None
-        begin = int(pages.numbers[0]) * self.page_tokens
-        return slice(begin + first, begin + run.end)
+    def stretch_of(self, sequence: int) -> tuple[int, int]:
+        """The store's place of a sequence's first token, behind which the others lie, -1 where they are scattered.
+
+        And how many tokens it has room for there.
+        """
+        pages = self._pages.get(sequence)
+        if pages is None or pages.first < 0:
+            return -1, 0
+        return pages.first * self.page_tokens, len(pages.numbers) * self.page_tokens
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
         """Keep what a block made of every row; writing a token again is no harm."""
@@ -203,7 +179,7 @@ class KvStore:
             context_NHd[each.rows] = self._attend_alone(each, queries_NHd[each.rows], *kept)
         return context_NHd
 
-    def _attend_together(self, those: _Together, queries_SHd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
+    def _attend_together(self, those: Together, queries_SHd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
         keys_SKTd, values_SKTd = (
             each.flatten(1).index_select(0, those.read_R).view(len(queries_SHd), -1, *each.shape[1:]).transpose(1, 2)
             for each in (keys_PKd, values_PKd)
@@ -213,7 +189,7 @@ class KvStore:
         attended = F.scaled_dot_product_attention(queries_SKGd, keys_SKTd, values_SKTd, attn_mask=those.mask_SH1T)
         return attended.flatten(1, 2)
 
-    def _attend_alone(self, one: _Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
+    def _attend_alone(self, one: Alone, queries_THd: Tensor, keys_PKd: Tensor, values_PKd: Tensor) -> Tensor:
         keys_1KTd, values_1KTd = (each[one.read_T].transpose(0, 1)[None] for each in (keys_PKd, values_PKd))
         if len(queries_THd) == 1:
             queries_1KGd = queries_THd.reshape(1, self.shape.num_heads, -1, self.shape.head_size)
@@ -241,7 +217,8 @@ class _Pages:
     """What a sequence has, in the order of its tokens."""
 
     numbers: npt.NDArray[np.int64]
-    side_by_side: bool
+    first: int
+    """The number of the first, where they lie side by side, else -1."""
 
 
 def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
@@ -250,95 +227,9 @@ def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
     lengths = np.diff(firsts, append=len(free))
     fitting = np.flatnonzero(lengths >= needed)
     if not len(fitting):
-        return _Pages(free[:needed], side_by_side=False)
+        return _Pages(free[:needed], first=-1)
     first = firsts[fitting[lengths[fitting].argmin()]]
-    return _Pages(free[first : first + needed], side_by_side=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Together:
-    """Single rows that attend in one call, what they read copied and padded to the longest."""
-
-    rows_S: Tensor
-    read_R: Tensor
-    """Places, of every row as many as of the longest."""
-    mask_SH1T: Tensor | None
-    """Which tokens each row sees, or what is added to its score; H is 1 where that is the same for all heads."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """Rows of one run, which attends by itself."""
-
-    rows: slice
-    read_T: slice | Tensor
-    mask: Tensor | None
-    """Which tokens each of the rows sees, or what is added to its score; None for all, or where it is `causal`."""
-    causal: bool
-    """Whether the rows are all that they see, each up to itself."""
-
-
-class Places:
-    """Index tensors of a packed batch into a store, the same for all blocks."""
-
-    def __init__(self, store: KvStore, runs: Sequence[Run], *, source: bool, bias_DH: Tensor | None) -> None:
-        """Runs of a row and of few tokens attend together; others, long ones and prompts, each alone."""
-        self._device = store.device
-        self._bias_DH = bias_DH
-        self.runs = tuple(runs)
-        self.write_N = self._tensor(np.concatenate([store.place_of(run, run.start) for run in runs]))
-        self.position_N = self._tensor(np.concatenate([np.arange(run.start, run.end) for run in runs]))
-        self.together: _Together | None = None
-        self.alone: list[_Alone] = []
-        together: list[tuple[int, Run, Run]] = []
-        first = 0
-        for run in runs:
-            seen = run.seen(source=source)
-            stretch = store.stretch_of(seen, seen.start)
-            if run.length == 1 and (stretch is None or seen.length <= COPIED_TOKENS or store.device.type != "cpu"):
-                together.append((first, run, seen))
-            else:
-                read_T = stretch or self._tensor(store.place_of(seen, seen.start))
-                rows = slice(first, first + run.length)
-                self.alone.append(_Alone(rows, read_T, *((None, False) if source else self._mask(run, seen))))
-            first += run.length
-        if together:
-            self.together = self._padded(store, together)
-
-    def _padded(self, store: KvStore, those: Sequence[tuple[int, Run, Run]]) -> _Together:
-        rows_S = self._tensor(np.array([row for row, _, _ in those]))
-        lengths_S1 = np.array([[seen.length] for _, _, seen in those])
-        longest = int(lengths_S1.max())
-        read_ST = np.empty((len(those), longest), dtype=np.int64)
-        for read_T, (_, _, seen) in zip(read_ST, those, strict=True):
-            read_T[:] = np.resize(store.place_of(seen, seen.start), longest)  # never another's: 0 times NaN is NaN
-        read_R = self._tensor(read_ST.ravel())
-        if self._bias_DH is not None:
-            positions_S1 = np.array([[run.end - 1 - seen.start] for _, run, seen in those])
-            bias_STH = self._biased(positions_S1 - np.arange(longest)[None, :])
-            return _Together(rows_S, read_R, bias_STH.transpose(1, 2)[:, :, None])
-        if int(lengths_S1.min()) == longest:
-            return _Together(rows_S, read_R, None)
-        mask_ST = self._tensor(np.arange(longest)[None, :] < lengths_S1)
-        return _Together(rows_S, read_R, mask_ST[:, None, None, :])
-
-    def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
-        """And whether it is causal."""
-        distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
-        if self._bias_DH is not None:
-            return self._biased(distance_nT).permute(2, 0, 1)[None], False
-        if run.start == seen.start or run.length == 1:
-            return None, run.length > 1
-        return self._tensor(distance_nT >= 0), False
-
-    def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
-        """What is added to scores, by how far keys are before their queries, (*distance, H); none sees those behind."""
-        assert self._bias_DH is not None
-        bias: Tensor = self._bias_DH[self._tensor(distance.clip(0))]
-        return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
-
-    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+    return _Pages(free[first : first + needed], first=int(free[first]))
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

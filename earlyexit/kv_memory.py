@@ -11,7 +11,8 @@ import torch
 
 from earlyexit.errors import InputError, OfframpError
 from earlyexit.generation.sequence import sequence_of
-from earlyexit.kv import TRIAL, KvStore, Run
+from earlyexit.kv import TRIAL, KvStore
+from earlyexit.kv_places import Run
 from earlyexit.memory import MemoryUse, lost
 from earlyexit.pending import Pending
 from earlyexit.piece import Piece

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from earlyexit.kv import Run
+from earlyexit.kv_places import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Behind:
 
     @property
     def end(self) -> int:
-        return self.start + len(self.hidden_nD)
+        return self.start + self.hidden_nD.shape[0]
 
     def before(self, end: int) -> Behind | None:
         """Of the tokens before `end`; None where there are none."""

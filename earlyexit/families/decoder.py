@@ -21,8 +21,9 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
 from earlyexit.families.decoder_rows import Block, Rows
 from earlyexit.generation.sequence import RUN, sequence_of
-from earlyexit.kv import KvShape, KvStore, Places, Run
+from earlyexit.kv import KvShape, KvStore
 from earlyexit.kv_memory import KvMemory
+from earlyexit.kv_places import Places, Run
 from earlyexit.layout import Layout
 from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.pending import Pending

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from earlyexit.kv import TRIAL, KvStore, Run
+from earlyexit.kv import TRIAL, KvStore
+from earlyexit.kv_places import Run
 from earlyexit.memory import Fill
 from earlyexit.pending import Behind, Pending, joined
 

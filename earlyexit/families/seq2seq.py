@@ -22,7 +22,8 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.decoder_rows import Block
 from earlyexit.families.distances import before, by_distance
 from earlyexit.families.seq2seq_blocks import AnswerBlock, Seq2SeqConfig, SidedPlaces, SourceBlock, new_norm
-from earlyexit.kv import TRIAL, Run
+from earlyexit.kv import TRIAL
+from earlyexit.kv_places import Run
 from earlyexit.layout import Layout
 from earlyexit.memory import PAGE_TOKENS
 from earlyexit.piece import Tensors
@@ -129,7 +130,7 @@ class _Sides:
         reading = [replace(run, length=min(run.end, run.source) - run.start) for run in runs if run.start < run.source]
         begun = [max(run.start, run.source) for run in runs]
         answering = [
-            replace(run, start=first, length=run.end - first)
+            run if first == run.start else replace(run, start=first, length=run.end - first)
             for run, first in zip(runs, begun, strict=True)
             if first < run.end
         ]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderConfig, RmsNorm
 from earlyexit.families.decoder_rows import Block
-from earlyexit.kv import KvStore, Places
+from earlyexit.kv import KvStore
+from earlyexit.kv_places import Places
 from earlyexit.layout import Layout, Masks
 from earlyexit.linear import ACTIVATIONS
 

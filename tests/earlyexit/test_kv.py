@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.kv import COPIED_TOKENS, TRIAL, KvShape, KvStore, Run
+from earlyexit.kv import TRIAL, KvShape, KvStore
+from earlyexit.kv_places import COPIED_TOKENS, FILLED_ROWS, Run
 
 SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
 
@@ -85,7 +86,7 @@ def test_a_sequence_lies_side_by_side_where_it_fits_and_in_the_tightest_gap() ->
     for number in (1, 3):
         kv.free(number)
     kv.enter(6, 8)
-    assert kv.stretch_of(Run(sequence=6, start=6, length=1)) == slice(4 * 4, 4 * 4 + 7)
+    assert kv.stretch_of(6) == (4 * 4, 8)
 
 
 def test_scattered_pages_are_taken_where_no_gap_is_wide_enough() -> None:
@@ -96,29 +97,31 @@ def test_scattered_pages_are_taken_where_no_gap_is_wide_enough() -> None:
         kv.free(number)
     kv.enter(5, 8)
     run = Run(sequence=5, start=0, length=8)
-    assert kv.stretch_of(run) is None
+    assert kv.stretch_of(5) == (-1, 0)
     assert kv.place_of(run, 0).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("scattered", [False, True])
 def test_rows_attend_alike_wherever_their_tokens_lie_and_whoever_is_beside(scattered: bool) -> None:
     torch.manual_seed(0)
-    kv = KvStore(KvShape(num_blocks=1, num_heads=2, head_size=4), 32, page_tokens=16)
-    for number in range(100, 132 if scattered else 100):
+    kv = KvStore(KvShape(num_blocks=1, num_heads=2, head_size=4), 64, page_tokens=16)
+    for number in range(100, 164 if scattered else 100):
         kv.enter(number, 1)
-    for number in range(100, 132, 2):
+    for number in range(100, 164, 2):
         kv.free(number)
-    ends = {1: COPIED_TOKENS + 9, 2: 5, 3: 40, 4: 7}
+    ends = {1: COPIED_TOKENS + 9, 2: 5, 3: 40, 4: 7, 5: FILLED_ROWS + 20, 6: COPIED_TOKENS + 1}
     written = {}
     for number, end in ends.items():
         kv.enter(number, end)
         written[number] = keys, values = torch.randn(end, 2, 4), torch.randn(end, 2, 4)
         kv.write(0, kv.places([Run(sequence=number, start=0, length=end)]).write_N, keys, values)
-    lengths = {1: 1, 2: 5, 3: 1, 4: 3}
+    lengths = {1: 1, 2: 5, 3: 1, 4: 3, 5: FILLED_ROWS + 1, 6: 2}
     runs = [Run(sequence=k, start=ends[k] - length, length=length) for k, length in lengths.items()]
-    assert (kv.stretch_of(runs[0]) is None) == scattered
+    assert (kv.stretch_of(1)[0] < 0) == scattered
     queries_NHd = torch.randn(sum(lengths.values()), 6, 4)
-    found = kv.attend(0, kv.places(runs), queries_NHd)
+    places = kv.places(runs)
+    assert [len(range(*each.rows.indices(100))) for each in places.alone][-2:] == [FILLED_ROWS + 1, 2]
+    found = kv.attend(0, places, queries_NHd)
     parts = (torch.split(each, [*lengths.values()]) for each in (found, queries_NHd))
     for run, own, queries in zip(runs, *parts, strict=True):
         keys, values = (each.repeat_interleave(3, dim=1).transpose(0, 1) for each in written[run.sequence])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from earlyexit.kv import Run
+from earlyexit.kv_places import Run
 from earlyexit.pending import Behind, Pending
 
 
