@@ -22,6 +22,8 @@ from profiles.sequence_trace import Pairs, grouped, read_sequences
 
 MOST_BYTES = 1e18
 MOST_TOKENS = 1_000_000
+NAMED = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "late_head", "most_running")
+"""What a file says as `Generation` has it."""
 
 
 class KvDocument(StrictDocument):
@@ -57,6 +59,7 @@ class GenerationDocument(StrictDocument):
     prefill: dict[str, LatencyDocument] | None = None
     """Of batches of prompts; None: a prompt takes what as many steps take at once."""
     regroup_s: Seconds = 0.0
+    late_head: bool = False
     most_running: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     kv: KvDocument | None = None
 
@@ -112,7 +115,7 @@ def with_generation(problem: PlanProblem, source: Source, folder: Path) -> PlanP
             recorded=recorded,
             prefill=tables,
             kv=kv,
-            **document.model_dump(include={"ttft_s", "fill", "copy_share", "chunk", "regroup_s", "most_running"}),
+            **document.model_dump(include={*NAMED}),
         )
         return replace(problem, generation=generation)
 
@@ -143,13 +146,12 @@ def _lengths(document: GenerationDocument, source: Source, folder: Path) -> tupl
 def generation_document(generation: Generation, slo: Slo, tables: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data that `with_generation` reads back; `tables` are its prefill's."""
     kv = generation.kv
-    named = ("ttft_s", "fill", "copy_share", "chunk", "regroup_s", "most_running")
     return {
         "prompt_tokens": lengths_document(generation.prompt),
         "output_tokens": lengths_document(generation.output),
         "tpot_s": slo.latency_s,
         "slack": slo.slack,
-        **{name: getattr(generation, name) for name in named},
+        **{name: getattr(generation, name) for name in NAMED},
         **({"prefill": dict(tables)} if tables else {}),
         **({} if kv is None else {"kv": _kv_document(kv)}),
     }

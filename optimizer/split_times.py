@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.generation.steps import step_table
+from optimizer.generation.steps import ramps_of, step_table
 from optimizer.problem import PlanProblem
 from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
 
@@ -38,6 +38,10 @@ class DeviceSeconds(NamedTuple):
     """Of a batch that begins behind the first block."""
     most_batch: float
     """The largest that a plan may have."""
+    steps: int
+    """1 where inputs are steps: what nobody is left for is not run."""
+    late_head: int
+    """1 where the vocabulary head is asked once, at a split's end, of all who leave."""
 
 
 class Ranks(NamedTuple):
@@ -54,16 +58,18 @@ def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
     table, generation = problem.latency[device], problem.generation
     body, beside_K = table, np.zeros(problem.num_blocks + 1)
     head_s_G, begin_s, most_batch = np.zeros(len(table.batches)), 0.0, np.inf
+    ramp_s_EB, late_head = table.ramp_s_EB, False
     if generation is not None:
-        steps = step_table(problem, device)
-        body, head_s_G = steps.body, steps.head_s_B
+        steps, late_head = step_table(problem, device), generation.late_head
+        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, ramps_of(table, steps, generation)
         np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
         begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
     sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
     np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
-    ramp_s_EG = np.array(table.ramp_s_EB, dtype=float, order="C")
+    ramp_s_EG = np.array(ramp_s_EB, dtype=float, order="C")
     sizes_G = np.array(table.batches, dtype=float)
-    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch)
+    asked = int(generation is not None), int(late_head)
+    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *asked)
 
 
 def ranks_of(problem: PlanProblem) -> Ranks:
@@ -97,6 +103,27 @@ def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> b
 
 
 @compiled
+def some_are(steps: int, inside: float, batch: float) -> float:
+    """The chance that anybody of a batch of steps is inside, where so many are on average, each by itself; else 1."""
+    chance: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
+    return chance
+
+
+@compiled
+def _head_s(device: DeviceSeconds, batch: float, inside: float, is_last: bool) -> float:
+    """Of the vocabulary head, at the end of a split at which so many of a batch are inside."""
+    asked = inside if is_last else 0.0
+    if device.late_head == 1:
+        asked = batch if is_last else batch - inside
+    if asked <= 0.0:
+        return 0.0
+    chance = some_are(device.steps, asked, batch)
+    cell, part = locate(device.sizes_G, asked / chance)
+    seconds: float = chance * seconds_at(device.head_s_G, cell, part)
+    return seconds
+
+
+@compiled
 def least_times(
     rule: int,
     first: int,
@@ -123,12 +150,17 @@ def least_times(
     part_Q = np.zeros(num_ranks)
     own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of those alone who are inside
     own_part_Q = np.zeros(num_ranks)
+    chance_Q = np.ones(num_ranks)  # that somebody is inside
     upto_Q[entry] = 0.0 if first == 0 else device.begin_s
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:
             continue
-        own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, batch_inside(share_Q, entry, rank, batch))
-        cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry])
+        inside = batch_inside(share_Q, entry, rank, batch)
+        chance = some_are(device.steps, inside, batch)
+        chance_Q[rank] = chance
+        if chance > 0.0:
+            own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, inside / chance)
+            cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry] / chance)
     for rank in range(entry + 1, num_ranks):
         end = after_Q[rank]
         if end <= first or rule == 2:
@@ -138,7 +170,8 @@ def least_times(
                 continue
             start = max(first, after_Q[before])
             ramp_s = seconds_at(device.ramp_s_EG[rank - 1], own_cell_Q[before], own_part_Q[before])
-            seconds = upto_Q[before] + run_s(sums_GK, cell_Q[before], part_Q[before], start, end) + ramp_s
+            blocks_s = run_s(sums_GK, cell_Q[before], part_Q[before], start, end)
+            seconds = upto_Q[before] + chance_Q[before] * blocks_s + chance_Q[before] * ramp_s
             if seconds < upto_Q[rank]:
                 upto_Q[rank] = seconds
                 before_Q[rank] = before
@@ -148,7 +181,6 @@ def least_times(
         start = max(first, after_Q[last])
         for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
             if _may_end(rule, entry, last, end, after_Q):
-                seconds = upto_Q[last] + run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
-                if end == num_blocks:
-                    seconds += seconds_at(device.head_s_G, own_cell_Q[last], own_part_Q[last])
+                seconds = upto_Q[last] + chance_Q[last] * run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                seconds += _head_s(device, batch, batch_inside(share_Q, entry, last, batch), end == num_blocks)
                 least_EQ[end, last] = seconds + answered * (device.beside_K[end] - device.beside_K[first])

@@ -71,6 +71,9 @@ class Generation:
     """What prompts take, by accelerator type; None: what batches of as many steps take."""
     regroup_s: float = 0.0
     """What each batch costs that begins behind the first block: states are gathered and put together anew."""
+    late_head: bool = False
+    """Whether who leaves is answered at the end of the batch, by one call of the vocabulary head for all of them: so it
+    is with policies that need no head to decide. Else every ramp has a call of its own, which its seconds contain."""
     most_running: int | None = None
     """Sequences at a time; None: as many as there is memory for."""
     kv: KvMemory | None = None

@@ -5,6 +5,9 @@ answered. So much of everything that a step asks falls on the batch:
 
 - block k runs b/u(i) times `Generation.rows` tokens: u(k) survive, the rest was skipped and is filled in now;
 - ramps, and the vocabulary head behind the last block, look at survivors alone, b*u(k)/u(i);
+- where none of the b survives, the batch is over. Each leaves by itself, so somebody does with the chance
+  1-(1-u(k)/u(i))^b, and then there are that many times more. Of large batches that is nothing, of single steps all;
+- with a late head (`Generation.late_head`) ramps take so much less, and a split has one call of it, of all who leave;
 - prompts are run by all blocks, as if alone, one for so many steps as an answer has.
 
 The blocks of a decoder are alike, so what the last takes beyond the one before it is taken for the head.
@@ -114,14 +117,34 @@ def seconds_of_steps(
             f"blocks {split.first} to {split.end - 1} run {rows[0]:.6g} tokens at once at batch {split.batch}, those "
             f"that were skipped among them; measured on {device} are at most {whole.batches[-1]}"
         )
-    steps = step_seconds(whole, problem.ramps, split, share_N)  # of which ramps are taken
+    ramp_s_EB = ramps_of(whole, table, generation)
     found = []
-    for block, (_, ramp_s), tokens in zip(range(split.first, split.end), steps, rows, strict=True):
-        block_s = float(np.interp(tokens, whole.batches, table.body.block_s_NB[block]))
+    for block, inside, tokens in zip(range(split.first, split.end), own, rows, strict=True):
+        block_s = _by_chance(inside, tokens, split.batch, table.body.block_s_NB[block], whole.batches)
         block_s += answered * float(table.prompt_s_N[block]) / generation.num_steps
         if block == split.first and block > 0:
             block_s += generation.regroup_s
-        if block == problem.num_blocks - 1:
-            block_s += float(np.interp(own[-1], whole.batches, table.head_s_B))
+        ramp_s = 0.0
+        if block in split.ramps:
+            ramp_s_B = ramp_s_EB[problem.ramps.index(block)]
+            ramp_s = _by_chance(inside, inside, split.batch, ramp_s_B, whole.batches)
         found.append((block_s, ramp_s))
+    is_last = split.end == problem.num_blocks
+    goes_on = 0.0 if is_last else split.batch * share_N[split.end] / enters
+    asked = split.batch - goes_on if generation.late_head else own[-1] if is_last else 0.0
+    head_s = _by_chance(asked, asked, split.batch, table.head_s_B, whole.batches)
+    found[-1] = found[-1][0] + head_s, found[-1][1]
     return found
+
+
+def ramps_of(whole: LatencyTable, table: StepTable, generation: Generation) -> FloatArray:
+    """Of ramps and batches (E, B), without the vocabulary head where who leaves waits for it."""
+    if not generation.late_head:
+        return whole.ramp_s_EB
+    return np.asarray(np.maximum(whole.ramp_s_EB - table.head_s_B, 0.0))
+
+
+def _by_chance(inside: float, tokens: float, batch: float, seconds_B: FloatArray, batches: Sequence[int]) -> float:
+    """Of so many tokens on average, which are run where any of a batch is inside, of whom that many are on average."""
+    chance = 1 - max(0.0, 1 - inside / batch) ** batch
+    return chance * float(np.interp(tokens / chance, batches, seconds_B)) if chance else 0.0

@@ -31,6 +31,7 @@ generation:
   fill: copy
   copy_share: 0.06
   regroup_s: 0.0005
+  late_head: true
   most_running: 32
   chunk: 64
   prefill:
@@ -53,6 +54,7 @@ def test_the_section_says_what_sequences_ask(tmp_path: Path) -> None:
     assert (generation.prompt.mean, generation.output.mean, generation.num_steps) == (120, 8, 7)
     assert (generation.ttft_s, generation.fill, generation.copy_share) == (1.0, "copy", 0.06)
     assert (generation.regroup_s, generation.most_running, generation.chunk) == (0.0005, 32, 64)
+    assert generation.late_head
     assert generation.prefill is not None
     assert generation.prefill["gpu"].length == 128
     assert generation.kv == KvMemory(
@@ -99,7 +101,7 @@ def test_problems_are_written_and_read_again() -> None:
         ("fill: copy", "fill: paste", "11: fill must be one of compute, copy"),
         ("kv: {", "kv: {page: 3, ", "generation.kv.page: "),
         ("memory_bytes: {gpu: 2.0e7}", "memory_bytes: {tpu: 2.0e7}", "generation kv memory_bytes says nothing of gpu"),
-        ("block_s: [[0.02], [0.02]]", "block_s: [[0.02]]", "22: generation.prefill.gpu.block_s has 1 rows"),
+        ("block_s: [[0.02], [0.02]]", "block_s: [[0.02]]", "23: generation.prefill.gpu.block_s has 1 rows"),
         ("blocks: 2\n", "blocks: 2\nslo: {latency_s: 1}\n", "2: slo: generation says it, as tpot_s and slack"),
         ("blocks: 2\n", "blocks: 2\nlengths: 3\n", "latency of gpu: its length is not known"),
         ("maximize: rate", "minimize: latency, rate_per_s: 5", "not for the least latency"),

@@ -34,6 +34,7 @@ def random_generation(seed: int) -> PlanProblem:
         fill="compute" if rng.random() < 0.6 else "copy",
         copy_share=float(rng.uniform(0, 0.3)),
         regroup_s=float(rng.choice([0.0, 1e-3])),
+        late_head=bool(rng.random() < 0.5),
     )
     return replace(problem, generation=generation)
 

@@ -99,7 +99,28 @@ def test_the_head_is_what_the_last_block_takes_longer_and_sees_survivors_alone()
     assert head_s_B == pytest.approx(0.002 * np.array(BATCHES))
     problem = asking(two_blocks(latency={"gpu": table}), prompt=Lengths(mean=1), output=Lengths(mean=101))
     prompt_s = (0.02 + 0.002) / 100
-    assert seconds(problem, one_split(8, (0,))) == pytest.approx([0.02 + 0.002 * 4 + 8 * prompt_s])
+    some = 1 - 0.5**8  # chance that not all leave
+    assert seconds(problem, one_split(8, (0,))) == pytest.approx([0.01 + some * 0.01 + 0.002 * 4 + 8 * prompt_s])
+
+
+def test_what_nobody_is_left_for_is_not_run_and_the_next_has_more_to_fill_in() -> None:
+    problem = asking(two_blocks(per_token_s=0.001), output=Lengths(mean=1e6), prompt=Lengths(mean=1))
+    # Of single steps half have no survivor; where one has, there is another token to fill in, on average.
+    assert seconds(problem, one_split(1, (0,))) == pytest.approx([0.011 + 0.001 + 0.5 * (0.01 + 0.002)], rel=1e-4)
+
+
+def test_a_late_head_is_asked_once_of_all_who_leave() -> None:
+    head_s = 0.003 + 0.0005 * np.array(BATCHES)
+    block_s = np.array([np.full(5, 0.01), 0.01 + head_s])
+    table = LatencyTable(batches=BATCHES, block_s_NB=block_s, ramp_s_EB=0.001 + head_s[None])
+    early = asking(two_blocks(latency={"gpu": table}), prompt=Lengths(mean=1), output=Lengths(mean=1e6))
+    late, some, half = asking(early, late_head=True), 1 - 0.5**8, 0.003 + 0.0005 * 8
+    assert seconds(late, one_split(8, (0,))) == pytest.approx([0.011 + some * 0.01 + half], rel=1e-4)
+    ramp_s, head_of_survivors_s = 0.001 + half, some * 0.003 + 0.0005 * 4
+    assert seconds(early, one_split(8, (0,))) == pytest.approx(
+        [0.01 + ramp_s + some * 0.01 + head_of_survivors_s], rel=1e-4
+    )
+    assert seconds(late, two_splits(8, 4)) == pytest.approx([0.011 + head_of_survivors_s, 0.01 + 0.005], rel=1e-4)
 
 
 def test_prompts_are_cut_into_chunks_that_were_measured() -> None:
