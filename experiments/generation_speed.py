@@ -5,7 +5,8 @@
 One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
 one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
 `--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of those who leave alone; so costs
-are real and what is said is not, and all sides say as many tokens. Sides take turns within each round; medians.
+are real and what is said is not, and all sides say as many tokens. With `--calibrated` the folder's own ramps and
+thresholds decide, and nothing ends an answer but its length. Sides take turns within each round; medians.
 The last table has all numbers at once beside each other. Minutes: about 15 for `--rounds 1 --tokens 16`.
 """
 
@@ -15,6 +16,7 @@ import time
 import zlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,16 +41,19 @@ from earlyexit.member import Member
 from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece
+from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.release import Release, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
+from earlyexit.store import load_model
 from earlyexit.tasks.token import TokenTask
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Numbers, entering
 from experiments.generation_peers import Course, Job, Transformers
 from experiments.kit import show
 from experiments.turns import Figures, Found, in_turns, tell
+from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 
 PROMPT = "prompt"
 """What the ids of steps that see a prompt begin with."""
@@ -171,21 +176,22 @@ def jobs_of(options: Namespace, text: Tokenizer) -> list[Job]:
     ]
 
 
-def plans(last: int, ramp: int, batch: int, fills: Sequence[Fill]) -> dict[str, tuple[list[Split], Fill]]:
+def plans(last: int, ramps: tuple[int, ...], batch: int, fills: Sequence[Fill]) -> dict[str, tuple[list[Split], Fill]]:
     """What the engine is compared under, and how skipped blocks come to keys and values, by name."""
     found: dict[str, tuple[list[Split], Fill]] = {"stock": ([Split(first=0, end=last, batch=batch)], "compute")}
     for fill in fills:
-        found[f"shrinking, {fill}"] = [Split(first=0, end=last, batch=batch, ramps=(ramp,))], fill
-        found[f"constant, {fill}"] = _cut(last, ramp, batch), fill
+        found[f"shrinking, {fill}"] = [Split(first=0, end=last, batch=batch, ramps=ramps)], fill
+        found[f"constant, {fill}"] = _cut(last, ramps, batch), fill
         if batch > 1:
-            found[f"constant of half, {fill}"] = _cut(last, ramp, batch // 2), fill
+            found[f"constant of half, {fill}"] = _cut(last, ramps, batch // 2), fill
     return found
 
 
-def _cut(last: int, ramp: int, batch: int) -> list[Split]:
+def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
+    first, *others = ramps
     return [
-        Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,)),
-        Split(first=ramp + 1, end=last, batch=batch),
+        Split(first=0, end=first + 1, batch=batch, ramps=(first,)),
+        Split(first=first + 1, end=last, batch=batch, ramps=tuple(others)),
     ]
 
 
@@ -216,6 +222,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
     parser.add_argument("--ramp", type=int, default=14)
     parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser.add_argument("--calibrated", action="store_true", help="the folder's own ramps and thresholds decide")
     parser.add_argument("--fills", nargs="+", choices=get_args(Fill), default=get_args(Fill))
     parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -223,7 +230,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    text, model = _loaded(options)
+    text, model, policy, ramps = _calibrated(options) if options.calibrated else _scripted(options)
     peers: dict[str, Side] = {}
     if _wanted("transformers", options):
         peers["transformers"] = Transformers(options.model, options.dtype)
@@ -232,16 +239,15 @@ def main() -> None:
         options.sequences = given or max(4, 2 * concurrency)
         jobs = jobs_of(options, text)
         engines: dict[str, Side] = {
-            name: Engine(model, splits, ScriptedPolicy(options.share), text, fill=fill)
-            for name, (splits, fill) in plans(model.num_blocks, options.ramp, concurrency, options.fills).items()
+            name: Engine(model, splits, policy, text, fill=fill)
+            for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()
             if _wanted(name, options)
         }
         named = engines | peers
         turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
         all_found[concurrency] = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
         tell(
-            f"{concurrency} at once, {len(jobs)} sequences, {options.share:g} leave after block {options.ramp}, "
-            f"{options.dtype}",
+            f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}",
             all_found[concurrency],
         )
     _summarize(all_found)
@@ -264,7 +270,24 @@ def _wanted(name: str, options: Namespace) -> bool:
     return name.startswith(tuple(options.sides))
 
 
-def _loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
+def _scripted(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
+    return *loaded(options), ScriptedPolicy(options.share), (options.ramp,)
+
+
+def _calibrated(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
+    """Of `offramp calibrate`; no token ends an answer, so that all sides say as many."""
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
+    assert isinstance(model.task, TokenTask)
+    model.info = replace(model.info, task=TokenTask(model.task.vocab_size))
+    model.open_memory(max(options.concurrency) * (options.prompt + 2 * options.tokens + 2 * PAGE_TOKENS))
+    card = read_calibration_file(options.model / CALIBRATION_FILE)
+    text = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    policy = make_policy(card.policy, **card.policy_spec().settings)
+    return text, model, policy, tuple(sorted(card.thresholds))
+
+
+def loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
+    """Tokenizer, and a model with a ramp and room for its sequences; `options` as `main` has them."""
     with TemporaryDirectory() as folder:
         copy_tokenizer(str(options.model), Path(folder))
         text = Tokenizer.from_file(f"{folder}/tokenizer.json")

@@ -28,7 +28,7 @@ def model() -> EarlyExitModel:
     return model
 
 
-PLANS = plans(NUM_BLOCKS, RAMP, 2, ("compute", "copy"))
+PLANS = plans(NUM_BLOCKS, (RAMP,), 2, ("compute", "copy"))
 
 
 @pytest.mark.parametrize("plan", PLANS)
