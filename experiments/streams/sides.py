@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Setting:
     gguf: Path
     dtype: FloatName
     threads: int
-    at_once: int
+    most: int
     """Sequences under way at most, where a server can be told."""
     context: int
     """Tokens of prompt and answer, at most."""
@@ -41,8 +41,6 @@ class Setting:
     logs: Path
     llama_server: Path | None = None
     """The binary of llama.cpp's own server."""
-    plans: Mapping[str, Path] = field(default_factory=dict)
-    """Of Offramp, by the side's name, plans that are not built in."""
 
     def tokens_of(self, answer: int) -> dict[str, Any]:
         """What `transformers serve` is told: without it, an end token ends an answer, and lengths differ."""
@@ -68,11 +66,9 @@ class Side:
 
 def _offramp(plan: str) -> Callable[[Setting], Sequence[str]]:
     def command(setting: Setting) -> Sequence[str]:
-        is_file = plan in setting.plans
-        batch = () if is_file else ("--batch", str(setting.at_once))
         return (
             *(sys.executable, "-m", "offramp", "serve", str(setting.ours)),
-            *("--plan", str(setting.plans.get(plan, plan)), *batch, "--dtype", setting.dtype),
+            *("--plan", plan, "--batch", str(setting.most), "--dtype", setting.dtype),
             *("--threads", str(setting.threads), "--port", str(setting.port), "--timeout-s", "120"),
         )
 
@@ -80,7 +76,7 @@ def _offramp(plan: str) -> Callable[[Setting], Sequence[str]]:
 
 
 def _transformers(setting: Setting) -> Sequence[str]:
-    pages = setting.at_once * (setting.context // 16 + 2)
+    pages = setting.most * (setting.context // 16 + 2)
     return (
         *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(setting.folder)),
         *("--continuous-batching", "--device", "cpu", "--dtype", setting.dtype, "--port", str(setting.port)),
@@ -109,10 +105,10 @@ def _llama_cpp_python(setting: Setting) -> Sequence[str]:
 
 
 def _llama_server(setting: Setting) -> Sequence[str]:
-    slots, threads = str(setting.at_once), str(setting.threads)
+    slots, threads = str(setting.most), str(setting.threads)
     return (
         *(str(setting.llama_server), "--model", str(setting.gguf), "--alias", "smollm2"),
-        *("--ctx-size", str(setting.context * setting.at_once), "--parallel", slots, "--cont-batching"),
+        *("--ctx-size", str(setting.context * setting.most), "--parallel", slots, "--cont-batching"),
         *("--threads", threads, "--threads-batch", threads, "--threads-http", "2"),
         *(
             "--cache-type-k",
@@ -136,8 +132,8 @@ def _xllamacpp(setting: Setting) -> Sequence[str]:
 def _xllamacpp_options(setting: Setting) -> dict[str, Any]:
     return {
         "model": str(setting.gguf),
-        "context": setting.context * setting.at_once,
-        "parallel": setting.at_once,
+        "context": setting.context * setting.most,
+        "parallel": setting.most,
         "threads": setting.threads,
         "port": setting.port,
     }
@@ -157,7 +153,7 @@ def _ours(plan: str) -> Side:
 
 
 SIDES: tuple[Side, ...] = (
-    *map(_ours, ("stock", "early-exit", "half leave")),
+    *map(_ours, ("stock", "early-exit")),
     Side(
         name="transformers serve",
         command=_transformers,

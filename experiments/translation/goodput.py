@@ -1,13 +1,13 @@
 """Goodput of an encoder-decoder with its own calibrated exits, beside the same engine without; arrivals do not wait.
 
-    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--loads 0.5 0.7 0.9]
+    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--sides stock early]
 
 One process, one thread, no HTTP, batches as they come (continuous batching on all sides), answers until they end.
-Sequences come as a Poisson stream, equal for all sides, at rates that are shares of what stock makes of a crowd that
-comes at once. Goodput is the highest rate at which 95 % keep both SLOs, between two by a straight line; SLOs are 5
-times what stock takes of one sequence at a time, to the first token and per further one. The clock is processor time,
-and time in which nobody is there is skipped, so other work on the machine changes little. Thresholds are those of
-`offramp calibrate` unless said.
+Sequences come as a Poisson stream, the same for all sides but for its rate. Goodput is the highest rate at which 95 %
+keep both SLOs, found by the bisection that `experiments.peers` has, from a share of what stock makes of a crowd that
+comes at once; SLOs are 5 times what stock takes of one sequence at a time, to the first token and per further one. The
+clock is processor time, and time in which nobody is there is skipped, so other work on the machine changes little.
+Thresholds are those of `offramp calibrate` unless said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -37,6 +36,7 @@ from earlyexit.store import load_model
 from experiments.generation_peers import Course, Job
 from experiments.generation_speed import Engine
 from experiments.kit import show
+from experiments.peers.goodput import Bounds, Search
 from experiments.translation.multi30k import TEST, directed, pairs_of
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 
@@ -47,6 +47,9 @@ NUM_PAGES = 2048
 ALONE, LONG_S = 20, 60.0
 """Sequences that are made one at a time, and seconds from one to the next."""
 BATCH = 32
+STOCK = "stock"
+START, GROWTH = 0.7, 1.25
+"""Of what stock makes of a crowd, where a search begins; and its first step."""
 
 
 class ProcessorClock:
@@ -75,6 +78,17 @@ class Slos:
         return float(
             np.mean([each.first_s <= self.first_s and each.per_token_s <= self.per_token_s for each in courses])
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a side did at a rate, in seconds: medians, and of processor time per token."""
+
+    rate: float
+    kept: float
+    first_s: float
+    per_token_s: float
+    spent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,7 @@ def sides_of(model: EarlyExitModel, thresholds: dict[int, float], cut: int, code
         policy = ForeseenPolicy(thresholds) if leave else NOBODY
         return Side(Engine(model, splits, policy, codec.tokenizer, clock), clock, fill)
 
-    found = {"stock": side([Split(first=0, end=last, batch=BATCH)], "compute", leave=False)}
+    found = {STOCK: side([Split(first=0, end=last, batch=BATCH)], "compute", leave=False)}
     for fill in get_args(Fill):
         found[f"early-exit, {fill}"] = side(whole, fill, leave=True)
         found[f"cut after {cut}, {fill}"] = side(parts, fill, leave=True)
@@ -137,35 +151,20 @@ def slos_of(stock: Side, jobs: Sequence[Job], scale: float) -> tuple[Slos, float
     return Slos(scale * first_s, scale * per_token_s), capacity
 
 
-def measured(
-    sides: dict[str, Side], jobs: Sequence[Job], slos: Slos, rates: Sequence[float]
-) -> tuple[dict[str, dict[float, float]], list[tuple[object, ...]]]:
-    """The shares that keep the SLOs by side and rate, and lines that say more."""
-    gaps = np.random.default_rng(0).exponential(size=len(jobs))
-    shares: dict[str, dict[float, float]] = {name: {} for name in sides}
-    rows: list[tuple[object, ...]] = []
-    for rate in rates:
-        for name, each in sides.items():
-            started_s = time.process_time()
-            courses = each.serve(jobs, (gaps.cumsum() / rate).tolist())
-            spent_s = time.process_time() - started_s
-            shares[name][rate] = slos.kept(courses)
-            first_s, per_token_s = (np.median([getattr(c, of) for c in courses]) for of in ("first_s", "per_token_s"))
-            tokens = sum(len(course.said_s) for course in courses)
-            times_ms = (f"{1e3 * first_s:.1f}", f"{1e3 * per_token_s:.1f}", f"{1e3 * spent_s / tokens:.3f}")
-            rows.append((rate, name, f"{shares[name][rate]:.3f}", *times_ms))
-    return shares, rows
-
-
-def goodput(shares: dict[float, float]) -> float:
-    """The highest rate that keeps the SLOs of enough sequences, by the shares at some; 0 where none does."""
-    rates = sorted(shares)
-    if shares[rates[-1]] >= KEPT:
-        return rates[-1]
-    for low, high in reversed(list(pairwise(rates))):
-        if shares[low] >= KEPT > shares[high]:
-            return low + (high - low) * (shares[low] - KEPT) / (shares[low] - shares[high])
-    return 0.0
+def searched(side: Side, jobs: Sequence[Job], slos: Slos, search: Search) -> tuple[Search, list[Tried]]:
+    """A side's goodput, and what it did at every rate that was tried."""
+    gaps, tried = np.random.default_rng(0).exponential(size=len(jobs)), list[Tried]()
+    while (rate := search.next_rate()) is not None:
+        started_s = time.process_time()
+        courses = side.serve(jobs, (gaps.cumsum() / rate).tolist())
+        spent_s = time.process_time() - started_s
+        share, tokens = slos.kept(courses), sum(len(course.said_s) for course in courses)
+        first_s, per_token_s = (
+            float(np.median([getattr(c, of) for c in courses])) for of in ("first_s", "per_token_s")
+        )
+        tried.append(Tried(rate, share, first_s, per_token_s, spent_s / tokens))
+        search = search.learn(rate, "passed" if share >= KEPT else "failed")
+    return search, tried
 
 
 def jobs_of(codec: PromptCodec, count: int) -> list[Job]:
@@ -180,7 +179,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of `offramp train`, calibrated")
     parser.add_argument("--thresholds", type=json.loads, help="by ramp, as JSON; default: the calibration's")
     parser.add_argument("--cut", type=int, help="the block behind which batches are filled again; default: first ramp")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    parser.add_argument("--resolution", type=float, default=0.04, help="of the search; ratio less 1")
+    parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names, behind stock")
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--slo-scale", type=float, default=5.0)
     options = parser.parse_args()
@@ -197,19 +197,30 @@ def main() -> None:
     jobs = jobs_of(codec, options.sequences)
     for each in sides.values():
         each.serve(jobs[:BATCH], [0.0] * BATCH)
-    slos, capacity = slos_of(sides["stock"], jobs, options.slo_scale)
-    rates = [load * capacity for load in options.loads]
-    shares, rows = measured(sides, jobs, slos, rates)
+    slos, capacity = slos_of(sides[STOCK], jobs, options.slo_scale)
+    wanted = {name: side for name, side in sides.items() if name == STOCK or name.startswith(tuple(options.sides))}
+    bounds = Bounds(low_per_s=capacity / 20, high_per_s=4 * capacity, resolution=options.resolution)
+    begun = Search(start_per_s=START * capacity, bounds=bounds, growth=GROWTH)
+    found, rows = dict[str, Search](), list[tuple[object, ...]]()
+    for name, side in wanted.items():
+        found[name], tried = searched(side, jobs, slos, begun)
+        rows += [
+            (name, each.rate, f"{each.kept:.3f}", 1e3 * each.first_s, 1e3 * each.per_token_s, 1e3 * each.spent_s)
+            for each in sorted(tried, key=lambda each: each.rate)
+        ]
     show(
         f"{len(jobs)} sequences, thresholds {thresholds}",
-        ("sequences/s", "side", "kept SLOs", "TTFT p50, ms", "TPOT p50, ms", "processor ms a token"),
+        ("side", "sequences/s", "kept SLOs", "TTFT p50, ms", "TPOT p50, ms", "processor ms a token"),
         rows,
     )
-    found = {name: goodput(those) for name, those in shares.items()}
+    base = found[STOCK].best_per_s
     show(
         f"Goodput: {KEPT:.0%} within {1e3 * slos.first_s:.1f} ms and {1e3 * slos.per_token_s:.1f} ms a token",
-        ("side", "sequences/s", "x stock"),
-        [(name, rate, rate / found["stock"] if found["stock"] else 0.0) for name, rate in found.items()],
+        ("side", "sequences/s", "x stock", "search"),
+        [
+            (name, each.best_per_s, each.best_per_s / base if base else None, each.ending)
+            for name, each in found.items()
+        ],
     )
 
 

@@ -41,7 +41,7 @@ def test_every_side_is_told_the_model_the_port_and_the_length(tmp_path: Path, si
         gguf=tmp_path / "model.gguf",
         dtype="float32",
         threads=1,
-        at_once=8,
+        most=8,
         context=512,
         port=8123,
         logs=tmp_path,

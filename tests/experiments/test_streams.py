@@ -7,7 +7,8 @@ from math import inf
 import httpx
 import pytest
 
-from experiments.streams.__main__ import Run
+from experiments.peers.goodput import Bounds, Search
+from experiments.streams.__main__ import Slos, searched
 from experiments.streams.client import Asked, Caller, Course
 
 
@@ -53,19 +54,22 @@ def kept(ttft_s: float, tpot_s: float) -> Course:
     return Course(due_s=1.0, sent_s=1.0, first_s=1.0 + ttft_s, last_s=1.0 + ttft_s + 2 * tpot_s, tokens=3)
 
 
-@pytest.mark.parametrize(("ttft_s", "tpot_s", "goodput"), [(0.5, 0.5, 2.0), (0.5, 0.05, 0.0), (0.05, 0.5, 1.0)])
-def test_goodput_is_of_the_highest_rate_at_which_enough_keep_both_bounds(
-    ttft_s: float, tpot_s: float, goodput: float
-) -> None:
-    run = Run(
-        side="any",
-        round_index=0,
-        alone=[],
-        at_once=[kept(0.1, 0.1)] * 4,
-        at_once_s=6.0,
-        spent_s=1.0,
-        memory_bytes=1,
-        rates=[(1.0, [kept(0.01, 0.1)] * 10), (2.0, [kept(0.1, 0.1)] * 10), (4.0, [kept(0.7, 0.1)] * 10)],
-    )
-    assert run.tokens_per_s == 2.0
-    assert run.goodput_per_s(ttft_s, tpot_s) == goodput
+@pytest.mark.parametrize(("capacity", "goodput"), [(3.0, 3.0), (0.5, 0.5), (100.0, 8.0)])
+def test_goodput_is_searched_to_the_rate_from_which_too_few_keep_both_bounds(capacity: float, goodput: float) -> None:
+    seeds: list[int] = []
+
+    async def at_rate(rate_per_s: float, seed: int) -> list[Course]:
+        seeds.append(seed)
+        late = rate_per_s > capacity
+        return [kept(0.01, 0.1)] * 8 + [kept(0.01, 0.3 if late else 0.1), kept(0.2 if late else 0.01, 0.1)]
+
+    bounds = Bounds(low_per_s=0.1, high_per_s=8.0, resolution=0.05)
+    begun = Search(start_per_s=2.0, bounds=bounds)
+    found, rates = asyncio.run(searched(begun, Slos(first_s=0.1, per_token_s=0.2), at_rate))
+    assert found.best_per_s <= goodput <= found.best_per_s * 1.05
+    assert seeds == list(range(len(rates)))
+
+
+def test_who_failed_keeps_no_bound() -> None:
+    failed = Course(due_s=0.0, sent_s=0.0, error="refused")
+    assert Slos(first_s=1.0, per_token_s=1.0).kept([kept(0.5, 0.5), failed]) == 0.5

@@ -15,7 +15,8 @@ from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
 from experiments.generation_peers import Course, Job
 from experiments.generation_speed import Engine
-from experiments.translation.goodput import ProcessorClock, Side, Slos, goodput, measured, slos_of
+from experiments.peers.goodput import Bounds, Search
+from experiments.translation.goodput import ProcessorClock, Side, Slos, searched, slos_of
 from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, VOCABULARY, backbone_of, byte_tokenizer
 from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
 
@@ -64,20 +65,12 @@ def test_slos_and_rates_are_told_by_what_stock_does(model: EarlyExitModel) -> No
     slos, capacity = slos_of(stock, JOBS, 1e6)
     assert min(slos.first_s, slos.per_token_s) > 1
     assert capacity > 0
-    shares, rows = measured({"stock": stock}, JOBS, slos, [capacity, 2 * capacity])
-    assert shares == {"stock": {capacity: 1.0, 2 * capacity: 1.0}}
-    assert len(rows) == 2
+    bounds = Bounds(low_per_s=capacity / 2, high_per_s=2 * capacity)
+    found, tried = searched(stock, JOBS, slos, Search(start_per_s=capacity, bounds=bounds, growth=3.0))
+    assert (found.best_per_s, found.ending) == (2 * capacity, "highest")
+    assert [(each.rate, each.kept) for each in tried] == [(capacity, 1.0), (2 * capacity, 1.0)]
 
 
 def test_who_keeps_both_slos_counts() -> None:
     courses = [Course(0.0, [1.0, 1.5, 2.0]), Course(0.0, [1.0, 3.0, 5.0]), Course(0.0, [3.0, 3.5])]
     assert Slos(1.5, 1.0).kept(courses) == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("shares", "rate"),
-    [({10.0: 1.0, 20.0: 0.96}, 20.0), ({10.0: 1.0, 20.0: 0.9}, 15.0), ({10.0: 0.5, 20.0: 0.4}, 0.0)],
-    ids=["all", "between two", "none"],
-)
-def test_goodput_is_the_highest_rate_at_which_enough_keep_them(shares: dict[float, float], rate: float) -> None:
-    assert goodput(shares) == pytest.approx(rate)
