@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -58,7 +59,9 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(1)
     text, model = loaded(options)
-    steps, prompt = profiled(model, options)
+    steps, prompt = profiled(model, options) if options.profile is None else tables_of(options.profile)
+    path, tables = RUNS / "generation_choice.json", [rows_of(steps), rows_of(prompt)]
+    keep({"tables": tables, "rows": []}, path)
     model.open_memory(max(options.concurrency) * (options.prompt + 2 * options.tokens + 2 * PAGE_TOKENS))
     rows, kept = [], []
     before = {} if options.measured is None else measured_before(options.measured)
@@ -71,7 +74,22 @@ def main() -> None:
         kept.append({"at once": at_once, "measured": spent_ms, "planned": planned, "chosen": chosen})
         show("", COLUMNS, rows[-1:])
     show(f"{options.share:g} leave after block {options.ramp}, {options.fill}, {options.dtype}", COLUMNS, rows)
-    keep({"steps": [steps.batches, steps.block_s_NB.sum(0).tolist()], "rows": kept}, RUNS / "generation_choice.json")
+    keep({"tables": tables, "rows": kept}, path)
+
+
+def rows_of(table: LatencyTable) -> dict[str, Any]:
+    """A table as it is kept."""
+    rows = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
+    return {"batches": table.batches, "length": table.length, **rows}
+
+
+def tables_of(path: Path) -> tuple[LatencyTable, LatencyTable]:
+    """Steps and prompt, as this command has kept them."""
+    steps, prompt = (
+        replace(LatencyTable.of_rows(each["batches"], each["block_s"], each["ramp_s"]), length=each["length"])
+        for each in json.loads(path.read_text(encoding="utf-8"))["tables"]
+    )
+    return steps, prompt
 
 
 def measured_before(path: Path) -> dict[int, dict[str, float]]:
@@ -111,6 +129,7 @@ def _options() -> Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--measured", type=Path, help="take what was measured from what this command has kept")
+    parser.add_argument("--profile", type=Path, help="the same of its profile")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of the profile")
     return parser.parse_args()
 
@@ -128,7 +147,8 @@ def profiled(model: EarlyExitModel, options: Namespace) -> tuple[LatencyTable, L
         rng = np.random.default_rng(0)
         splits = LiveSplits(model, rng, open_segments("torch", model, Path(), 1), context)
         bench = Bench(job=job, name=model.info.name, model=model, splits=splits, rng=rng)
-        tables.append(bench.profile(bench.time(job.splits(model), MonotonicClock())).tables[length])
+        table = bench.profile(bench.time(job.splits(model), MonotonicClock())).tables[length]
+        tables.append(replace(table, length=length))
     steps, prompt = tables
     return steps, prompt
 
