@@ -1,6 +1,6 @@
 """Whether the planner regroups a decoder's survivors where that pays: its choice beside what was measured.
 
-    python -m experiments.generation_choice FOLDER --data ag_news/test.csv [--concurrency 1 2 4 8 16 32]
+    python -m experiments.generation_choice FOLDER --data $OFFRAMP_DATA/ag_news/test.csv [--concurrency 1 2 4 8 16 32]
 
 The model is profiled as `offramp profile` does it (steps, at the context that these sequences have on average, and a
 prompt), and for every number of sequences at a time the planner is asked for the best plan of each strategy. Then the
