@@ -38,7 +38,8 @@ def main() -> None:
     console.rule("2. plan")
     workload = calibrated("demo", prepared.folder, prepared.test, truncate=True)
     planned = plan_sides(workload, "float32", MACHINE, slo_factor=SLO_FACTOR)
-    planned = replace(planned, plans={SIDE_OF.get(name, name): plan for name, plan in planned.plans.items()})
+    filling = {name: replace(plan, dispatch="filling") for name, plan in planned.plans.items()}  # processors are shared
+    planned = replace(planned, plans={SIDE_OF.get(name, name): plan for name, plan in filling.items()})
     plan = planned.plans["planned"]
     console.print(f"model: {prepared.folder}   plan, of latencies measured just now: {save_plan(plan, runs)}")
     if options.keep:
