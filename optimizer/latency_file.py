@@ -46,7 +46,8 @@ def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: in
                     )
     with source.said_at((*at, "batch")):
         try:
-            return replace(LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s), length=entry.length)
+            table = LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s)
+            return replace(table, length=entry.length, context=entry.context, context_s=entry.context_s)
         except DataError as error:
             raise PlanError(f"{_dotted(at)}.batch: {error}") from error
 

@@ -139,15 +139,17 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     if problem.stayers_length_N is not None:
         document["stayers_length"] = list(problem.stayers_length_N)
     if problem.generation is not None:
-        tables = {device: _table_of_length(table) for device, table in (problem.generation.prefill or {}).items()}
+        tables = {device: table_of_length(table) for device, table in (problem.generation.prefill or {}).items()}
         document["generation"] = generation_document(problem.generation, problem.slo, tables)
         del document["slo"]
-        document["latency"] = {device: _table_of_length(table) for device, table in problem.latency.items()}
+        document["latency"] = {device: table_of_length(table) for device, table in problem.latency.items()}
     return document | networks_document(problem)
 
 
-def _table_of_length(table: LatencyTable) -> dict[str, Any]:
-    return _table_document(table) | {"length": table.length}
+def table_of_length(table: LatencyTable) -> dict[str, Any]:
+    """Plain data of a table, in the form of `latency`, with what it was measured at."""
+    of_steps = {} if table.context is None else {"context": table.context, "context_s": table.context_s}
+    return _table_document(table) | {"length": table.length} | of_steps
 
 
 def _objective_document(objective: Objective) -> dict[str, Any]:

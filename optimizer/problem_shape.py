@@ -37,6 +37,10 @@ class TableDocument(StrictDocument):
     """One row per ramp."""
     length: int | None = Field(default=None, ge=1)
     """Tokens of every input; needed where the problem has lengths."""
+    context: int | None = Field(default=None, ge=1)
+    """Of steps of sequences: tokens that each had come to."""
+    context_s: Seconds = 0.0
+    """What a block takes longer for each further one."""
 
 
 class PublishedDocument(StrictDocument):

@@ -130,6 +130,9 @@ class TableDocument(StrictDocument):
     batch: list[int] = Field(min_length=1)
     block_s: list[list[Seconds]]
     ramp_s: list[list[Seconds]]
+    context: int | None = Field(default=None, ge=1)
+    """Of a decoder's steps: what came before them."""
+    context_s: Seconds = 0.0
 
 
 class ProfileDocument(StrictDocument):
@@ -158,7 +161,8 @@ def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document
                 if len(seconds) != len(document.batch):
                     raise DataError(f"values here: {len(seconds)}; needed: {len(document.batch)}, one a batch size")
     with source.said_at((*at, "batch")):
-        return LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
+        table = LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
+        return replace(table, context=document.context, context_s=document.context_s)
 
 
 def _between(below: LatencyTable, above: LatencyTable, share: float, length: int) -> LatencyTable:
@@ -195,10 +199,12 @@ def _text(profile: LatencyProfile) -> str:
 
 
 def _table_text(length: int, table: LatencyTable) -> str:
+    of_steps = {"context": table.context, "context_s": table.context_s} if table.context is not None else {}
+    context = "".join(f',\n      "{name}": {json.dumps(value)}' for name, value in of_steps.items())
     return (
         f'    {{"length": {length}, "batch": {json.dumps(table.batches)},\n'
         f'      "block_s": {_rows_text(table.block_s_NB)},\n'
-        f'      "ramp_s": {_rows_text(table.ramp_s_EB)}}}'
+        f'      "ramp_s": {_rows_text(table.ramp_s_EB)}{context}}}'
     )
 
 

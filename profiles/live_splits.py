@@ -22,6 +22,8 @@ NEVER = math.inf
 """No exit is so sure: inputs stay, so that a timed split's batch is the same at its end."""
 PROMPTS = 1 << 20
 """Above the numbers of sequences that take steps."""
+FAR = 1 << 19
+"""The same of those with a longer context."""
 
 
 class LiveSplits:
@@ -49,7 +51,7 @@ class LiveSplits:
         self._rng = rng
         self.segments = segments
         self._policy = ConfidencePolicy(NEVER)
-        self._pieces: dict[tuple[int, tuple[int, ...]], Piece] = {}
+        self._pieces: dict[tuple[int, tuple[int, ...], int], Piece] = {}
 
     def make_ready(self, splits: Sequence[TimedSplit]) -> None:
         """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
@@ -63,15 +65,15 @@ class LiveSplits:
         """Prompts of as many tokens as all inputs together run as one, which is how a decoder gets them."""
         if self.context is not None and timed.is_prompt:
             return self.prepare_mixed(timed.split, (timed.length * timed.split.batch,))
-        return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch)
+        return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch, timed.further)
 
-    def prepare_mixed(self, split: Split, lengths: tuple[int, ...]) -> Callable[[], None]:
-        """The same of a batch of inputs of these lengths."""
+    def prepare_mixed(self, split: Split, lengths: tuple[int, ...], further: int = 0) -> Callable[[], None]:
+        """The same of a batch of inputs of these lengths; `further`: see `TimedSplit`."""
         from earlyexit.cut import cut_out
         from earlyexit.piece import fuse
 
         cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
-        singles = self._piece(split.first, lengths).singles()
+        singles = self._piece(split.first, lengths, further).singles()
 
         def run() -> None:
             for _ in cut.run(fuse(singles)):
@@ -80,18 +82,18 @@ class LiveSplits:
 
         return run
 
-    def _piece(self, first: int, lengths: tuple[int, ...]) -> Piece:
+    def _piece(self, first: int, lengths: tuple[int, ...], further: int = 0) -> Piece:
         """Kept, so that all splits of the same lengths that begin at one block run the same inputs."""
         from earlyexit.network import arbitrary_tensors
         from earlyexit.piece import Piece
 
         network, batch = self._network, len(lengths)
-        key = (first, lengths)
+        key = (first, lengths, further)
         if key not in self._pieces:
             lengths_B = np.array(lengths, dtype=np.int32)
             tensors = arbitrary_tensors(network, first, lengths_B, self._rng)
             if self.context is not None:
-                tensors = _in_sequences(network.takes(first), tensors, lengths, self.context)
+                tensors = _in_sequences(network.takes(first), tensors, lengths, self.context + further, far=further > 0)
             self._pieces[key] = Piece(
                 sample_ids=tuple(map(str, range(batch))),
                 next_block=first,
@@ -112,19 +114,23 @@ class LiveSplits:
 def room_for(splits: Sequence[TimedSplit], context: int) -> int:
     """Tokens that a network must be able to keep at once to be timed so, whatever it keeps of one."""
     steps = max((timed.split.batch for timed in splits if not timed.is_prompt), default=0)
+    far = [context + timed.further + 1 for timed in splits if timed.further for _ in range(timed.split.batch)]
     prompts = {timed.length * timed.split.batch for timed in splits if timed.is_prompt}
-    return PAGE_TOKENS * sum(-(-tokens // PAGE_TOKENS) for tokens in [*[context + 1] * steps, *prompts])
+    return PAGE_TOKENS * sum(-(-tokens // PAGE_TOKENS) for tokens in [*[context + 1] * steps, *far, *prompts])
 
 
-def _in_sequences(boundary: Boundary, tensors: Tensors, lengths: Sequence[int], context: int) -> Tensors:
+def _in_sequences(
+    boundary: Boundary, tensors: Tensors, lengths: Sequence[int], context: int, *, far: bool = False
+) -> Tensors:
     """Inputs of a token are steps of sequences that have come to `context` tokens, others are whole prompts.
 
     Sequences of a kind have the same number again whichever block they are at: what they keep is kept once.
     """
     import torch
 
+    above = FAR if far else 0
     runs = [
-        run_of(k, context, context + 1, context) if length == 1 else run_of(PROMPTS + length, 0, length, length)
+        run_of(above + k, context, context + 1, context) if length == 1 else run_of(PROMPTS + length, 0, length, length)
         for k, length in enumerate(lengths, 1)
     ]
     runs_B5 = torch.tensor(runs, dtype=torch.int32)

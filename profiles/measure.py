@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,8 @@ MAD_TO_SIGMA = 1.4826
 LEAST_SHARE = 0.1
 """Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
 ONE_NETWORK = (0,)
+FAR_BATCH = 8
+"""The most steps that are timed with a longer context: keys and values of more take much memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class TimedSplit:
     split: Split
     length: int
     """Tokens of every input."""
+    further: int = 0
+    """Of steps of sequences: tokens that each has come to beyond the profile's context."""
 
     @property
     def is_prompt(self) -> bool:
@@ -73,6 +77,7 @@ class Point:
         split = self.timed.split
         return {
             "length": self.timed.length,
+            **({"further": self.timed.further} if self.timed.further else {}),
             "batch": split.batch,
             "first": split.first,
             "end": split.end,
@@ -106,17 +111,23 @@ def profile_splits(
     batches: Sequence[int],
     lengths: Sequence[int],
     starts: Sequence[int] = ONE_NETWORK,
+    further: int = 0,
 ) -> tuple[TimedSplit, ...]:
     """What `latency_tables` needs: every block alone, every block with its ramp, and every network in one piece.
 
-    `starts`: the first blocks of a chain's networks, which no split crosses.
+    `starts`: the first blocks of a chain's networks, which no split crosses. `further`: of a decoder, tokens of context
+    that a batch of steps is timed with once more, beyond the profile's; 0: none is.
     """
-    return tuple(
+    timed = tuple(
         TimedSplit(split=split, length=length)
         for length in sorted(set(lengths))
         for batch in sorted(set(batches))
         for split in _splits(num_blocks, ramps, batch, starts)
     )
+    if not further or 1 not in lengths:
+        return timed
+    batch = max((batch for batch in batches if batch <= FAR_BATCH), default=min(batches))
+    return (*timed, TimedSplit(split=_whole(_Network(0, num_blocks, ()), batch), length=1, further=further))
 
 
 def time_splits(
@@ -140,24 +151,39 @@ def time_splits(
 
 
 def latency_tables(
-    points: Sequence[Point], num_blocks: int, ramps: Sequence[int], starts: Sequence[int] = ONE_NETWORK
+    points: Sequence[Point],
+    num_blocks: int,
+    ramps: Sequence[int],
+    starts: Sequence[int] = ONE_NETWORK,
+    context: int | None = None,
 ) -> dict[int, LatencyTable]:
-    """One table per input length, from the points of `profile_splits`.
+    """One table per input length, from the points of `profile_splits`; `context`: of a decoder, what came before steps.
 
     Rows rise with the batch size: where noise says otherwise, the nearest rows that do (isotonic regression).
     Raises DataError where points are missing, or do not come from the same rounds.
     """
     seconds_R = {point.timed: np.array(point.seconds) for point in points}
+    further = max((timed.further for timed in seconds_R), default=0)
     lengths = sorted({timed.length for timed in seconds_R})
     batches = tuple(sorted({timed.split.batch for timed in seconds_R}))
-    needed = profile_splits(num_blocks, ramps, batches, lengths, starts)
+    needed = profile_splits(num_blocks, ramps, batches, lengths, starts, further)
     missing = [timed for timed in needed if timed not in seconds_R]
     if missing:
         raise DataError(f"points of the profile are missing: {len(missing)}, the first of them {missing[0]}")
     if len({len(point.seconds) for point in points}) > 1:
         raise DataError("the points of a profile must come from the same rounds; these have unequal numbers of them")
     networks = _networks(num_blocks, ramps, starts)
-    return {length: _table(seconds_R, networks, batches, length) for length in lengths}
+    tables = {length: _table(seconds_R, networks, batches, length) for length in lengths}
+    if context is not None and 1 in tables:
+        context_s = _context_s(seconds_R, needed[-1], num_blocks) if further else 0.0
+        tables[1] = replace(tables[1], context=context, context_s=context_s)
+    return tables
+
+
+def _context_s(seconds_R: Mapping[TimedSplit, FloatArray], far: TimedSplit, num_blocks: int) -> float:
+    """What a block takes longer for a further token that one step of a batch looks at: of many steps, side by side."""
+    added_s = float(np.median(seconds_R[far] - seconds_R[replace(far, further=0)]))
+    return max(0.0, added_s) / (far.further * far.split.batch * num_blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,10 @@ class LatencyTable:
     """One row per ramp of the model, active or not, in the order of the model's ramps."""
     length: int | None = None
     """Tokens of every input it was measured with; None where that is not known."""
+    context: int | None = None
+    """Of steps of sequences: tokens that each had come to; None where that is not known, or inputs are no steps."""
+    context_s: float = 0.0
+    """What a block takes longer for each further token that a step's sequence has come to."""
 
     @classmethod
     def of_rows(cls, batches: Sequence[int], block_s: Rows, ramp_s: Rows) -> LatencyTable:
@@ -46,6 +50,10 @@ class LatencyTable:
             raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
         if self.length is not None and self.length < 1:
             raise DataError(f"the length of a table is at least 1 token, not {self.length}")
+        if self.context is not None and self.context < 1:
+            raise DataError(f"the context of a table is at least 1 token, not {self.context}")
+        if not (np.isfinite(self.context_s) and self.context_s >= 0):
+            raise DataError(f"context_s must be a finite number of seconds from 0 on, not {self.context_s}")
         for name, seconds in (("block_s", self.block_s_NB), ("ramp_s", self.ramp_s_EB)):
             if seconds.ndim != 2 or seconds.shape[1] != len(self.batches):
                 raise DataError(f"{name} needs {len(self.batches)} values a row, one per batch size")

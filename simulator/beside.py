@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from simulator.events import ENDS, Events
 from simulator.trip import Input
 from simulator.work import Exit, Work, Works
 
-Ended = tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]
-"""A batch that has run, its work, the seconds until its first answers (None: its end) and in all, who leaves at its
-end, and who goes on."""
+Ended = tuple[Batch[Flight[int]], Work, float | None, float, Sequence[Exit], list[Input]]
+"""A batch that has run, its work, the seconds until its first answers (None: its end) and in all, who is answered at
+its end, and who goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +124,8 @@ class SideBySide:
             del self._courses[lane]
             self._sharing.leave(lane, now_s)
             self._tell()
-            self._on_end((course.batch, course.work, course.first_s, elapsed_s, course.leaving, course.going_on))
+            at_end = [] if course.leaving is None else [course.leaving]
+            self._on_end((course.batch, course.work, course.first_s, elapsed_s, at_end, course.going_on))
             return None
         if course.first_s is None:
             course.first_s = elapsed_s

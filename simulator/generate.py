@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from deployments.ingress.generation.loop import GenerationCounts
+from earlyexit.counts import SplitCounts
+from earlyexit.split import Split
 from simulator.decisions import IntArray
 from simulator.scenario import FloatArray, Scenario
 from simulator.sequences import GeneratingIngress
@@ -26,6 +28,8 @@ class Generated:
     """NaN where none came."""
     tpot_s_K: FloatArray
     """NaN where no second one came."""
+    splits: Mapping[Split, SplitCounts]
+    """Batches and their seconds."""
     counts: tuple[GenerationCounts, ...]
     """Of every ingress."""
     interrupted: bool = False
@@ -68,10 +72,11 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> Generat
     of_K = np.arange(said_IK.shape[1]) % len(ingresses)
     mine = of_K, np.arange(said_IK.shape[1])
     return Generated(
-        ended_s=service.events.time_s,
+        ended_s=service.events.time_s if interrupted else max(each.sequences.ended_s for each in ingresses),
         said_K=said_IK[mine],
         ttft_s_K=ttft_s_IK[mine],
         tpot_s_K=tpot_s_IK[mine],
+        splits=dict(service.counts),
         counts=tuple(each.loop.counts for each in ingresses),
         interrupted=interrupted,
     )

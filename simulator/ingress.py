@@ -208,11 +208,7 @@ class SimulatedIngress:
         if network is not None and self._tokens is not None and self._has_networks:
             self._tokens.enter(trip.flights, network, crossed=crosses)
         if members is None:
-            probe = trip.probe
-            members = [
-                Member(sample_id="", payload=flight, tokens=flight.tokens, deadline_s=flight.deadline_s, probe=probe)
-                for flight in trip.flights
-            ]
+            members = self._members(trip)
         elif crosses:
             members = self._crossing(trip, block, members)
         trip.begin(self, members)
@@ -221,6 +217,14 @@ class SimulatedIngress:
             trip.leg.transport.pending.append((trip, block, delay_s))
             if math.isinf(self._slo_s):
                 self._events.at(self._events.time_s + WAITS_S + HANG_S, COMES, self._wait_no_more, trip)
+
+    def _members(self, trip: Trip) -> Sequence[Input]:
+        """Of a call that enters."""
+        probe = trip.probe
+        return [
+            Member(sample_id="", payload=flight, tokens=flight.tokens, deadline_s=flight.deadline_s, probe=probe)
+            for flight in trip.flights
+        ]
 
     def _crossing(self, trip: Trip, block: int, members: Sequence[Input]) -> list[Input]:
         """Who is not awaited does not cross."""

@@ -9,6 +9,7 @@ from deployments.ingress.core.flights import Flight
 from deployments.messages import Assignment
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.loop import DeviceLoop
+from earlyexit.member import NO_SEQUENCE
 from earlyexit.times import ObservedTimes
 from optimizer.problem import PlanProblem
 from simulator.beside import Ended, SideBySide, course_of
@@ -112,6 +113,14 @@ class SimulatedReplica:
         """Throw out what is queued of a call that nobody waits for any more."""
         self.engine.forget(trip)
 
+    def end(self, sequence: int) -> None:
+        """One is over: nobody waits for its next step any more."""
+        if not self.alive:
+            return
+        self.engine.take_out((sequence,))
+        if not self._holds and self._loop.may_begin:
+            self._start()
+
     def die(self) -> list[Trip]:
         """End at once; gives the calls that were inside, the oldest first."""
         self.alive = False
@@ -160,15 +169,21 @@ class SimulatedReplica:
         exits, going_on = work.part(batch.members)
         inside, at, took_s, first_s = work.size_of(batch.members), 0, 0.0, None
         last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == split.end) else None
+        at_end = [] if last is None else [last]
         for ramp, leaving in exits:
             end, until_s = ramp + 1 - split.first, work.until_s(inside)
             took_s += until_s[end] - until_s[at]
-            first_s = took_s if first_s is None else first_s
-            self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
+            if work.is_late:
+                at_end.append((ramp, leaving))
+            else:
+                first_s = took_s if first_s is None else first_s
+                self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
             at, inside = end, inside - work.size_of(leaving)
         end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s(inside)
         took_s += until_s[end] - until_s[at]
-        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, going_on))
+        num_waiting = sum(len(leaving) for _, leaving in at_end) if work.is_late else 0
+        took_s += work.end_s(inside if going_on else None, num_waiting)
+        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
 
     def _run_staying(self, batch: Batch[Flight[int]]) -> None:
         """Nobody leaves: those whom an active ramp lets out are answered there. Of probes every ramp looks."""
@@ -181,7 +196,7 @@ class SimulatedReplica:
             first_s = took_s if first_s is None else first_s
             self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
         took_s = work.seconds(split.end - 1, size, ramps)
-        ended = (batch, work, first_s, took_s, None, list(batch.members))
+        ended: Ended = (batch, work, first_s, took_s, [], list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
 
     def _exit(self, batch: Batch[Flight[int]], leaving: Exit) -> None:
@@ -209,19 +224,30 @@ class SimulatedReplica:
                 trip.ingress.answer_early(trip, mine, block)
 
     def _end(self, ended: Ended) -> None:
-        batch, work, first_s, total_s, leaving, going_on = ended
+        batch, work, first_s, total_s, at_end, going_on = ended
         if not self.alive:
             return
         self._holds = True
-        busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=self._events.time_s)
-        self._loop.leave(batch, self._events.time_s)
+        now_s = self._events.time_s
+        busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
+        if answered := self._answered(batch, going_on):
+            self.engine.returning.answered(answered, took_s=total_s, now_s=now_s)
+        self._loop.leave(batch, now_s)
         self.busy_s += busy_s
         work.count(batch, busy_s)
-        if leaving is not None:
+        for leaving in at_end:
             self._release(leaving)
         if going_on:
             self._go_on(batch.split.end, going_on)
         self._start()
+
+    def _answered(self, batch: Batch[Flight[int]], going_on: Sequence[Input]) -> list[int]:
+        """Sequences of which a batch answered steps; none of inputs of none."""
+        members = batch.members
+        if members[0].sequence == NO_SEQUENCE:
+            return []
+        on = set() if batch.split.end == self._problem.num_blocks else {id(member) for member in going_on}
+        return [member.sequence for member in members if id(member) not in on]
 
     def _go_on(self, block: int, members: list[Input]) -> None:
         if block == self._problem.num_blocks:

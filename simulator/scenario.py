@@ -29,12 +29,17 @@ class SequenceLengths:
     """Tokens of a prompt in one step."""
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
+    timeout_s: float = math.inf
+    """Of a sequence, from its arrival. Whose is over sooner goes first, where more are there than a batch holds: those
+    who came before. None who has all the time there is goes before another, so that all take turns."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_K) != len(self.answer_K) or not len(self.prompt_K):
             raise DataError(f"{len(self.prompt_K)} prompts and {len(self.answer_K)} answers are no sequences")
         if min(self.prompt_K.min(), self.answer_K.min(), self.chunk) < 1:
             raise DataError("prompts, answers and chunks have at least one token")
+        if not self.timeout_s > 0:
+            raise DataError(f"timeout_s must be above 0, not {self.timeout_s}")
 
     def of(self, index: int) -> tuple[int, int]:
         """Tokens of a prompt, and of what comes of it."""
@@ -139,6 +144,9 @@ class Scenario:
     def _check_inputs(self) -> None:
         if self.sequences is not None and (self.inputs_per_request > 1 or not math.isinf(self.slo_s)):
             raise DataError("a request is one sequence, and ends when it is over")
+        splits = [split for stage in self.plan.stages for split in stage.splits]
+        if self.sequences is not None and any(each.stays or each.overlap_below is not None for each in splits):
+            raise PlanError("steps of sequences neither stay when they are answered nor run beside another batch")
         if self.counts_tokens:
             unknown = [stage.device for stage in self.plan.stages if self.problem.latency[stage.device].length is None]
             if unknown:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import random
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from deployments.ingress.core.flights import Answered
+from deployments.ingress.core.flights import Answered, Flight
 from deployments.ingress.core.homes import homes_of
 from deployments.ingress.core.steps import LOST
 from deployments.ingress.generation.loop import Course, Loop, LoopRules
@@ -15,24 +16,27 @@ from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.generation.shown import Shown
 from optimizer.placement import PlacedPlan
 from simulator.decisions import Probing
-from simulator.events import WAKES, Events
+from simulator.events import COMES, WAKES, Events
 from simulator.ingress import SimulatedIngress
 from simulator.outcome import Ledger
 from simulator.scenario import Scenario
 from simulator.slot import Slot
+from simulator.steps import Step
 from simulator.trip import Trip
 
 
 class SimulatedSequence:
     """So many tokens, of which a decoder is shown what it has not seen."""
 
-    __slots__ = ("index", "num_prompt", "shown")
+    __slots__ = ("behind", "index", "num_prompt", "shown")
 
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
         self.index = index
         """Among all that arrive."""
         self.num_prompt = num_prompt
         self.shown = Shown(num_prompt, num_prompt + num_tokens, chunk)
+        self.behind: Counter[int] = Counter()
+        """See `Step`."""
 
     @property
     def says(self) -> bool:
@@ -40,6 +44,7 @@ class SimulatedSequence:
 
     def begin(self, number: int) -> None:
         self.shown.begin()
+        self.behind = Counter()
 
     def step(self) -> int:
         return self.shown.until - self.shown.seen
@@ -48,9 +53,11 @@ class SimulatedSequence:
 class SequenceLedger:
     """By a sequence's index: what became of it."""
 
-    __slots__ = ("said", "tpot_s", "ttft_s")
+    __slots__ = ("ended_s", "said", "tpot_s", "ttft_s")
 
     def __init__(self, number: int) -> None:
+        self.ended_s = 0.0
+        """When the last of those that are over was."""
         self.said = array("i", [0]) * number
         """Tokens."""
         self.ttft_s = array("d", [math.nan]) * number
@@ -85,6 +92,8 @@ class GeneratingIngress(SimulatedIngress):
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
         self._courses: dict[int, tuple[Course[int], SimulatedSequence]] = {}
         """By the number of the step that is under way."""
+        self._due: list[tuple[Course[int], SimulatedSequence]] = []
+        """Whose next step is sent when this moment is over."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
     def arrive(self, first: int) -> None:
@@ -117,12 +126,35 @@ class GeneratingIngress(SimulatedIngress):
     def _step(self, course: Course[int], sequence: SimulatedSequence) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
-            self.core.step(number, course.home, tokens=course.step(), arrived_s=now_s, deadline_s=math.inf, now_s=now_s)
+            self.core.step(
+                number,
+                course.home,
+                tokens=course.step(),
+                arrived_s=now_s,
+                deadline_s=course.arrived_s + self._lengths.timeout_s,
+                now_s=now_s,
+            )
         except OfframpError as error:
             self._failed(course, sequence, error.kind)
             return
         self._step_number += self._stride
         self._courses[number] = course, sequence
+
+    def _members(self, trip: Trip) -> list[Step]:
+        return [self._member(flight, trip.probe) for flight in trip.flights]
+
+    def _member(self, flight: Flight[int], probe: bool) -> Step:
+        course, sequence = self._courses[flight.input]
+        return Step(
+            sample_id="",
+            payload=flight,
+            tokens=flight.tokens,
+            deadline_s=flight.deadline_s,
+            probe=probe,
+            sequence=course.home.number,
+            context=sequence.shown.seen,
+            behind=sequence.behind,
+        )
 
     def _answered(self, answered: Answered) -> None:
         for flight in answered.flights:
@@ -132,7 +164,19 @@ class GeneratingIngress(SimulatedIngress):
             if sequence.shown.is_whole:
                 self._over(course, sequence, "length")
             else:
-                self._step(course, sequence)
+                self._step_soon(course, sequence)
+
+    def _step_soon(self, course: Course[int], sequence: SimulatedSequence) -> None:
+        """When all answers of this moment have been taken: their next steps are sent together, as live ones are."""
+        self._due.append((course, sequence))
+        if len(self._due) == 1:
+            self._events.at(self._events.time_s, WAKES, self._step_all, None)
+
+    def _step_all(self, _: None) -> None:
+        due, self._due = self._due, []
+        for course, sequence in due:
+            self._step(course, sequence)
+        self._do(())
 
     def _drop(self, numbers: Sequence[int], reason: str) -> None:
         for number in numbers:
@@ -158,9 +202,14 @@ class GeneratingIngress(SimulatedIngress):
         self.loop.end(course, reason)
         self._leave(course)
         ledger, index = self.sequences, sequence.index
+        ledger.ended_s = self._events.time_s
         ledger.said[index] = course.num_said
         ledger.ttft_s[index], ledger.tpot_s[index] = course.ttft_s, course.tpot_s
 
     def _leave(self, course: Course[int]) -> None:
         for slot in course.home.replicas:
-            self._slots[slot].leave(self.index, course.home.number)
+            replica = self._slots[slot].leave(self.index, course.home.number)
+            if replica is not None and self._entry_s:
+                self._events.at(self._events.time_s + self._entry_s, COMES, replica.end, course.home.number)
+            elif replica is not None:
+                replica.end(course.home.number)

@@ -12,6 +12,7 @@ from deployments.messages import Assignment
 from earlyexit.counts import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
+from optimizer.generation.seconds import StepSeconds
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
@@ -24,6 +25,7 @@ from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.sequences import GeneratingIngress
 from simulator.slot import Slot
+from simulator.steps import StepWork
 from simulator.work import Work, Works
 
 ProbingOf = Callable[[int], Probing | None]
@@ -154,7 +156,8 @@ class SimulatedService:
         if works is None:
             by_tokens = self.scenario.counts_tokens
             hop_length = bytes_length(self.scenario.problem) if by_tokens else None
-            works = self._works[device, slowness] = Works(self._pace_of(device, slowness), self._work, hop_length)
+            make = self._work if self.scenario.sequences is None else self._work_of_steps(device, slowness)
+            works = self._works[device, slowness] = Works(self._pace_of(device, slowness), make, hop_length)
         return works
 
     def _pace_of(self, device: str, slowness: float) -> Pace:
@@ -166,10 +169,36 @@ class SimulatedService:
         return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, split: Split, pace: Pace) -> Work:
+        counts = self.counts.setdefault(split, SplitCounts(split.budget))
+        took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
+        return Work(split, self._leaves_of(split), pace, counts, took_s)
+
+    def _work_of_steps(self, device: str, slowness: float) -> Callable[[Split, Pace], Work]:
+        """Of an accelerator type: what makes the work of a split."""
+        problem, generation = self.scenario.problem, self.scenario.problem.generation
+        prefill = None if generation is None or generation.prefill is None else generation.prefill[device]
+        seconds = StepSeconds(problem.latency[device], prefill, slowness)
+        fill = 1.0 if generation is None or generation.fill == "compute" else generation.copy_share
+
+        def make(split: Split, pace: Pace) -> Work:
+            return StepWork(
+                split,
+                self._leaves_of(split),
+                pace,
+                self.counts.setdefault(split, SplitCounts(split.budget)),
+                self.took_s.setdefault(split, array("d")),
+                seconds=seconds,
+                ramps=problem.ramps,
+                num_blocks=problem.num_blocks,
+                fill=fill,
+                policy=self.placed.plan.policy,
+            )
+
+        return make
+
+    def _leaves_of(self, split: Split) -> array[int]:
         leaves = self._leaves.get(split.ramps)
         if leaves is None:
             leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
             leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
-        counts = self.counts.setdefault(split, SplitCounts(split.budget))
-        took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
-        return Work(split, leaves, pace, counts, took_s)
+        return leaves

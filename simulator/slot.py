@@ -89,9 +89,9 @@ class Slot:
         self._homes.update({(ingress, number): replica.index for number in homes.numbers})
         return replica
 
-    def leave(self, ingress: int, sequence: int) -> None:
-        """A sequence is over, or lost."""
-        self._homes.pop((ingress, sequence), None)
+    def leave(self, ingress: int, sequence: int) -> SimulatedReplica | None:
+        """A sequence is over, or lost; gives the replica that had it, while that takes calls."""
+        return self.replicas.get(self._homes.pop((ingress, sequence), -1))
 
     def withdraw(self, trip: object) -> None:
         """Have a call wait for a replica no more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from cluster.pace import Pace
 from deployments.ingress.core.flights import Flight
@@ -15,12 +16,14 @@ from simulator.trip import Input
 
 Exit = tuple[int, list[Input]]
 """A block, and who leaves after it."""
+Size = Any
+"""What members cost together: a number of inputs, or where lengths count, of tokens; of steps a `StepSize`."""
 
 
 class Work:
     """Of one split."""
 
-    __slots__ = ("_counts", "_leaves", "_pace", "_took_s", "_until_s", "size_of", "split")
+    __slots__ = ("_counts", "_leaves", "_pace", "_took_s", "_until_s", "is_late", "size_of", "split")
 
     def __init__(
         self,
@@ -35,15 +38,16 @@ class Work:
         `took_s`: gets the seconds of every batch.
         """
         self.split = split
-        self.size_of: Callable[[Sequence[Input]], int] = len if pace.length is None else tokens_of
-        """What members cost together: inputs, or where lengths count, tokens."""
+        self.size_of: Callable[[Sequence[Input]], Size] = len if pace.length is None else tokens_of
+        self.is_late = False
+        """Whether who leaves early is answered at the batch's end."""
         self._pace = pace
         self._until_s: dict[int, list[float]] = {}
         self._leaves = leaves
         self._counts = counts
         self._took_s = took_s
 
-    def until_s(self, size: int) -> list[float]:
+    def until_s(self, size: Size) -> list[float]:
         """Seconds by number of blocks, while members of such a size are inside and nobody leaves."""
         until_s = self._until_s.get(size)
         if until_s is None:
@@ -53,7 +57,14 @@ class Work:
             self._until_s[size] = until_s
         return until_s
 
-    def seconds(self, block: int, size: int, ramps: Collection[int]) -> float:
+    def end_s(self, size: Size | None, num_waiting: int) -> float:
+        """What comes after a batch's last block, which members of such a size have reached; None: nobody has.
+
+        `num_waiting`: those who have left, and wait for the end.
+        """
+        return 0.0
+
+    def seconds(self, block: int, size: Size, ramps: Collection[int]) -> float:
         """From the split's begin until after a block, with members of such a size inside and these ramps evaluated."""
         inputs = self._pace.size_of(size, size)
         return self._pace.seconds_of_any(self.split.first, block + 1, inputs, ramps)

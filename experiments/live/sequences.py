@@ -1,11 +1,12 @@
 """The simulator against the live service, of a decoder: the same prompts at the same times on both.
 
-    python -m experiments.live.sequences --model FOLDER [--rate 0.7 --sequences 110]
+    python -m experiments.live.sequences --model FOLDER [--rate 0.7 --sequences 90]
 
-Profiles the decoder's steps, serves it whole on one CPU replica of one thread, asks one sequence at a time
-to learn what a call costs, then Poisson arrivals. The simulator plays these by the profile: times per token within
-5 % at the median and 15 % at the 99th percentile are asked for. Nobody leaves early. Writes
-runs/live/sequences.json. Minutes: 5 with the defaults and SmolLM2; the machine must have nothing else to do.
+Profiles the decoder before and after, serves it whole on one CPU replica of one thread, asks one sequence at a time
+to learn what a call costs, then Poisson arrivals. The simulator plays these by the mean of both profiles: times per
+token within 5 % at the median and 15 % at the 99th percentile are asked for. It plays them once more with all batches
+so much slower that they take on average what the replica's took: what differs then is not the machine's speed. Nobody
+leaves early. Writes runs/live/sequences.json. Minutes: 6 with SmolLM2; the machine must have nothing else to do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from offramp.jobs.provenance import provenance
 from offramp.service.application import resolve_plan
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
+from optimizer.problem_file import parse_problem, table_of_length
 from profiles.table import LatencyTable
 from simulator.decisions import nested
 from simulator.generate import Generated, generate
@@ -42,10 +43,10 @@ from simulator.scenario import Scenario, SequenceLengths
 PORT = 8123
 PROMPT_TOKENS, ANSWER_TOKENS = (4, 13), (24, 72)
 """From, and below."""
-WARM, IDLE = 2, 6
+CHUNK = 4
+"""The least prompt that is timed; larger ones are multiples of it."""
+WARM, IDLE = 2, 4
 """Sequences, one after the other, that are not counted, and that tell what a call costs."""
-BOUNDS = {50: 0.05, 99: 0.15}
-"""By percentile of the times per token."""
 PATIENCE_S = 300.0
 
 
@@ -56,6 +57,22 @@ class Asked:
     prompt: tuple[int, ...]
     num_tokens: int
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A replica's batches."""
+
+    batches: int
+    inputs: int
+    seconds: float
+
+    def __sub__(self, before: Ran) -> Ran:
+        return Ran(
+            batches=self.batches - before.batches,
+            inputs=self.inputs - before.inputs,
+            seconds=self.seconds - before.seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,31 +91,36 @@ class Told:
 
 
 def main() -> None:
-    """Profile, serve, simulate, compare."""
+    """Profile, serve, profile again, simulate, compare."""
     options = _options()
-    plan = resolve_plan("stock", options.model, batch=options.batch)
-    table = _profiled(options)
+    card, plan = read_card(options.model), resolve_plan("stock", options.model, batch=options.batch)
     rng = np.random.default_rng(options.seed)
     idle, busy = (drawn(options, number, rng) for number in (WARM + IDLE, options.sequences))
     settings = ServeSettings(model=str(options.model.resolve()), plan=plan, max_timeout_s=PATIENCE_S)
+    before = _profiled(options)
     with serving(settings, LocalCluster(port=PORT)) as url:
-        alone, told = asyncio.run(_live(url, read_card(options.model).name, idle, busy))
-        [[[split]]] = [[each["splits"] for each in stage] for stage in httpx.get(f"{url}/stats").json()["stages"]]
-    print(f"live, {split['inputs'] / split['batches']:.2f} steps shared a batch")
-    problem = problem_of(plan, read_card(options.model).ramps, table)
-    bare = simulated(problem, plan, idle[WARM:], [each.asked_s for each in alone[WARM:]])
-    call_s = max(0.0, float(np.median([each.tpot_s for each in alone[WARM:]])) - bare.tpot_s(50))
-    told_of = simulated(with_calls(problem, call_s), plan, busy, [each.asked_s for each in told])
-    _tell(options, told, told_of, call_s, bare.tpot_s(50))
+        alone, of_alone, told, of_busy = asyncio.run(_live(url, card.name, idle, busy))
+    steps, prompts = (mean_of(*pair) for pair in zip(before, _profiled(options), strict=True))
+    problem = problem_of(plan, card.ramps, steps, prompts, busy)
+    call_s = cost_of_call(alone[WARM:], of_alone)
+    asked_s = [each.asked_s for each in told]
+    found, of_found = simulated(problem, plan, busy, asked_s, call_s)
+    slower = of_busy.seconds / of_busy.batches / (of_found.seconds / of_found.batches)
+    as_fast = simulated(slowed(problem, slower), plan, busy, asked_s, call_s)[0]
+    print(f"{len(told)} sequences at {options.rate:g}/s, {sum(each.num_tokens for each in told)} tokens")
+    print(f"a call costs {call_s * 1e3:.2f} ms; alone a step took {of_alone.seconds / of_alone.batches * 1e3:.1f} ms")
+    for name, run in (("live", of_busy), ("simulated", of_found)):
+        print(f"{name:10} {run.inputs / run.batches:.2f} inputs in a batch of {run.seconds / run.batches * 1e3:.1f} ms")
+    _tell(options, told, found, as_fast, {"call_s": call_s, "slower": slower})
 
 
 def _options() -> Namespace:
     parser = ArgumentParser(prog="python -m experiments.live.sequences", description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a decoder's folder")
     parser.add_argument("--rate", type=float, default=0.7, help="sequences per second")
-    parser.add_argument("--sequences", type=int, default=110)
+    parser.add_argument("--sequences", type=int, default=90)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of the profile")
+    parser.add_argument("--repeats", type=int, default=4, help="rounds of each profile")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -114,21 +136,43 @@ def drawn(options: Namespace, number: int, rng: np.random.Generator) -> list[Ask
     ]
 
 
-def _profiled(options: Namespace) -> LatencyTable:
-    """Of steps, at the sequences' mean length; as large as a batch of which some are prompts."""
-    batches = tuple(1 << k for k in range((options.batch + PROMPT_TOKENS[1]).bit_length() + 1))
+def _profiled(options: Namespace) -> tuple[LatencyTable, LatencyTable]:
+    """Of steps, at the sequences' mean length, and of prompts."""
+    batches = tuple(1 << k for k in range((options.batch + PROMPT_TOKENS[1]).bit_length()))
     context = (sum(PROMPT_TOKENS) + sum(ANSWER_TOKENS) // 2) // 2
-    job = ProfileJob(batches=batches, lengths=(1,), context=context, repeats=options.repeats, seed=options.seed)
-    return profile_model(options.model, job)[0].at(1)
+    job = ProfileJob(batches=batches, lengths=(1, CHUNK), context=context, repeats=options.repeats, seed=options.seed)
+    profile = profile_model(options.model, job)[0]
+    return profile.at(1), profile.at(CHUNK)
 
 
-async def _live(url: str, model: str, idle: Sequence[Asked], busy: Sequence[Asked]) -> tuple[list[Told], list[Told]]:
+def mean_of(one: LatencyTable, other: LatencyTable) -> LatencyTable:
+    """Of two profiles, before and after: the machine is not always as fast."""
+    return replace(
+        one,
+        block_s_NB=(one.block_s_NB + other.block_s_NB) / 2,
+        ramp_s_EB=(one.ramp_s_EB + other.ramp_s_EB) / 2,
+        context_s=(one.context_s + other.context_s) / 2,
+    )
+
+
+async def _live(
+    url: str, model: str, idle: Sequence[Asked], busy: Sequence[Asked]
+) -> tuple[list[Told], Ran, list[Told], Ran]:
     await asyncio.to_thread(Client(url).wait_until_ready, PATIENCE_S)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as http:
         began_s = time.perf_counter()
-        alone = [await _told(http, model, each, began_s) for each in idle]
+        warm = [await _told(http, model, each, began_s) for each in idle[:WARM]]
+        ready = await _ran(http)
+        alone = [await _told(http, model, each, began_s) for each in idle[WARM:]]
+        quiet = await _ran(http)
         began_s = time.perf_counter()
-        return alone, await asyncio.gather(*(_later(http, model, each, began_s) for each in busy))
+        told = await asyncio.gather(*(_later(http, model, each, began_s) for each in busy))
+        return [*warm, *alone], quiet - ready, told, await _ran(http) - quiet
+
+
+async def _ran(http: httpx.AsyncClient) -> Ran:
+    [[[split]]] = [[each["splits"] for each in stage] for stage in (await http.get("/stats")).json()["stages"]]
+    return Ran(batches=split["batches"], inputs=split["inputs"], seconds=split["busy_s"])
 
 
 async def _later(http: httpx.AsyncClient, model: str, asked: Asked, began_s: float) -> Told:
@@ -157,44 +201,62 @@ async def _told(http: httpx.AsyncClient, model: str, asked: Asked, began_s: floa
     return Told(asked_s=asked_s - began_s, first_s=came_s[0], last_s=came_s[-1], num_tokens=num_tokens)
 
 
-def problem_of(plan: Plan, ramps: Sequence[int], table: LatencyTable) -> PlanProblem:
+def cost_of_call(alone: Sequence[Told], ran: Ran) -> float:
+    """Seconds of sequences, one after the other, in which the replica ran no batch of theirs, per batch.
+
+    Of the same seconds: a time of one spell less the batches of another would be the machine's drift.
+    """
+    waited_s = sum(each.last_s - each.asked_s for each in alone)
+    return max(0.0, (waited_s - ran.seconds) / ran.batches)
+
+
+def problem_of(
+    plan: Plan, ramps: Sequence[int], steps: LatencyTable, prompts: LatencyTable, asked: Sequence[Asked]
+) -> PlanProblem:
     """One CPU, nobody leaves, nothing hops."""
-    latency = {"batch": list(table.batches), "length": 1, "ramp_s": table.ramp_s_EB.tolist()}
     return parse_problem(
         {
             "schema_version": 1,
             "blocks": plan.num_blocks,
             "ramps": list(ramps),
             "survival": [1.0] * plan.num_blocks,
-            "latency": {"cpu": latency | {"block_s": table.block_s_NB.tolist()}},
+            "latency": {"cpu": table_of_length(steps)},
             "devices": {"cpu": {"count": 1}},
             "link": {"bandwidth_bytes_per_s": 1e9},
             "bytes_per_sample": 0,
-            "slo": {"latency_s": PATIENCE_S},
             "objective": {"maximize": "rate"},
+            "generation": {
+                "prompt_tokens": float(np.mean([len(each.prompt) for each in asked])),
+                "output_tokens": float(np.mean([each.num_tokens for each in asked])),
+                "tpot_s": PATIENCE_S,
+                "prefill": {"cpu": table_of_length(prompts)},
+            },
         }
     ).problem
 
 
-def with_calls(problem: PlanProblem, call_s: float) -> PlanProblem:
-    """What a call costs is part of every batch.
+def slowed(problem: PlanProblem, by: float) -> PlanProblem:
+    """All that a batch takes, so many times."""
+    assert problem.generation is not None
+    assert problem.generation.prefill is not None
+    tables = [
+        replace(each, block_s_NB=each.block_s_NB * by, ramp_s_EB=each.ramp_s_EB * by, context_s=each.context_s * by)
+        for each in (problem.latency["cpu"], problem.generation.prefill["cpu"])
+    ]
+    generation = replace(problem.generation, prefill={"cpu": tables[1]})
+    return replace(problem, latency={"cpu": tables[0]}, generation=generation)
 
-    Were steps on their way while the next batch begins, sequences would fall into two groups that take turns, for ever.
-    Live they do for a few steps: while a replica sees to one batch's answers, the next steps of these are often back
-    before it chooses the next batch, and who once shares a batch goes on doing so.
-    """
-    table = problem.latency["cpu"]
-    block_s_NB = table.block_s_NB.copy()
-    block_s_NB[0] += call_s
-    return replace(problem, latency={"cpu": replace(table, block_s_NB=block_s_NB)})
 
-
-def simulated(problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Sequence[float]) -> Generated:
-    """The same sequences at the same times."""
+def simulated(
+    problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Sequence[float], call_s: float
+) -> tuple[Generated, Ran]:
+    """The same sequences at the same times; half of what a call costs is there, half is back."""
+    settings = ServeSettings.model_fields
     lengths = SequenceLengths(
         prompt_K=np.array([len(each.prompt) for each in asked]),
         answer_K=np.array([each.num_tokens for each in asked]),
-        chunk=ServeSettings.model_fields["prompt_chunk"].default,
+        chunk=settings["prompt_chunk"].default,
+        timeout_s=settings["default_timeout_s"].default,
     )
     arrivals_s = np.array(at_s)
     scenario = Scenario(
@@ -206,30 +268,36 @@ def simulated(problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Se
         arrivals_s=arrivals_s,
         duration_s=float(arrivals_s[-1]) + 1.0,
         admission=False,
+        entry_s=call_s / 2,
+        answer_s=call_s / 2,
     )
-    return generate(scenario)
+    found = generate(scenario)
+    [counts] = found.splits.values()
+    return found, Ran(batches=counts.batches, inputs=counts.inputs, seconds=counts.busy_s)
 
 
-def _tell(options: Namespace, told: Sequence[Told], found: Generated, call_s: float, alone_s: float) -> None:
+def _tell(
+    options: Namespace, told: Sequence[Told], found: Generated, as_fast: Generated, measured: dict[str, float]
+) -> None:
     live_s = np.array([each.tpot_s for each in told])
     first_s = np.array([each.first_s - each.asked_s for each in told])
     rows = {
-        "time per token p50": (float(np.percentile(live_s, 50)), found.tpot_s(50)),
-        "time per token p99": (float(np.percentile(live_s, 99)), found.tpot_s(99)),
-        "first token p50": (float(np.percentile(first_s, 50)), found.ttft_s(50)),
-        "first token p99": (float(np.percentile(first_s, 99)), found.ttft_s(99)),
+        f"{name} p{percentile}": (
+            float(np.percentile(seconds, percentile)),
+            *(getattr(each, figure)(percentile) for each in (found, as_fast)),
+        )
+        for name, seconds, figure in (("time per token", live_s, "tpot_s"), ("first token", first_s, "ttft_s"))
+        for percentile in (50, 99)
     }
-    print(f"{len(told)} sequences at {options.rate:g}/s, {sum(each.num_tokens for each in told)} tokens; alone a token")
-    print(f"takes {alone_s * 1e3:.2f} ms by the profile, and {call_s * 1e3:.2f} ms more live: what a call costs")
-    for name, (live, sim) in rows.items():
-        print(f"{name:20} live {live * 1e3:8.1f} ms   simulated {sim * 1e3:8.1f} ms   {sim / live:.3f}")
+    print(f"{'':20} {'live':>9} {'by the profile':>20} {'batches ' + format(measured['slower'], '.3f') + ' x':>20}")
+    for name, (live, *sims) in rows.items():
+        print(f"{name:20} {live * 1e3:6.1f} ms", *(f"{sim * 1e3:9.1f} ms {sim / live:.3f} x" for sim in sims))
     each = [{"live": asdict(one), "tpot_s": tpot_s} for one, tpot_s in zip(told, found.tpot_s_K.tolist(), strict=True)]
     path = RUNS / "live" / "sequences.json"
     keep(
         {
             "provenance": provenance(seed=options.seed, model=str(options.model)),
-            "call_s": call_s,
-            "alone_s": alone_s,
+            **measured,
             "figures": rows,
             "sequences": each,
         },

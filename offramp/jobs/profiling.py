@@ -31,6 +31,8 @@ STEPS_AND_PROMPTS = (1, 16)
 """Of a decoder: a token of each sequence, and prompts of so many tokens times the batch."""
 CONTEXT = 64
 """Tokens that a sequence has come to before a step."""
+FURTHER = 7
+"""Times as many more, after which a batch of steps is timed once more."""
 THREADS_PER_CPU = 4
 """More threads only wait for each other; tens of thousands end the process."""
 
@@ -85,7 +87,8 @@ class ProfileJob:
             self._check_sequences(model, lengths)
         elif self.context is not None:
             raise InputError("context is of decoders, whose steps read the keys and values of what came before")
-        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts)
+        further = self._further(model) if keeps else 0
+        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts, further)
 
     def _check_sequences(self, model: AnyNetwork, lengths: Sequence[int]) -> None:
         """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
@@ -97,6 +100,10 @@ class ProfileJob:
             )
         if self.steps_after >= model.max_length:
             raise InputError(f"a step after {self.steps_after} tokens; the model takes at most {model.max_length}")
+
+    def _further(self, model: AnyNetwork) -> int:
+        """Tokens of context beyond those that steps are timed after, so far away that what they cost can be told."""
+        return max(0, min(FURTHER * self.steps_after, model.max_length - 1 - self.steps_after))
 
     @property
     def steps_after(self) -> int:
@@ -130,7 +137,13 @@ class Bench:
             backend=computed_by(self.splits.segments) or self.job.backend,
             dtype=self.job.dtype,
             kind="measured",
-            tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices, self.model.chain.starts),
+            tables=latency_tables(
+                points,
+                self.model.num_blocks,
+                self.model.ramp_indices,
+                self.model.chain.starts,
+                context=self.splits.context,
+            ),
             provenance=_provenance(self.job, self.model, points, self.splits.context),
         )
 

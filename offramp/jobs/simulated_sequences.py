@@ -29,6 +29,7 @@ STREAM = 3
 NUM_DRAWN = 20_000
 """Sequences whose lengths are drawn; then they come again in the same order."""
 CHUNK: int = ServeSettings.model_fields["prompt_chunk"].default
+TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> 
         chunk=generation.chunk or CHUNK,
         ttft_slo_s=generation.ttft_s if job.admission else None,
         tpot_slo_s=problem.slo.latency_s if job.admission else None,
+        timeout_s=TIMEOUT_S,
     )
     latency = {device: replace(table, length=1) for device, table in problem.latency.items()}
     return replace(scenario, problem=replace(problem, latency=latency), sequences=lengths, slo_s=math.inf)

@@ -103,6 +103,13 @@ class Generation:
         """Of a sequence, on average."""
         return self.output.mean - 1
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a step's sequence has come to before it: a long answer has more steps, and longer contexts."""
+        lengths = self.output.shares or ((self.output.mean, 1.0),)
+        before = sum(share * (length - 1) * max(0.0, length - 2) / 2 for length, share in lengths)
+        return self.prompt.mean + before / self.num_steps
+
     def rows(self, share: float) -> float:
         """Tokens per step of the service that are run at a block which `share` of the steps reach.
 

@@ -8,7 +8,8 @@ answered. So much of everything that a step asks falls on the batch:
 - where none of the b survives, the batch is over. Each leaves by itself, so somebody does with the chance
   1-(1-u(k)/u(i))^b, and then there are that many times more. Of large batches that is nothing, of single steps all;
 - with a late head (`Generation.late_head`) ramps take so much less, and a split has one call of it, of all who leave;
-- prompts are run by all blocks, as if alone, one for so many steps as an answer has.
+- prompts are run by all blocks, as if alone, one for so many steps as an answer has;
+- steps look at as many tokens as their sequences have come to on average.
 
 The blocks of a decoder are alike, so what the last takes beyond the one before it is taken for the head.
 """
@@ -16,7 +17,7 @@ The blocks of a decoder are alike, so what the last takes beyond the one before 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.batch_seconds import expected_batches, step_seconds
 from optimizer.generation.demand import Generation
+from optimizer.generation.seconds import at_context, without_head
 from optimizer.problem import PlanProblem
 from profiles.lengths import Lengths
 from profiles.table import FloatArray, LatencyTable
@@ -36,7 +38,7 @@ class StepTable:
     """Of one accelerator type."""
 
     body: LatencyTable
-    """Without the vocabulary head."""
+    """Of steps, without the vocabulary head."""
     head_s_B: FloatArray
     prompt_s_N: FloatArray
     """Of a prompt, per block."""
@@ -46,26 +48,18 @@ def step_table(problem: PlanProblem, device: str) -> StepTable:
     """See above; the problem is one of generation."""
     generation, whole = demand_of(problem), problem.latency[device]
     body, head_s_B = without_head(whole)
-    if generation.prefill is None:
-        prompt_s_N = _prompt_s_N(generation.prompt, body, head_s_B, generation.chunk)
-    else:
-        prompt_s_N = _prompt_s_N(generation.prompt, *without_head(generation.prefill[device]), generation.chunk)
-    return StepTable(body=body, head_s_B=head_s_B, prompt_s_N=prompt_s_N)
+    prompts = (body, head_s_B) if generation.prefill is None else without_head(generation.prefill[device])
+    return StepTable(
+        body=at_context(body, generation.mean_context),
+        head_s_B=head_s_B,
+        prompt_s_N=_prompt_s_N(generation.prompt, *prompts, generation.chunk),
+    )
 
 
 def demand_of(problem: PlanProblem) -> Generation:
     """What the sequences of a problem of generation ask."""
     assert problem.generation is not None, "inputs of other problems are no steps"
     return problem.generation
-
-
-def without_head(table: LatencyTable) -> tuple[LatencyTable, FloatArray]:
-    """A table whose last block takes no longer than the one before it, and what it takes longer."""
-    if len(table.block_s_NB) == 1:
-        return table, np.zeros(len(table.batches))
-    block_s_NB = table.block_s_NB.copy()
-    block_s_NB[-1] = np.minimum(block_s_NB[-1], block_s_NB[-2])
-    return replace(table, block_s_NB=block_s_NB), table.block_s_NB[-1] - block_s_NB[-1]
 
 
 def chunk_of(table: LatencyTable, chunk: int | None) -> int:

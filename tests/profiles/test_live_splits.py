@@ -117,11 +117,15 @@ def test_steps_come_after_a_context_and_a_prompt_is_one_input(decoder: EarlyExit
 
 
 def test_there_is_room_for_all_that_is_timed_and_for_no_more(decoder: EarlyExitModel) -> None:
-    splits = profile_splits(3, (0, 1), (1, 2, 4), (1, 8))
+    splits = profile_splits(3, (0, 1), (1, 2, 4), (1, 8), further=60)
     memory = decoder.open_memory(room_for(splits, CONTEXT))
     live = LiveSplits(decoder, np.random.default_rng(0), context=CONTEXT)
     for _ in range(2):
         for timed in splits:
             live.prepare(timed)()
     use = memory.use()
-    assert use.pages == use.num_pages == 4 * -(-(CONTEXT + 1) // PAGE_TOKENS) + 1 + 1 + 2
+    assert use.pages == use.num_pages == 4 * (_pages(CONTEXT + 1) + _pages(CONTEXT + 61)) + 1 + 1 + 2
+
+
+def _pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)

@@ -54,6 +54,13 @@ def test_a_model_of_one_block_is_timed_once() -> None:
     assert profile_splits(1, (), batches=(2,), lengths=(8,)) == (TimedSplit(split=split(0, 1, 2), length=8),)
 
 
+def test_steps_are_timed_with_a_longer_context_too() -> None:
+    near = profile_splits(2, (), batches=(1, 4, 16), lengths=(1, 8))
+    assert profile_splits(2, (), (1, 4, 16), (8,), further=30) == profile_splits(2, (), (1, 4, 16), (8,))
+    *others, far = profile_splits(2, (), (1, 4, 16), (1, 8), further=30)
+    assert (tuple(others), far) == (near, TimedSplit(split=split(0, 2, 4), length=1, further=30))
+
+
 # Points
 
 
@@ -156,6 +163,17 @@ def test_nothing_costs_less_than_nothing() -> None:
 def test_every_length_has_its_table() -> None:
     tables = latency_tables([*points({split(0, 1): [1.0]}, length=8), *points({split(0, 1): [2.0]}, length=16)], 1, [])
     assert {length: table.block_s_NB.tolist() for length, table in tables.items()} == {8: [[1.0]], 16: [[2.0]]}
+
+
+def test_a_longer_context_costs_a_block_so_much_for_a_token_of_a_step() -> None:
+    timed = profile_splits(2, (), (1, 4), (1, 8), further=30)
+    seconds = dict.fromkeys(timed, (10.0, 20.0, 30.0))
+    seconds[timed[-1]] = (10.0 + 2.4, 20.0 + 4.8, 30.0 + 2.4)
+    taken = [Point(timed=each, seconds=s) for each, s in seconds.items()]
+    tables = latency_tables(taken, 2, (), context=20)
+    assert tables[1].context == 20
+    assert tables[1].context_s == pytest.approx(2.4 / (30 * 4 * 2))
+    assert (tables[8].context, tables[8].context_s) == (None, 0.0)
 
 
 def test_a_missing_point_is_refused() -> None:

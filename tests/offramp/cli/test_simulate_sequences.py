@@ -43,10 +43,10 @@ def test_sequences_have_the_lengths_of_their_trace_in_turn(problem: Path, capsys
 
 def test_what_takes_too_long_is_refused_or_counted(problem: Path, capsys: Captured) -> None:
     written(problem, PROBLEM.replace("ttft_s: 1.0", "ttft_s: 0.02"))
-    busy = ("--arrivals", "uniform:400", *ONE_BY_ONE[2:])
+    busy = ("--arrivals", "uniform:800", *ONE_BY_ONE[2:])
     kept = printed(capsys, "simulate", problem, *busy)["simulated"]
     everybody = printed(capsys, "simulate", problem, *busy, "--no-admission")["simulated"]
-    assert (kept["refused"] > 0, everybody["refused"], everybody["whole"]) == (True, 0, 800)
+    assert (kept["refused"] > 0, everybody["refused"], everybody["whole"]) == (True, 0, 1600)
     assert everybody["ttft_p99_s"] > kept["ttft_p99_s"]
 
 

@@ -105,6 +105,10 @@ def test_of_a_decoder_steps_and_prompts_are_measured(tmp_path: Path) -> None:
     save_model(decoder(hf_decoder()), tmp_path)
     profile, _ = profile_model(tmp_path, ProfileJob(batches=(1, 4), repeats=2, context=20))
     assert (profile.lengths, profile.provenance["context"]) == ((1, 16), 20)
+    assert (profile.at(1).context, profile.at(16).context) == (20, None)
+    assert profile.at(1).context_s >= 0
+    profile.save(tmp_path / "profile.json")
+    assert LatencyProfile.load(tmp_path / "profile.json").at(1).context_s == profile.at(1).context_s
     assert all((table.block_s_NB > 0).all() for table in profile.tables.values())
     with pytest.raises(InputError, match="batch 16 of length 16 is a prompt of 256 tokens"):
         profile_model(tmp_path, ProfileJob())

@@ -17,7 +17,7 @@ blocks: 2
 ramps: [0]
 survival: [1.0, 0.5]
 latency:
-  gpu: {batch: [1, 8], block_s: [[0.01, 0.01], [0.01, 0.01]], ramp_s: [[0.001, 0.001]]}
+  gpu: {batch: [1, 8], context: 64, context_s: 1.0e-6, block_s: [[0.01, 0.01], [0.01, 0.01]], ramp_s: [[0.001, 0.001]]}
 devices: {gpu: {count: 2}}
 link: {bandwidth_bytes_per_s: 1.0e9}
 bytes_per_sample: 0
@@ -57,6 +57,7 @@ def test_the_section_says_what_sequences_ask(tmp_path: Path) -> None:
     assert generation.late_head
     assert generation.prefill is not None
     assert generation.prefill["gpu"].length == 128
+    assert (problem.latency["gpu"].context, problem.latency["gpu"].context_s) == (64, 1e-6)
     assert generation.kv == KvMemory(
         bytes_per_token=1000, weights_bytes=1e6, memory_bytes={"gpu": 2e7}, page_tokens=8, reserved_tokens=200
     )
@@ -85,6 +86,7 @@ def test_problems_are_written_and_read_again() -> None:
     again = parse_problem(problem_document(problem)).problem
     assert again.generation == problem.generation
     assert problem_document(again) == problem_document(problem)
+    assert again.latency["gpu"].context_s == problem.latency["gpu"].context_s
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""Steps of sequences by hand: who waits for whom, what is filled in, and when early tokens are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
+from earlyexit.returning import SHARE
+from optimizer.generation.demand import Generation
+from optimizer.plan import PolicySpec
+from profiles.lengths import Lengths
+from profiles.table import LatencyTable
+from simulator.generate import generate
+from simulator.scenario import Scenario
+from simulator.steps import LATE, leave
+from tests.simulator.test_generate import ALONE, case, told
+from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
+
+EARLY = plan(stage(1, split(0, 4, ramps=RAMPS[:1])))
+
+
+def asking(given: Scenario, **changes: object) -> Scenario:
+    """The scenario, whose problem is one of generation."""
+    generation = Generation(prompt=Lengths(mean=1), output=Lengths(mean=3), **changes)  # type: ignore[arg-type]
+    return replace(given, problem=replace(given.problem, generation=generation))
+
+
+def with_table(given: Scenario, **changes: object) -> Scenario:
+    table = replace(given.problem.latency["cpu"], **changes)  # type: ignore[arg-type]
+    return replace(given, problem=replace(given.problem, latency={"cpu": table}))
+
+
+def test_tokens_that_left_early_are_run_with_the_next_that_survives() -> None:
+    # The first, of the prompt, runs all; the second leaves after block 0; the third brings it along, 1.25 s a block.
+    rows = (TO_END, AT_0, TO_END)
+    computed = generate(case(EARLY, (1, 3), rows=rows))
+    assert told(computed) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.25) / 2)]
+    copied = asking(case(EARLY, (1, 3), rows=rows), fill="copy", copy_share=0.4)
+    assert told(generate(copied)) == [(3, 4.0, (1.0 + 1.0 + 3 * 1.1) / 2)]
+
+
+def test_who_leaves_passes_what_left_before_on_to_its_own_block() -> None:
+    behind = Counter({0: 2, 2: 1})
+    leave(behind, 1, 1)
+    assert behind == {1: 3, 2: 1}
+
+
+def test_a_longer_context_costs_more() -> None:
+    given = with_table(case(ALONE, (2, 3)), context=2, context_s=0.25)
+    # The prompt 1.25 s a block, a step after 2 tokens 1 s, one after 3 tokens 1.25 s.
+    assert told(generate(given)) == [(3, 5.0, (4.0 + 5.0) / 2)]
+
+
+def test_a_prompt_beside_steps_takes_what_was_measured_of_prompts() -> None:
+    prompts = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 2.0), ramp_s_EB=np.zeros((3, 1)), length=4)
+    given = asking(case(ALONE, (1, 2), (4, 2), arrivals_s=(0.0, 0.5)), prefill={"cpu": prompts})
+    # One at 4 s; then a step beside the prompt, 2 s a block and 0.25 s for one more of four.
+    assert told(generate(given)) == [(2, 4.0, 9.0), (2, 12.5, 4.0)]
+
+
+def test_the_head_looks_at_one_token_of_every_input() -> None:
+    block_s_NB = case(ALONE, (1, 1)).problem.latency["cpu"].block_s_NB.copy()
+    block_s_NB[-1] += [0.5, 1.0, 2.0]
+    given = with_table(case(ALONE, (4, 1)), block_s_NB=block_s_NB)
+    assert told(generate(given))[0][1] == 4 * 1.75 + 0.5
+
+
+@pytest.mark.parametrize(("policy", "second_s"), [("confidence", 1.5), ("foreseen", 1.5 + 3 * 1.25)])
+def test_who_leaves_by_the_head_that_all_share_is_told_at_the_end(policy: str, second_s: float) -> None:
+    """Of one sequence the second token, which leaves after block 0, beside the prompt of the other."""
+    plan_of = replace(EARLY, policy=PolicySpec(name=policy, thresholds=0.4))
+    given = case(plan_of, (2, 2), (2, 2), rows=(TO_END, TO_END, AT_0, TO_END))
+    assert generate(given).tpot_s_K[0] == second_s
+
+
+def test_policies_that_decide_before_the_head_are_those_of_the_engine() -> None:
+    assert {each.name for each in (ForeseenPolicy, SimilarPolicy)} == set(LATE)
+    assert all(each.foresees is not None for each in (ForeseenPolicy, SimilarPolicy))
+
+
+def test_steps_on_their_way_are_waited_for_a_moment() -> None:
+    call_s = 4.0 * SHARE / 2
+    given = case(ALONE, (1, 3), (1, 3), arrivals_s=(0.0, 1.0))
+    near = generate(replace(given, entry_s=call_s / 2, answer_s=call_s / 2))
+    # The other one's prompt shares the batch of the second token, and its second token that of the third.
+    assert near.tpot_s_K.tolist() == pytest.approx([5.0 + call_s, (5.0 + 4.0) / 2 + call_s])
+    assert [(each.batches, each.inputs) for each in near.splits.values()] == [(4, 6)]
+
+
+def test_nobody_waits_for_a_sequence_that_is_over() -> None:
+    given = case(ALONE, (1, 1), (1, 1), arrivals_s=(0.0, 1.0))
+    assert told(generate(given))[1][1] == 4.0 - 1.0 + 4.0
+
+
+def test_where_more_run_than_a_batch_holds_those_who_came_first_go_first() -> None:
+    small = plan(stage(1, split(0, 4, batch=2)))
+    given = case(small, (1, 4), (1, 4), (1, 1), arrivals_s=(0.0, 0.5, 6.0))
+    assert given.sequences is not None
+    timed = replace(given, sequences=replace(given.sequences, timeout_s=100.0))
+    assert told(generate(timed))[2][1] == 24.0 - 6.0  # beside the last token of the second, the first being over
+    assert told(generate(given))[2][1] < 24.0 - 6.0  # they take turns
+
+
+def test_steps_that_stay_or_overlap_are_refused() -> None:
+    staying = plan(stage(1, replace(split(0, 4), after_answer="stay")))
+    with pytest.raises(PlanError, match="neither stay"):
+        case(staying, (1, 2))
