@@ -98,8 +98,8 @@ class Device:
         now_s = self._events.time_s
         self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
         self._loop.leave(batch, now_s)
-        if leaving is not None:
-            self._answer(leaving)
+        for each in leaving:
+            self._answer(each)
         if going_on and not self._loop.go_on(batch.split.end, going_on, now_s):
             self._answer((batch.split.end - 1, going_on))
         self._begin()

@@ -12,7 +12,8 @@ from earlyexit.split import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.generation.demand import Generation
-from optimizer.generation.steps import chunk_of, step_table, without_head
+from optimizer.generation.seconds import without_head
+from optimizer.generation.steps import chunk_of, step_table
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MinimizeLatency, PlanProblem
