@@ -12,7 +12,7 @@ from deployments.messages import Assignment
 from earlyexit.counts import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.generation.seconds import StepSeconds
+from optimizer.generation.seconds import DecoderSeconds
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
@@ -177,7 +177,7 @@ class SimulatedService:
         """Of an accelerator type: what makes the work of a split."""
         problem, generation = self.scenario.problem, self.scenario.problem.generation
         prefill = None if generation is None or generation.prefill is None else generation.prefill[device]
-        seconds = StepSeconds(problem.latency[device], prefill, slowness)
+        seconds = DecoderSeconds(problem.latency[device], prefill, slowness)
         fill = 1.0 if generation is None or generation.fill == "compute" else generation.copy_share
 
         def make(split: Split, pace: Pace) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
@@ -17,7 +17,7 @@ from earlyexit.counts import SplitCounts
 from earlyexit.engine import Batch
 from earlyexit.member import Member
 from earlyexit.split import Split
-from optimizer.generation.seconds import StepSeconds
+from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec
 from simulator.decisions import NOWHERE
 from simulator.trip import Input
@@ -91,7 +91,7 @@ class StepWork(Work):
         counts: SplitCounts,
         took_s: array[float] | None = None,
         *,
-        seconds: StepSeconds,
+        seconds: DecoderSeconds,
         ramps: Sequence[int],
         num_blocks: int,
         fill: float,
@@ -108,12 +108,22 @@ class StepWork(Work):
 
     def until_s(self, size: StepSize) -> list[float]:
         """Without the vocabulary head behind the last block: see `end_s`."""
+        return self._until_s_of(size, self.split.ramps)
+
+    def seconds(self, block: int, size: StepSize, ramps: Collection[int]) -> float:
+        """With the vocabulary head, behind the last block."""
+        end = block + 1
+        return self._until_s_of(size, ramps)[end - self.split.first] + (
+            self.end_s(size, 0) if end == self.split.end else 0.0
+        )
+
+    def _until_s_of(self, size: StepSize, ramps: Collection[int]) -> list[float]:
         split, seconds = self.split, self._seconds
         filled_N = np.zeros(self._num_blocks)
         for ramp, tokens in size.behind.items():
             filled_N[ramp + 1 :] += tokens * self._fill
         block_s_N = seconds.blocks(size.steps + filled_N, size.prompt, steps=size.steps, context=size.context)
-        for ramp in split.ramps:
+        for ramp in ramps:
             block_s_N[ramp] += seconds.ramp(self._positions[ramp], size.inputs)
         return [0.0, *accumulate(block_s_N[split.first : split.end].tolist())]
 
@@ -123,12 +133,12 @@ class StepWork(Work):
         return self._seconds.head(inputs) if inputs else 0.0
 
     def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
-        """A batch was run: whatever its members passed is filled in, and who left early is behind."""
+        """A batch was run: whatever its members passed is filled in, and who left early is behind, but no probe."""
         super().count(batch, seconds)
         leaves, cycle, at_end = self._leaves, len(self._leaves), self.split.end == self._num_blocks
         for member in batch.members:
             assert isinstance(member, Step)
-            ramp = leaves[member.payload.input % cycle] if self.split.ramps else NOWHERE
+            ramp = leaves[member.payload.input % cycle] if self.split.ramps and not batch.stays else NOWHERE
             if ramp != NOWHERE:
                 leave(member.behind, ramp, member.tokens)
             elif at_end:

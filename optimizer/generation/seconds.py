@@ -17,7 +17,7 @@ import numpy as np
 from profiles.table import FloatArray, LatencyTable
 
 
-class StepSeconds:
+class DecoderSeconds:
     """Of one kind of accelerator; seconds of blocks are (N,)."""
 
     def __init__(self, steps: LatencyTable, prefill: LatencyTable | None = None, slowness: float = 1.0) -> None:

@@ -240,8 +240,8 @@ def test_a_profile_of_batches_beyond_all_bounds_is_refused_at_its_line(tmp_path:
 
 def test_the_forms_of_a_latency_are_named(tmp_path: Path) -> None:
     assert refused(tmp_path, PUBLISHED.replace("{published: bert-base, length: 128}", "fast")) == (
-        "5: latency.V100: Input should be a mapping with batch, block_s, ramp_s and length, or with published and "
-        "length, or with profile and length, not 'fast'"
+        "5: latency.V100: Input should be a mapping with batch, block_s, ramp_s, length, context and context_s, or "
+        "with published and length, or with profile and length, not 'fast'"
     )
 
 

@@ -334,7 +334,8 @@ class IngressCore(Generic[I, W]):
         for flight in flights:
             if flight.holder is not None:
                 self._agenda.hanging.add(deadline_s + HANG_S, flight)
-        error = DeadlineError(f"no answer within {deadline_s - flights[0].arrived_s:g} s")
+        timeout_s = round(deadline_s - flights[0].arrived_s, 9)  # a clock that has run for a day knows no more digits
+        error = DeadlineError(f"no answer within {timeout_s:g} s")
         return self._drop(flights, error.kind, error, now_s)
 
     def _no_plan(self) -> StageUnavailableError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.generation.seconds import StepSeconds, at_context
+from optimizer.generation.seconds import DecoderSeconds, at_context
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.generation.sequences import GENERATION, asking, two_blocks
@@ -25,39 +25,39 @@ def rows(number: float) -> np.ndarray:
 
 
 def test_steps_and_prompts_take_what_was_measured() -> None:
-    seconds = StepSeconds(STEPS, PROMPTS)
+    seconds = DecoderSeconds(STEPS, PROMPTS)
     assert seconds.blocks(rows(3)).tolist() == [13.0, 13.0]
     assert seconds.blocks(rows(1.5)).tolist() == [11.5, 11.5]
     assert seconds.blocks(np.array([1.0, 4.0])).tolist() == [11.0, 14.0]
     assert seconds.blocks(rows(0), 8).tolist() == [12.0, 12.0]
     assert seconds.blocks(rows(0), 6).tolist() == [11.5, 11.5]
     assert seconds.blocks(rows(0), 2).tolist() == [11.0, 11.0]
-    assert StepSeconds(STEPS).blocks(rows(0), 2).tolist() == [12.0, 12.0]
+    assert DecoderSeconds(STEPS).blocks(rows(0), 2).tolist() == [12.0, 12.0]
 
 
 def test_steps_beside_a_prompt_add_what_more_steps_add_to_a_batch() -> None:
-    seconds = StepSeconds(STEPS, PROMPTS)
+    seconds = DecoderSeconds(STEPS, PROMPTS)
     assert seconds.blocks(rows(2), 8).tolist() == [12.0 + 2.0] * 2
     free = replace(PROMPTS, block_s_NB=np.zeros((2, 2)))
-    assert StepSeconds(STEPS, free).blocks(rows(2), 8).tolist() == [12.0, 12.0]  # nothing is taken off
+    assert DecoderSeconds(STEPS, free).blocks(rows(2), 8).tolist() == [12.0, 12.0]  # nothing is taken off
 
 
 def test_beyond_what_was_measured_as_many_times_that() -> None:
-    seconds = StepSeconds(STEPS, PROMPTS)
+    seconds = DecoderSeconds(STEPS, PROMPTS)
     assert seconds.blocks(rows(8)).tolist() == [28.0, 28.0]
     assert seconds.blocks(rows(0), 16).tolist() == [24.0, 24.0]
 
 
 def test_the_head_is_apart_and_ramps_look_at_inputs() -> None:
     last = BLOCK_S + np.array([[0.0], [3.0]])
-    seconds = StepSeconds(replace(STEPS, block_s_NB=last), PROMPTS, slowness=2.0)
+    seconds = DecoderSeconds(replace(STEPS, block_s_NB=last), PROMPTS, slowness=2.0)
     assert seconds.blocks(rows(1)).tolist() == [22.0, 22.0]
     assert (seconds.head(1), seconds.head(4), seconds.head(8)) == (6.0, 6.0, 12.0)
     assert seconds.ramp(0, 3) == pytest.approx(1.3)
 
 
 def test_contexts_cost_by_their_tokens() -> None:
-    seconds = StepSeconds(replace(STEPS, context=10, context_s=0.25))
+    seconds = DecoderSeconds(replace(STEPS, context=10, context_s=0.25))
     assert seconds.blocks(rows(2), steps=2, context=24).tolist() == [13.0, 13.0]
     assert seconds.blocks(rows(2), steps=2, context=16).tolist() == [11.0, 11.0]
     longer = at_context(replace(STEPS, context=10, context_s=0.25), 14.0)
