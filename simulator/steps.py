@@ -112,10 +112,8 @@ class StepWork(Work):
 
     def seconds(self, block: int, size: StepSize, ramps: Collection[int]) -> float:
         """With the vocabulary head, behind the last block."""
-        end = block + 1
-        return self._until_s_of(size, ramps)[end - self.split.first] + (
-            self.end_s(size, 0) if end == self.split.end else 0.0
-        )
+        until_s = self._until_s_of(size, ramps)[block + 1 - self.split.first]
+        return until_s + self.end_s(size, 0) if block + 1 == self.split.end else until_s
 
     def _until_s_of(self, size: StepSize, ramps: Collection[int]) -> list[float]:
         split, seconds = self.split, self._seconds

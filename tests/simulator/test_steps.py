@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cluster.pace import Pace
+from earlyexit.counts import SplitCounts
+from earlyexit.engine import Batch
 from earlyexit.errors import PlanError
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.returning import SHARE
 from optimizer.generation.demand import Generation
+from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from simulator.generate import generate
 from simulator.scenario import Scenario
-from simulator.steps import LATE, leave
+from simulator.steps import LATE, Step, StepSize, StepWork, leave
 from tests.simulator.test_generate import ALONE, case, told
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
 
@@ -110,3 +117,26 @@ def test_steps_that_stay_or_overlap_are_refused() -> None:
     staying = plan(stage(1, replace(split(0, 4), after_answer="stay")))
     with pytest.raises(PlanError, match="neither stay"):
         case(staying, (1, 2))
+
+
+@pytest.mark.parametrize(("probe", "behind"), [(True, {}), (False, {0: 1})])
+def test_a_probe_pays_for_every_ramp_and_leaves_nothing_behind(probe: bool, behind: dict[int, int]) -> None:
+    table = case(EARLY, (1, 1)).problem.latency["cpu"]
+    table = replace(table, ramp_s_EB=np.full((len(RAMPS), len(table.batches)), 0.5))
+    only_0 = EARLY.stages[0].splits[0]
+    seconds, pace = DecoderSeconds(table), Pace(table, RAMPS, 1.0)
+    leaves_at_0 = array("h", [0])
+    work = StepWork(
+        *(only_0, leaves_at_0, pace, SplitCounts(only_0.budget)),
+        seconds=seconds,
+        ramps=RAMPS,
+        num_blocks=4,
+        fill=1.0,
+        policy=None,
+    )
+    alone = StepSize(inputs=1, steps=1)
+    assert work.seconds(3, alone, RAMPS) - work.seconds(3, alone, only_0.ramps) == 0.5 * (len(RAMPS) - 1)
+    flight: Any = SimpleNamespace(input=0)
+    step = Step(sample_id="", payload=flight, tokens=1, context=0, behind=Counter())
+    work.count(Batch(split=only_0, members=(step,), tokens=1, started_s=0.0, probe=probe), 1.0)
+    assert step.behind == behind

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 
 from deployments.ingress.core.flights import Action, SendCall
 from deployments.ingress.core.homes import Home
-from earlyexit.wire import Seen
-from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
-from profiles.stream import Observations
 from tests.deployments.ingress.core.sequence_scene import SequenceScene
-from tests.deployments.ingress.core.test_core_probes import SHAPE, probed_plan
+from tests.deployments.ingress.core.test_core_probes import ProbeScene, probed_plan
 
 
-class ProbedScene(SequenceScene):
+class ProbedScene(ProbeScene, SequenceScene):
     """Calls of probes are marked."""
-
-    def __init__(self, placed: PlacedPlan | None = None, **rules: Any) -> None:
-        super().__init__(placed or probed_plan(), **{"shape": SHAPE, "probe_share": 1.0, **rules})
-
-    def see(self, call: int, letter: str, block: int, *, score: float = 0.5, label: int = 0) -> None:
-        said = Seen(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
-        self.core.see(self.calls[call], [(self.flights[letter], said)])
-
-    def answer_early(self, call: int, letters: str, *, block: int) -> None:
-        flights = [self.flights[letter] for letter in letters]
-        self.do(self.core.answer_early(self.calls[call], flights, block, self.now_s, list(letters)))
-
-    def observed(self) -> Observations:
-        probes = self.core.report(self.now_s, 0.0).probes
-        assert probes is not None
-        return probes
 
     def _write(self, action: Action) -> None:
         super()._write(action)
