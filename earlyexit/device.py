@@ -67,7 +67,7 @@ def ignore_batch(batch: Batch[Any], seconds: float) -> None:
 
 
 def ignore_room() -> None:
-    """Nobody waits to run a batch beside another."""
+    """Nobody sleeps until a batch may begin."""
 
 
 class Device(Generic[P]):
@@ -96,7 +96,8 @@ class Device(Generic[P]):
         """Held while the engine is asked or told something."""
         self._delivering = threading.Lock()
         self.on_room: Callable[[], None] = ignore_room
-        """Called with the lock held, when a running batch has shrunk so far that another may begin beside it."""
+        """Called with the lock held, when a batch may begin that could not a moment ago: a running one has shrunk so
+        far that another may beside it, or nobody is waited for any longer, as who was is over."""
         self.failures_in_a_row = 0
         """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
 
@@ -170,9 +171,12 @@ class Device(Generic[P]):
     def end(self, sequences: Collection[int]) -> None:
         """Sequences are over: their queued inputs are lost, and what is kept of them goes, if need be after a batch."""
         with self.lock:
+            were_awaited = bool(self.engine.returning)
             queued = self.engine.take_out(sequences)
             if self._hands is not None:
                 self._hands.end(sequences)
+            if were_awaited and not self.engine.returning:
+                self.on_room()
         self._lose([_over(member) for member in queued])
 
     def _attempt(self, batch: Batch[P], inside: Inside[P]) -> list[GoesOn[P]]:

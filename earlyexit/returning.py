@@ -20,10 +20,12 @@ class Returning:
     groups, each of which reads all weights.
     """
 
-    __slots__ = ("_sequences", "until_s")
+    __slots__ = ("_over", "_sequences", "until_s")
 
     def __init__(self) -> None:
         self._sequences: set[int] = set()
+        self._over: set[int] = set()
+        """Since a batch last answered steps: one that runs meanwhile may answer others of theirs at its end."""
         self.until_s = -math.inf
         """When nobody is waited for any longer."""
 
@@ -33,12 +35,14 @@ class Returning:
 
     def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
         """A batch that took so long has answered steps of these."""
-        self._sequences = set(sequences)
+        self._sequences = set(sequences) - self._over
+        self._over.clear()
         self.until_s = now_s + SHARE * took_s
 
     def take_out(self, sequences: Collection[int]) -> None:
-        """They are over."""
+        """They are over; who left early may be before its batch is."""
         self._sequences.difference_update(sequences)
+        self._over.update(sequences)
 
     def are_awaited(self, waiting: Sequence[Queue[Any]], now_s: float) -> bool:
         """Whether some are not among those that wait, and may still come in time."""

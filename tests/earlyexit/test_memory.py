@@ -169,6 +169,20 @@ def test_a_token_that_was_answered_may_be_followed_before_its_batch_is_over() ->
     assert scene.memory.kept == set()
 
 
+def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
+    scene, told = Scene(), list[str]()
+    scene.device.on_room = lambda: told.append("b may run")
+    scene.submit("a")
+    scene.device.run(scene.batch())
+    scene.submit("b")
+    assert isinstance(scene.device.start_next(), float), "the next step of a may come"
+    scene.device.end([7])
+    assert told == []
+    scene.device.end([1])
+    assert told == ["b may run"]
+    assert [each.sample_id for each in scene.batch().members] == ["b"]
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["at the batch's end", "as a plan comes in between"])
 def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(later: bool) -> None:
     scene = Scene(*((FIRST, LAST) if later else (FIRST,)))

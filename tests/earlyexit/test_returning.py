@@ -48,6 +48,19 @@ def test_who_has_ended_is_not_waited_for() -> None:
     assert names(chosen(engine, 1.0).members) == "c d"
 
 
+def test_who_left_early_and_has_ended_before_its_batch_is_not_waited_for() -> None:
+    engine = Engine((Split(first=0, end=2, batch=8),), TableTimes({0: 1.0}))
+    engine.submit(0, [step("a", 1), step("b", 2)], 0.0)
+    first = chosen(engine)
+    engine.submit(0, [step("c", 3)], 0.5)
+    engine.take_out([1])
+    engine.finished(first, first_s=0.5, total_s=1.0)
+    engine.returning.answered([1, 2], took_s=1.0, now_s=1.0)
+    assert engine.choose(1.0).wake_s == UNTIL_S, "the other one may come"
+    engine.take_out([2])
+    assert names(chosen(engine, 1.0).members) == "c"
+
+
 def test_a_full_batch_waits_for_nobody() -> None:
     engine = two_have_run(batch=2)
     assert names(chosen(engine, 1.0).members) == "c d"
