@@ -1,14 +1,15 @@
-"""What processors can, for mixed precision, and promises that oneDNN would believe, and die of; how busy they are."""
+"""What processors can, for mixed precision; promises that oneDNN would believe, and die of; who waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from pathlib import Path
+from threading import get_ident
 
 CPUINFO = Path("/proc/cpuinfo")
-STAT = Path("/proc/stat")
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 WINDOW_S = 0.25
-"""Over which processors are looked at: 25 of Linux's ticks for each."""
+"""Over which it is looked at how long threads wait: a few batches."""
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_TILES = "AVX10_1_512"
 """The most that oneDNN knows below AMX."""
@@ -51,31 +52,36 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
     return fields
 
 
-class Processors:
-    """How busy the machine's processors are, with whatever, where the system tells; 0 where it does not (not Linux)."""
+class Contention:
+    """How long the threads that ask have to wait for a processor, where the system tells; 0 where it does not.
 
-    def __init__(self, stat: Path = STAT) -> None:
-        self._stat = stat
+    Of the time in which a thread wanted one, of late: who has processors of its own never waits, and what runs only
+    when nobody else wants to (Linux's SCHED_IDLE) makes nobody wait, though the processors are never idle.
+    """
+
+    def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
+        self._schedstat = schedstat
         self._share = 0.0
-        self._since: tuple[float, int, int] | None = None
-        """When it was looked at last, ticks that were spent since the start of the machine, and those in all."""
+        self._since: dict[int, tuple[float, int, int]] = {}
+        """By thread: when it looked last, and the nanoseconds that it ran and waited until then."""
 
     def share(self, now_s: float) -> float:
-        """Of all processors' time, over the last window that has ended."""
-        if self._since is not None and now_s < self._since[0] + WINDOW_S:
+        """Over the last window that has ended, of the thread that looked last; asked by the thread itself."""
+        thread = get_ident()
+        since = self._since.get(thread)
+        if since is not None and now_s < since[0] + WINDOW_S:
             return self._share
-        found = self._ticks()
+        found = self._nanoseconds()
         if found is None:
             return 0.0
-        if self._since is not None and found[1] > self._since[2]:
-            self._share = (found[0] - self._since[1]) / (found[1] - self._since[2])
-        self._since = now_s, *found
+        if since is not None and (wanted := sum(found) - since[1] - since[2]) > 0:
+            self._share = (found[1] - since[2]) / wanted
+        self._since[thread] = now_s, *found
         return self._share
 
-    def _ticks(self) -> tuple[int, int] | None:
-        """Spent, and in all: proc(5), whose fields 4 and 5 are idle and waiting; the two of guests are in others."""
-        if not self._stat.is_file():
+    def _nanoseconds(self) -> tuple[int, int] | None:
+        """Run, and waited: the first two fields (Linux, Documentation/scheduler/sched-stats.rst)."""
+        if not self._schedstat.is_file():
             return None
-        with self._stat.open(encoding="ascii") as lines:
-            ticks = [int(field) for field in lines.readline().split()[1:9]]
-        return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+        ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
+        return int(ran), int(waited)

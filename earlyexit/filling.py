@@ -2,12 +2,13 @@
 
 A device of its own loses nothing by running whatever is there. On shared processors an input that starts alone takes
 the cores from those that follow it: a batch of 16 costs three to five times what one of 1 does. So batches wait, the
-longer the busier the device was, up to what their deadlines leave: not at all below two fifths, where an idle core is
-worth nothing, and as long as `deferred` has them where there is always something to do. As they fill, the device has
-less to do, so that the wait settles where it is needed.
+longer the busier the device was, up to half of what their deadlines leave: not at all below two fifths, where an idle
+core is worth nothing. As they fill, the device has less to do, so that the wait settles where it is needed.
 
 Where devices are processors that they share with each other, with what sends them work and with whatever else runs, it
-is these that are full: two replicas of a thread look half busy on two cores on which nothing is left.
+is these that are full: two replicas of a thread look half busy on two cores on which nothing is left. What tells is how
+long the device itself waits for a processor: that somebody else could use the time that a batch takes. How busy the
+machine is does not tell: what runs only in time that nobody wants keeps processors busy, and makes nobody wait.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from earlyexit.times import Times
 
 IDLE_ENOUGH = 0.4
 """Share of its time that a device may run without anybody waiting for it to run less."""
-ALL_BUSY = 0.8
-"""Share from which batches wait as long as they may."""
+MOST_PATIENCE = 0.5
+"""Of what deadlines leave: what batches take wavers where others take the processors."""
+SLOPE = 2.5
+"""Patience by share beyond `IDLE_ENOUGH`: batches wait as long as they may from three fifths on."""
+AS_BUSY = 3.0
+"""A device that waits for processors a share of the time counts as so many times that busy: on two that are shared by
+two devices, what sends them work and who asks, each device waits 15 % of the time while they are half busy, 20 % at two
+thirds and a quarter at three quarters."""
 FADE = 0.9
 """What is left of the weight of a batch when the next has run: about ten batches tell how busy a device is."""
 WORTH = 1.15
@@ -35,11 +42,11 @@ KEPT_WHEN_CHOOSING = 0.5
 class Load:
     """How busy a device has been, of late."""
 
-    __slots__ = ("_busy_s", "_ended_s", "_span_s", "around")
+    __slots__ = ("_busy_s", "_ended_s", "_span_s", "waited")
 
     def __init__(self) -> None:
-        self.around = 0.0
-        """Share of their time that the processors it runs on were busy, with whatever; 0 where it has its own."""
+        self.waited = 0.0
+        """Share of the time in which it wanted a processor that it waited for one, of late; 0 where it has its own."""
         self._busy_s = 0.0
         self._span_s = 0.0
         self._ended_s: float | None = None
@@ -52,10 +59,14 @@ class Load:
         self._ended_s = ended_s
 
     def share(self, now_s: float) -> float:
-        """Of its time that the device ran, or what is around it did if that is more; 0 before the first batch."""
+        """Of its time that the device ran, or what its waits for processors amount to; 0 before the first batch."""
         if self._ended_s is None or not self._span_s:
             return 0.0
-        return max(self.around, self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s)))
+        return max(self._around, self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s)))
+
+    @property
+    def _around(self) -> float:
+        return min(1.0, AS_BUSY * self.waited)
 
     def due_s(self, since_s: float, latest_s: float) -> float:
         """When who waits since then, and must start by `latest_s`, has waited `patience` of that, should nothing run.
@@ -65,18 +76,18 @@ class Load:
         """
         if self._ended_s is None:
             return since_s
-        slope = max(0.0, latest_s - since_s) / (ALL_BUSY - IDLE_ENOUGH)
+        slope = SLOPE * max(0.0, latest_s - since_s)
         before_s = self._span_s - self._ended_s
         p = before_s - since_s + slope * IDLE_ENOUGH
         q = before_s * (slope * IDLE_ENOUGH - since_s) - slope * self._busy_s
         root_s = (math.sqrt(max(0.0, p * p - 4 * q)) - p) / 2
-        around_s = since_s + patience(self.around) * (latest_s - since_s)
-        return max(since_s, min(max(root_s, around_s), latest_s))
+        around_s = since_s + patience(self._around) * (latest_s - since_s)
+        return max(since_s, min(max(root_s, around_s), since_s + MOST_PATIENCE * (latest_s - since_s)))
 
 
 def patience(busy: float) -> float:
     """Share of the time that deadlines leave which a batch may wait, where the device was busy for such a share."""
-    return min(1.0, max(0.0, (busy - IDLE_ENOUGH) / (ALL_BUSY - IDLE_ENOUGH)))
+    return min(MOST_PATIENCE, SLOPE * max(0.0, busy - IDLE_ENOUGH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
 from deployments.stage.watched import WatchedRunner
 from earlyexit.clock import Clock
-from earlyexit.cpu import Processors
+from earlyexit.cpu import Contention
 from earlyexit.device import Deliver, Device, OnBatch, Runner, ignore_batch
 from earlyexit.device_thread import DeviceThread, ignore_death
 from earlyexit.engine import Batch, BatchEngine
@@ -61,7 +61,7 @@ class StageHost:
         engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
         # A device that is emulated, or a GPU, shares with nobody what it runs on.
         shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
-        self._processors = Processors() if shares else None
+        self._contention = Contention() if shares else None
         self._on_batch = on_batch
         self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
         self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
@@ -74,7 +74,7 @@ class StageHost:
 
     @property
     def busy(self) -> float:
-        """Share of its time that the device ran, of late, or that the processors did which it shares."""
+        """Share of its time that the device ran, of late; more where it waits for the processors that it shares."""
         return self._device.engine.busy
 
     @property
@@ -182,8 +182,8 @@ class StageHost:
 
     def _ran(self, batch: Batch[Any], busy_s: float) -> None:
         """Told of every batch, by the device's thread."""
-        if self._processors is not None:
-            self._device.engine.load.around = self._processors.share(self._clock.now_s())
+        if self._contention is not None:
+            self._device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)
 
     def _make_ready(self, assignment: Assignment) -> Any:

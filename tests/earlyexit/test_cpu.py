@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from earlyexit.cpu import ISA, WINDOW_S, Processors, avoid_hidden_tiles
+from earlyexit.cpu import ISA, WINDOW_S, Contention, avoid_hidden_tiles
 
 CPUINFO = """processor\t: 0
 cpuid level\t: {level}
@@ -41,21 +42,37 @@ def test_a_machine_without_cpuinfo_is_left_alone(tmp_path: Path) -> None:
     assert environ == {}
 
 
-def test_processors_are_as_busy_as_the_last_window_that_ended_says(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    processors = Processors(stat)
+def test_a_thread_waited_for_processors_as_the_last_window_that_ended_says(tmp_path: Path) -> None:
+    schedstat = tmp_path / "schedstat"
+    contention = Contention(schedstat)
 
     def share(now_s: float, line: str) -> float:
-        stat.write_text(f"cpu  {line}\ncpu0 1 1 1 1 1 1 1 1 1 1\n", encoding="ascii")
-        return processors.share(now_s)
+        schedstat.write_text(f"{line} 7\n", encoding="ascii")
+        return contention.share(now_s)
 
-    # User, nice, system, idle, waiting for disks, interrupts, soft ones, stolen; guests are among users.
-    assert share(10.0, "100 0 0 100 0 0 0 0 50 0") == 0.0, "of the machine's whole life says nothing"
-    assert share(10.0 + WINDOW_S / 2, "900 0 0 100 0 0 0 0 50 0") == 0.0
-    assert share(10.0 + WINDOW_S, "120 3 4 110 10 1 1 1 99 0") == pytest.approx(30 / 50)
-    assert share(10.1 + WINDOW_S, "999 3 4 110 10 1 1 1 99 0") == pytest.approx(30 / 50)
-    assert share(10.0 + 2 * WINDOW_S, "120 3 4 160 10 1 1 1 99 0") == 0.0
+    # Nanoseconds run, nanoseconds waited, times it was run.
+    assert share(10.0, "4000 9000") == 0.0, "of the thread's whole life says nothing"
+    assert share(10.0 + WINDOW_S / 2, "4000 9900") == 0.0
+    assert share(10.0 + WINDOW_S, "4300 9100") == pytest.approx(0.25)
+    assert share(10.1 + WINDOW_S, "4300 9900") == pytest.approx(0.25)
+    assert share(10.0 + 2 * WINDOW_S, "4800 9100") == 0.0
+    assert share(10.0 + 3 * WINDOW_S, "4800 9100") == 0.0, "it wanted none"
+
+
+def test_every_thread_is_compared_with_itself(tmp_path: Path) -> None:
+    schedstat = tmp_path / "schedstat"
+    contention = Contention(schedstat)
+
+    def share(now_s: float, line: str) -> float:
+        schedstat.write_text(f"{line} 7\n", encoding="ascii")
+        return contention.share(now_s)
+
+    assert share(10.0, "1000 1000") == 0.0
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(share, 10.0 + WINDOW_S, "50 900").result() == 0.0
+        assert other.submit(share, 10.0 + 2 * WINDOW_S, "100 950").result() == pytest.approx(0.5)
+    assert share(10.0 + 3 * WINDOW_S, "1800 1200") == pytest.approx(0.2)
 
 
 def test_where_the_system_does_not_tell_nobody_waits_for_processors(tmp_path: Path) -> None:
-    assert Processors(tmp_path / "missing").share(1.0) == 0.0
+    assert Contention(tmp_path / "missing").share(1.0) == 0.0

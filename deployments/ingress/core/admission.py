@@ -120,11 +120,13 @@ class Admission:
         """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
 
         `unanswered`: what is inside costs so much. An idle service begins everything, so nothing learnt can keep it
-        idle, and nothing is too long for ever.
+        idle, and nothing is too long for ever; nor is a request of many inputs too long for stages that wait for a
+        full batch, while less than one for each of them is inside.
         """
         self._look_back(now_s)
-        too_many = unanswered + cost - self._limit * left_s / self._slo_s
-        if not unanswered or too_many <= 0:
+        share = left_s / self._slo_s
+        too_many = unanswered + cost - self._limit * share
+        if not unanswered or too_many <= 0 or unanswered < self._room * share:
             return 0.0
         self._refused = True
         return too_many * self._slo_s / self._limit
@@ -155,24 +157,25 @@ class Admission:
         self.counts_tokens = any(split.tokens is not None for split in plan.splits)
         expected = plan.predicted.get("tokens_per_input") or tokens_per_input
         mean_cost = expected if self.counts_tokens else 1.0
-        self._filling = self._filling_of(plan, mean_cost or None)
+        self._room = self._room_of(plan, mean_cost or None)
+        self._filling = max(mean_cost or 1.0, self._room)
         # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
         self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-    def _filling_of(self, plan: Plan, mean_cost: float | None) -> float:
-        """What the limit never falls below.
+    def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
+        """What is let in however late it is; the limit never falls below it.
 
         Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
         the service is slow because little is let in, and little is let in because it is slow. So it is where processors
         are full and small batches take them: whoever is let in makes the others' batches cheaper.
         """
         if plan.dispatch == "work-conserving":
-            return mean_cost or 1.0
+            return 0.0
         one_each = sum(
             stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
         )
-        return max(mean_cost or 1.0, one_each / self._num_ingresses)
+        return one_each / self._num_ingresses
 
     def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self._limit):

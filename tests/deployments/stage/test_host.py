@@ -20,7 +20,7 @@ from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.counts import TimesRun
-from earlyexit.cpu import Processors
+from earlyexit.cpu import Contention
 from earlyexit.device import Runner
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
@@ -137,19 +137,19 @@ class OneThreshold(RecordedRunner):
 
 
 @pytest.mark.parametrize(("device", "busy"), [("cpu", 0.75), (V100, 0.0)])
-async def test_a_device_is_as_busy_as_the_processors_that_it_shares(
+async def test_a_device_counts_as_busier_that_waits_for_processors(
     device: str, busy: float, settings: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stat, clock, replica = tmp_path / "stat", ManualClock(), Replica(settings)
-    monkeypatch.setattr("deployments.stage.host.Processors", lambda: Processors(stat))
+    schedstat, clock, replica = tmp_path / "schedstat", ManualClock(), Replica(settings)
+    monkeypatch.setattr("deployments.stage.host.Contention", lambda: Contention(schedstat))
     runner: Runner[Any] = OneThreshold(replica.records(), 4)
     if device != "cpu":
         runner = replica.runner
     ran = threading.Event()
     replica.host = StageHost(settings, device, "split-0", runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
     replica.host.start()
-    for line in ("cpu 0 0 0 0 0 0 0 0", "cpu 75 0 0 25 0 0 0 0", "cpu 75 0 0 25 0 0 0 0"):
-        stat.write_text(line, encoding="ascii")
+    for line in ("0 0 1", "75 25 2", "75 25 3"):
+        schedstat.write_text(line, encoding="ascii")
         ran.clear()
         await replica.call(["a#0"], replica.assignment(1, FIRST, LAST))
         assert await asyncio.to_thread(ran.wait, 10)

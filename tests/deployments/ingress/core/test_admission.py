@@ -191,3 +191,15 @@ def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_h
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
     admission.follow(plan(dispatch, rate_per_s=1.0))
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
+
+
+@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (24, 30)), ("work-conserving", (1, 2, 23, 24, 30))])
+def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
+    dispatch: Dispatch, refused: tuple[int, ...]
+) -> None:
+    admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
+    for second in range(60):
+        for _ in range(50):
+            admission.answered(1.2, 60, 1, float(second))
+    inside = (0, 1, 2, 23, 24, 30)
+    assert tuple(each for each in inside if admission.late_s(8, 0.999, unanswered=each, now_s=60.0)) == refused
