@@ -1,14 +1,17 @@
 """Segments by whichever backend is faster on this machine: both are tried once, on the first that are prepared.
 
 Which one is depends on the processor, its number of threads and the model's sizes, so it is not to be known beforehand.
-What decides is processor time, which other work on the machine does not disturb as it does seconds of a clock.
+What decides is processor time, of all threads, which other work on the machine does not disturb as it does seconds of a
+clock. With several threads that is not quite so: those that are done early look out for the next work, and use a
+processor meanwhile, the longer the later the others get one. So a run counts with what is spent until shortly after it,
+and of many runs not the fastest counts, which is the one that nobody disturbed, but the one in the middle.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -28,8 +31,12 @@ logger = logging.getLogger(__name__)
 
 TYPICAL_TOKENS = 16
 """Of an input of a trial."""
-RUNS = 5
-"""Of each segment; the first ones are cold, the fastest counts."""
+ROUNDS = 8
+"""In each both run every segment at each size, in turns; the first is cold, of the others the median counts."""
+PART = 4
+"""Of a full batch a trial takes a part as well: few batches are full at half load."""
+AFTER_S = 0.003
+"""Of quiet after a run, in which threads that look out for more work spend what the run costs beside it."""
 Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
 _OpenHere = Callable[[EarlyExitModel], SegmentRunner]
 
@@ -49,12 +56,17 @@ class FastestSegments:
         by_torch: Open = torch_segments,
         by_onnx: Open = onnx_segments,
         now_s: Callable[[], float] | None = None,
+        rest: Callable[[], None] | None = None,
     ) -> None:
-        """`now_s`: what runs are timed by; None: by processor time, on a GPU by the seconds until it is done."""
+        """`now_s`: what runs are timed by; None: by processor time, on a GPU by the seconds until it is done.
+
+        `rest`: lets the time after a run pass; None: on a GPU there is none.
+        """
         self._model = model
         self._open_torch: _OpenHere = lambda each: by_torch(each, folder, num_threads)
         self._open_onnx: _OpenHere = lambda each: by_onnx(each, folder, num_threads)
         self._now_s = now_s or self._machine_s
+        self._rest = rest or self._rest_here
         self._chosen: SegmentRunner | None = None
         self.backend: str | None = None
         """Whose they are; None before that is decided."""
@@ -84,11 +96,10 @@ class FastestSegments:
         except PlanError as error:  # not installed, not float32, attends apart
             logger.info("torch computes %s: %s", self._model.info.name, error)
             return self._by_torch()
-        onnx_s = self._seconds(onnx, segments)
-        torch_s = self._seconds(self._open_torch(deepcopy(self._model)), segments)
+        torch_s, onnx_s = self._seconds([self._open_torch(deepcopy(self._model)), onnx], segments)
         self.backend = "onnx" if onnx_s < torch_s else "torch"
         told = self.backend, self._model.info.name, torch_s * 1e3, onnx_s * 1e3
-        logger.info("%s computes %s: full batches take torch %.3g ms of processor time, ONNX Runtime %.3g ms", *told)
+        logger.info("%s computes %s: an input takes torch %.3g ms of processor time, ONNX Runtime %.3g ms", *told)
         return onnx if self.backend == "onnx" else self._by_torch()
 
     def _by_torch(self) -> SegmentRunner:
@@ -96,23 +107,39 @@ class FastestSegments:
         return self._open_torch(self._model)
 
     @torch.inference_mode()
-    def _seconds(self, runner: SegmentRunner, segments: Mapping[Segment, Budget]) -> float:
-        """Of one full batch through each of the segments."""
-        return sum(self._seconds_of(runner, segment, budget) for segment, budget in segments.items())
+    def _seconds(self, runners: Sequence[SegmentRunner], segments: Mapping[Segment, Budget]) -> list[float]:
+        """By runner, of an input through all of the segments, on average of the sizes."""
+        pieces = [
+            (segment, self._typical(segment, number))
+            for segment, budget in segments.items()
+            for number in self._sizes(budget)
+        ]
+        seconds = np.empty((len(runners), len(pieces), ROUNDS))
+        for round_index in range(ROUNDS):
+            for k, (segment, piece) in enumerate(pieces):
+                for r, runner in enumerate(runners):
+                    seconds[r, k, round_index] = self._seconds_of(runner, segment, piece) / len(piece)
+        sizes = len(pieces) / len(segments)
+        return [float(each) for each in np.median(seconds[:, :, 1:], axis=2).sum(axis=1) / sizes]
 
-    def _seconds_of(self, runner: SegmentRunner, segment: Segment, budget: Budget) -> float:
-        piece = self._typical(segment, budget)
-        seconds = []
-        for _ in range(RUNS):
-            began_s = self._now_s()
-            runner.run(segment, piece)
-            seconds.append(self._now_s() - began_s)
-        return min(seconds)
+    def _seconds_of(self, runner: SegmentRunner, segment: Segment, piece: Piece) -> float:
+        began_s = self._now_s()
+        runner.run(segment, piece)
+        self._rest()
+        return self._now_s() - began_s
 
-    def _typical(self, segment: Segment, budget: Budget) -> Piece:
-        length = min(TYPICAL_TOKENS, self._model.max_length)
-        number = budget.inputs if budget.tokens is None else max(1, min(budget.inputs, budget.tokens // length))
-        lengths_B = np.full(number, length, dtype=np.int32)
+    def _sizes(self, budget: Budget) -> tuple[int, int]:
+        """A full batch, and a part of it."""
+        length = self._length
+        full = budget.inputs if budget.tokens is None else max(1, min(budget.inputs, budget.tokens // length))
+        return full, max(1, full // PART)
+
+    @property
+    def _length(self) -> int:
+        return min(TYPICAL_TOKENS, self._model.max_length)
+
+    def _typical(self, segment: Segment, number: int) -> Piece:
+        lengths_B = np.full(number, self._length, dtype=np.int32)
         return Piece(
             sample_ids=tuple(map(str, range(number))),
             next_block=segment.first,
@@ -126,3 +153,7 @@ class FastestSegments:
             return time.process_time()
         wait_for(self._model.device)
         return time.perf_counter()
+
+    def _rest_here(self) -> None:
+        if self._model.device.type == "cpu":
+            time.sleep(AFTER_S)
