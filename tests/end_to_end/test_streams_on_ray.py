@@ -1,4 +1,7 @@
-"""Streams of a small decoder on a real Ray: token by token through whoever stands before it, and through kill -9."""
+"""Streams of a small decoder on a real Ray: token by token through whoever stands before it, and through kill -9.
+
+And one that is a probe, of which the controller learns.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,17 @@ from tokenizers import Tokenizer, decoders, models
 
 from deployments.listener import holding
 from deployments.ports import free_port
-from deployments.settings import ServeSettings
-from earlyexit.offline import Asked, generate
+from deployments.settings import ControlSettings, ServeSettings
+from earlyexit.offline import Asked, Generated, generate
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Split
 from earlyexit.store import save_model
+from earlyexit.tasks.token import first_token
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
 from tests.end_to_end import by_permits
-from tests.end_to_end.one_ray import HERE, URL, OneRay
+from tests.end_to_end.one_ray import DASHBOARD_URL, HERE, URL, OneRay
+from tests.end_to_end.tiny_service import NEVER_S, tiny_problem
 
 pytestmark = pytest.mark.ray
 
@@ -55,6 +60,8 @@ class Tales:
     prompts: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     exits: tuple[list[int], ...]
+    probed: Generated
+    """What the full model says of the first, every ramp looking."""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +78,19 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Tales:
         model, prompts, Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), ramps=RAMPS)
     )
     assert {exit_block for each in alone for exit_block in each.exits} == {*RAMPS, NUM_BLOCKS - 1}
-    texts = tuple("".join(chr(FIRST_SYMBOL + token) for token in each.answer) for each in alone)
-    return Tales(folder=folder, prompts=prompts, texts=texts, exits=tuple(each.exits for each in alone))
+    looking = Asked(max_tokens=MAX_TOKENS, policy=ConfidencePolicy(by_permits.THRESHOLD), look=True)
+    [probed] = generate(model, prompts[:1], looking)
+    return Tales(
+        folder=folder,
+        prompts=prompts,
+        texts=tuple(map(text_of, alone)),
+        exits=tuple(each.exits for each in alone),
+        probed=probed,
+    )
+
+
+def text_of(generated: Generated) -> str:
+    return "".join(chr(FIRST_SYMBOL + token) for token in generated.answer)
 
 
 class Permits:
@@ -98,8 +116,8 @@ def permits(one_ray: OneRay) -> Iterator[Permits]:
     permits.lift()
 
 
-def settings(tales: Tales, *stages: Stage, **changes: Any) -> ServeSettings:
-    plan = Plan(stages=stages, policy=OWN_POLICY)
+def settings(tales: Tales, *stages: Stage, policy: PolicySpec = OWN_POLICY, **changes: Any) -> ServeSettings:
+    plan = Plan(stages=stages, policy=policy)
     return ServeSettings(model=str(tales.folder), plan=plan, default_timeout_s=PATIENCE_S, kv_tokens=2048, **changes)
 
 
@@ -286,3 +304,42 @@ def behind_haproxy(ports: Iterable[int]) -> Iterator[str]:
             yield f"http://{HOST}:{int(haproxy.stdout.readline())}"
         finally:
             haproxy.communicate()
+
+
+async def test_of_a_sequence_that_is_a_probe_the_controller_learns_what_ramps_say(
+    one_ray: OneRay, tales: Tales
+) -> None:
+    """Its reader gets the full model's text."""
+    policy = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, by_permits.THRESHOLD))
+    one_stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=NUM_BLOCKS, batch=4, ramps=RAMPS),))
+    control = ControlSettings(
+        problem=tiny_problem(RAMPS, [1.0] * NUM_BLOCKS),
+        policy=policy,
+        state=str(tales.folder / "state.sqlite"),
+        period_s=NEVER_S,
+        watch_s=0.5,
+        dashboard_url=DASHBOARD_URL,
+    )
+    served = {"app": "probed", "slots": {"cpu": 1}, "control": control, "probe_share": 1.0}
+    url = one_ray.serve(settings(tales, one_stage, policy=policy, **served))
+    reader = Reader(url=url, tales=tales, index=0)
+    await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert (reader.text, reader.exits) == (text_of(tales.probed), [NUM_BLOCKS - 1] * MAX_TOKENS)
+    assert reader.text != tales.texts[0]
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        until_s = time.monotonic() + PATIENCE_S
+        while (observed := (await http.get("/plan")).json()["observed"])["inputs_seen"] < MAX_TOKENS:
+            assert time.monotonic() < until_s, observed
+            await asyncio.sleep(LOOK_S)
+    assert observed["inputs_seen"] == MAX_TOKENS
+    assert observed["agreement"] == pytest.approx(agreement_of(tales.probed))
+
+
+def agreement_of(probed: Generated) -> float:
+    """Share of tokens that the plan's ramps would have let out as the full model's, or not at all."""
+    agreeing = 0
+    for look in probed.looks:
+        leaves = [ramp for ramp in RAMPS if look[ramp].score >= by_permits.THRESHOLD]
+        at = leaves[0] if leaves else NUM_BLOCKS - 1
+        agreeing += first_token(look[at].value) == first_token(look[NUM_BLOCKS - 1].value)
+    return agreeing / len(probed.looks)
