@@ -13,7 +13,7 @@ from earlyexit.cut import Cut, cut_out
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.generation.text import Unread
 from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.network import from_wire

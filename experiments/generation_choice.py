@@ -12,7 +12,7 @@ planner's are its cost model's rates. *Regrouped* is a plan of several splits. M
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,17 @@ from earlyexit.memory import PAGE_TOKENS, Fill
 from earlyexit.model import EarlyExitModel
 from earlyexit.split import Split
 from experiments.data import RUNS
-from experiments.generation_speed import Engine, ScriptedPolicy, figures, jobs_of, loaded, plans
+from experiments.generation_speed import (
+    SPENT,
+    Engine,
+    ScriptedPolicy,
+    enough_for,
+    figures,
+    jobs_of,
+    loaded,
+    parser_of,
+    plans,
+)
 from experiments.kit import keep, show
 from experiments.turns import in_turns
 from offramp.jobs.profiling import Bench, ProfileJob
@@ -47,7 +57,6 @@ from profiles.table import LatencyTable
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Of steps; the largest holds those that are filled in, too."""
 ANY_S = 1e6
-SPENT = "ms of processor time per token"
 STOCK, SHRINKING, HALF = "stock", "shrinking", "constant of half"
 REGROUPED = ("constant", HALF)
 CLOSE = 0.03
@@ -100,8 +109,7 @@ def measured_before(path: Path) -> dict[int, dict[str, float]]:
 
 def measured_now(model: EarlyExitModel, text: Tokenizer, at_once: int, options: Namespace) -> dict[str, float]:
     """The same, anew."""
-    options.sequences = max(4, 2 * at_once)
-    jobs = jobs_of(options, text)
+    jobs = jobs_of(options, text, enough_for(at_once))
     sides = {
         name: partial(figures, Engine(model, splits, ScriptedPolicy(options.share), text, fill=fill), jobs, at_once, 64)
         for name, (splits, fill) in plans(model.num_blocks, (options.ramp,), at_once, (options.fill,)).items()
@@ -117,17 +125,8 @@ COLUMNS = (
 
 
 def _options() -> Namespace:
-    parser = ArgumentParser(prog="python -m experiments.generation_choice", description=__doc__)
-    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
-    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--prompt", type=int, default=16, help="tokens")
-    parser.add_argument("--tokens", type=int, default=12, help="of an answer, on average")
-    parser.add_argument("--ramp", type=int, default=14)
-    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser = parser_of("python -m experiments.generation_choice", __doc__, prompt=16, tokens=12, rounds=1)
     parser.add_argument("--fill", choices=get_args(Fill), default="compute")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--measured", type=Path, help="take what was measured from what this command has kept")
     parser.add_argument("--profile", type=Path, help="the same of its profile")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of the profile")

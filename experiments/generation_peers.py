@@ -23,18 +23,18 @@ class Job:
 
 
 @dataclass(slots=True)
-class Course:
-    """When a sequence began, and when each of its tokens came; seconds on one clock."""
+class TokenTimes:
+    """When a sequence was due, and when each of its tokens came; seconds on one clock."""
 
-    began_s: float
+    due_s: float
     said_s: list[float] = field(default_factory=list)
 
     @property
-    def first_s(self) -> float:
-        return self.said_s[0] - self.began_s
+    def ttft_s(self) -> float:
+        return self.said_s[0] - self.due_s
 
     @property
-    def per_token_s(self) -> float:
+    def tpot_s(self) -> float:
         """Of those behind the first."""
         return (self.said_s[-1] - self.said_s[0]) / max(1, len(self.said_s) - 1)
 
@@ -51,7 +51,7 @@ class Transformers:
             str(folder), dtype=getattr(torch, dtype), **where
         ).eval()
 
-    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[TokenTimes]:
         """Make them all."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -63,7 +63,7 @@ class Transformers:
             allow_block_sharing=False,
         )
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        waiting, courses = list(jobs)[::-1], list[Course]()
+        waiting, made = list(jobs)[::-1], list[TokenTimes]()
         began: dict[str, float] = {}
         with self._model.continuous_batching_context_manager(greedy, continuous_batching_config=config) as manager:
 
@@ -77,12 +77,12 @@ class Transformers:
 
             for _ in range(min(concurrency, len(jobs))):
                 begin()
-            while len(courses) < len(jobs):
+            while len(made) < len(jobs):
                 result = manager.get_result(timeout=60)
                 assert result is not None, "transformers says nothing any more"
                 assert result.error is None, result.error
                 if result.is_finished():
-                    courses.append(Course(began[result.request_id], list(result.timestamps)))
+                    made.append(TokenTimes(began[result.request_id], list(result.timestamps)))
                     if waiting:
                         begin()
-        return courses
+        return made

@@ -35,7 +35,7 @@ from earlyexit.device import Device
 from earlyexit.engine import BatchEngine
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.member import Member
 from earlyexit.memory import PAGE_TOKENS, Fill
@@ -50,7 +50,7 @@ from earlyexit.store import load_model
 from earlyexit.tasks.token import TokenTask
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Numbers, entering
-from experiments.generation_peers import Course, Job, Transformers
+from experiments.generation_peers import Job, TokenTimes, Transformers
 from experiments.kit import show
 from experiments.turns import Figures, Found, in_turns, tell
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
@@ -100,22 +100,22 @@ class Engine:
         engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes())
         self.device = Device(engine, self._runner, self._clock, self._deliver)
         self._serial = 0
-        self.under_way: dict[int, tuple[TokenSequence, Course]] = {}
+        self.under_way: dict[int, tuple[TokenSequence, TokenTimes]] = {}
 
-    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[Course]:
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[TokenTimes]:
         """Make them all; `chunk`: the most tokens of a prompt in one step."""
         self.backbone.fill = self._fill
         self.reset(jobs, chunk)
         for _ in range(min(concurrency, len(jobs))):
             self.begin(self._jobs.pop(), self._clock.now_s())
         self.device.run_until_idle()
-        assert len(self.courses) == len(jobs)
+        assert len(self.made) == len(jobs)
         assert not self.backbone.kv.sequences
-        return self.courses
+        return self.made
 
     def reset(self, waiting: Sequence[Job], chunk: int) -> None:
         """Forget earlier runs; whoever `waiting` begins where another ends."""
-        self._jobs, self._chunk, self.courses = list(waiting)[::-1], chunk, list[Course]()
+        self._jobs, self._chunk, self.made = list(waiting)[::-1], chunk, list[TokenTimes]()
 
     def begin(self, job: Job, due_s: float) -> None:
         """Its first step waits from now on, and its caller since `due_s`."""
@@ -131,7 +131,7 @@ class Engine:
             start=self._task.start,
         )
         sequence.begin(self._serial)
-        self.under_way[self._serial] = sequence, Course(due_s)
+        self.under_way[self._serial] = sequence, TokenTimes(due_s)
         self._submit(self._serial, sequence)
 
     def _submit(self, number: int, sequence: TokenSequence) -> None:
@@ -147,29 +147,50 @@ class Engine:
         for release in releases:
             assert isinstance(release, Told), release
             number = int(release.answer.sample_id.rpartition(":")[2])
-            sequence, course = self.under_way[number]
+            sequence, times = self.under_way[number]
             assert isinstance(release.answer.value, Numbers)
             if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
-                course.said_s.append(now_s)
+                times.said_s.append(now_s)
             if sequence.ended is None:
                 self._submit(number, sequence)
                 continue
             self.backbone.end(number)
             del self.under_way[number]
-            self.courses.append(course)
+            self.made.append(times)
             if self._jobs:
                 self.begin(self._jobs.pop(), self._clock.now_s())
 
 
 Side = Engine | Transformers
+SPENT = "ms of processor time per token"
 
 
-def jobs_of(options: Namespace, text: Tokenizer) -> list[Job]:
+def enough_for(concurrency: int) -> int:
+    """Sequences of a run in which so many are under way most of the time."""
+    return max(4, 2 * concurrency)
+
+
+def parser_of(prog: str, doc: str | None, *, prompt: int, tokens: int, rounds: int) -> ArgumentParser:
+    """The options of every command whose engine makes sequences with scripted exits, and their defaults."""
+    parser = ArgumentParser(prog=prog, description=doc)
+    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
+    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--prompt", type=int, default=prompt, help="tokens")
+    parser.add_argument("--tokens", type=int, default=tokens, help="of an answer, on average")
+    parser.add_argument("--ramp", type=int, default=14)
+    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
     """Prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
     ids = text.encode(options.data.read_text(encoding="utf-8")[:400_000]).ids
-    firsts = rng.integers(0, len(ids) - options.prompt, size=options.sequences)
-    lengths = rng.integers(options.tokens // 2, options.tokens * 3 // 2 + 1, size=options.sequences)
+    firsts = rng.integers(0, len(ids) - options.prompt, size=num_sequences)
+    lengths = rng.integers(options.tokens // 2, options.tokens * 3 // 2 + 1, size=num_sequences)
     return [
         Job(tuple(ids[first : first + options.prompt]), int(length))
         for first, length in zip(firsts, lengths, strict=True)
@@ -198,34 +219,25 @@ def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
 def figures(side: Side, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
     """Of one run of all jobs."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    courses = side.run(jobs, concurrency, chunk)
+    made = side.run(jobs, concurrency, chunk)
     took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
     said = sum(job.tokens for job in jobs)
-    assert said == sum(len(course.said_s) for course in courses)
+    assert said == sum(len(each.said_s) for each in made)
     return {
         "tokens/s": said / took_s,
-        "ms of processor time per token": 1e3 * spent_s / said,
-        "ms to the first token, p50": 1e3 * median(course.first_s for course in courses),
-        "ms per further token, p50": 1e3 * median(course.per_token_s for course in courses),
+        SPENT: 1e3 * spent_s / said,
+        "ms to the first token, p50": 1e3 * median(each.ttft_s for each in made),
+        "ms per further token, p50": 1e3 * median(each.tpot_s for each in made),
     }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = ArgumentParser(prog="python -m experiments.generation_speed", description=__doc__)
-    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
-    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--sequences", type=int, default=0, help="0: twice as many as at once, four at least")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--tokens", type=int, default=32, help="of an answer, on average")
+    parser = parser_of("python -m experiments.generation_speed", __doc__, prompt=64, tokens=32, rounds=3)
+    parser.add_argument("--sequences", type=int, help="default: twice as many as at once, four at least")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
-    parser.add_argument("--ramp", type=int, default=14)
-    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
     parser.add_argument("--calibrated", action="store_true", help="the folder's own ramps and thresholds decide")
     parser.add_argument("--fills", nargs="+", choices=get_args(Fill), default=get_args(Fill))
-    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-ups", type=int, default=1, help="rounds before them, that do not count")
     parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
     options = parser.parse_args()
@@ -234,10 +246,9 @@ def main() -> None:
     peers: dict[str, Side] = {}
     if _wanted("transformers", options):
         peers["transformers"] = Transformers(options.model, options.dtype)
-    given, all_found = options.sequences, dict[int, Found]()
+    all_found = dict[int, Found]()
     for concurrency in options.concurrency:
-        options.sequences = given or max(4, 2 * concurrency)
-        jobs = jobs_of(options, text)
+        jobs = jobs_of(options, text, options.sequences or enough_for(concurrency))
         engines: dict[str, Side] = {
             name: Engine(model, splits, policy, text, fill=fill)
             for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()
@@ -258,7 +269,7 @@ def _summarize(found: Mapping[int, Found]) -> None:
     names = list(dict.fromkeys(name for sides in found.values() for name in sides))
     rows = []
     for concurrency, sides in found.items():
-        spent_ms = {name: median(figures["ms of processor time per token"]) for name, figures in sides.items()}
+        spent_ms = {name: median(figures[SPENT]) for name, figures in sides.items()}
         base_ms = spent_ms[names[0]]
         beside = (base_ms / spent_ms[name] if name in spent_ms else None for name in names[1:])
         rows.append((str(concurrency), base_ms, *beside))

@@ -30,10 +30,10 @@ from optimizer.plan import Plan, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.decisions import ByRamp, IntArray
-from simulator.goodput import poisson_arrivals
 from simulator.lengths import truncated_normal
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 NAMES: tuple[OrderName, ...] = ("deadline", "arrival", "shortest", "das")
 LOADS = (0.9, 1.2, 2.0)

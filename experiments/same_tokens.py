@@ -28,7 +28,7 @@ from earlyexit.checkpoint import copy_tokenizer, load_pretrained
 from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.layout import Layout
 from earlyexit.piece import Tensors

@@ -21,7 +21,7 @@ from earlyexit.member import Member
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from profiles.table import LatencyTable
-from simulator.beside import Ended, SideBySide, course_of
+from simulator.beside import Ended, SideBySide, remaining_of
 from simulator.decisions import ByRamp, IntArray
 from simulator.events import Events
 from simulator.scenario import FloatArray
@@ -86,7 +86,7 @@ class Device:
             for member in batch.members:
                 if np.isnan(self._began_s_N[member.payload.input]):
                     self._began_s_N[member.payload.input] = batch.started_s
-            self._beside.begin(course_of(batch, self._works, self._ramps))
+            self._beside.begin(remaining_of(batch, self._works, self._ramps))
 
     def _exit(self, batch: Batch[Any], leaving: Exit) -> None:
         self._answer(leaving)

@@ -24,10 +24,10 @@ from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.decisions import nested
 from simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
-from simulator.goodput import poisson_arrivals
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 REQUESTS = 3_000_000
 """At a load of 0.9 the mean wait of so many varies by about half a percent from seed to seed."""

@@ -30,9 +30,9 @@ from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 from simulator.decisions import nested
-from simulator.goodput import poisson_arrivals
 from simulator.scenario import Scenario
 from simulator.simulate import booted, play
+from simulator.sustained import poisson_arrivals
 
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "plain": {"admission": False},

@@ -36,10 +36,10 @@ from profiles.records import ExitRecords
 from profiles.stream import shape_of
 from profiles.table import LatencyTable
 from simulator.decisions import nested
-from simulator.goodput import poisson_arrivals
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 NUM_BLOCKS = 12
 RAMPS = tuple(range(NUM_BLOCKS - 1))

@@ -12,7 +12,6 @@ Minutes: about 10 on one core, and as many to train where the model is missing.
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import entering
 from experiments.gpu.plans import Plan, early_exit, serial_every_ramp, stock
 from experiments.gpu.side import Side, members_of
-from experiments.kit import show
+from experiments.kit import ProcessorClock, show
 from experiments.peers.workloads import WORKLOADS, Workload
 from experiments.turns import Figures, in_turns, tell
 
@@ -41,14 +40,6 @@ WARM_UP_INPUTS = 64
 QUANTILE = 0.99
 WIDE = 16
 """Times the inputs of the other side's batches: the bound by inputs that a token budget leaves out of play."""
-
-
-class ProcessorClock:
-    """Seconds that this process had the processor."""
-
-    def now_s(self) -> float:
-        """Since any moment."""
-        return time.process_time()
 
 
 class Ran(NamedTuple):

@@ -206,11 +206,6 @@ def part_of(problem: PlanProblem, stages: Sequence[Stage]) -> Part:
     return part
 
 
-def with_networks(problem: PlanProblem, used: Used) -> PlanProblem:
-    """The problem of some networks alone, the last among them."""
-    return Part(whole=problem, used=used).problem
-
-
 def _renumbered(stage: Stage, new: Mapping[int, int]) -> Stage:
     return replace(stage, splits=tuple(_split(split, new) for split in stage.splits))
 

@@ -21,8 +21,8 @@ its end, and who goes on."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Course:
-    """What lies before a batch."""
+class Remaining:
+    """What a batch has still to do."""
 
     batch: Batch[Flight[int]]
     work: Work
@@ -43,8 +43,8 @@ class Course:
     first_s: float | None = None
 
 
-def course_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int]) -> Course:
-    """What lies before a batch that begins; `all_ramps`: those that look at probes."""
+def remaining_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int]) -> Remaining:
+    """All that a batch does which begins; `all_ramps`: those that look at probes."""
     split, work = batch.split, works.of(batch.split)
     exits, going_on = work.part(batch.members)
     last, ramps = None, all_ramps if batch.probe else split.ramps
@@ -52,7 +52,7 @@ def course_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int
         going_on = list(batch.members)
     elif exits and (not going_on or exits[-1][0] + 1 == split.end):
         last = exits.pop()
-    return Course(
+    return Remaining(
         batch=batch,
         work=work,
         pace=works.pace,
@@ -67,9 +67,9 @@ def course_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int
 
 
 class SideBySide:
-    """The courses of a replica's batches, driven by events."""
+    """A replica's batches, driven by events."""
 
-    __slots__ = ("_courses", "_events", "_is_alive", "_on_end", "_on_exit", "_serial", "_sharing")
+    __slots__ = ("_events", "_is_alive", "_on_end", "_on_exit", "_running", "_serial", "_sharing")
 
     def __init__(
         self,
@@ -84,33 +84,33 @@ class SideBySide:
         self._on_exit = on_exit
         self._on_end = on_end
         self._sharing = Sharing()
-        self._courses: dict[int, Course] = {}
+        self._running: dict[int, Remaining] = {}
         self._serial = 0
 
-    def begin(self, course: Course) -> None:
+    def begin(self, remaining: Remaining) -> None:
         """Have a batch run from now on."""
-        self._courses[course.batch.lane] = course
-        self._go_on(course)
+        self._running[remaining.batch.lane] = remaining
+        self._go_on(remaining)
 
-    def _go_on(self, course: Course) -> None:
+    def _go_on(self, remaining: Remaining) -> None:
         """To the next exit where somebody is answered, or the end."""
-        end = course.exits[0][0] + 1 if course.exits else course.end
+        end = remaining.exits[0][0] + 1 if remaining.exits else remaining.end
         self._sharing.step(
-            course.batch.lane,
-            course.pace,
-            course.at,
+            remaining.batch.lane,
+            remaining.pace,
+            remaining.at,
             end,
-            course.ramps,
-            inside=course.pace.size_of(course.inside, course.inside),
+            remaining.ramps,
+            inside=remaining.pace.size_of(remaining.inside, remaining.inside),
             at_s=self._events.time_s,
         )
-        course.at = end
+        remaining.at = end
         self._tell()
 
     def _tell(self) -> None:
         """When each batch is at its next exit, or its end, if nothing happens before: what was told so far is void."""
         self._serial += 1
-        for lane in self._courses:
+        for lane in self._running:
             due_s = max(self._events.time_s, self._sharing.due_s(lane))
             self._events.at(due_s, ENDS, self._arrive, (lane, self._serial))
 
@@ -118,19 +118,21 @@ class SideBySide:
         lane, serial = told
         if serial != self._serial or not self._is_alive():
             return False  # void: nothing happens now
-        course, now_s = self._courses[lane], self._events.time_s
-        elapsed_s = now_s - course.batch.started_s
-        if not course.exits:
-            del self._courses[lane]
+        remaining, now_s = self._running[lane], self._events.time_s
+        elapsed_s = now_s - remaining.batch.started_s
+        if not remaining.exits:
+            del self._running[lane]
             self._sharing.leave(lane, now_s)
             self._tell()
-            at_end = [] if course.leaving is None else [course.leaving]
-            self._on_end((course.batch, course.work, course.first_s, elapsed_s, at_end, course.going_on))
+            at_end = [] if remaining.leaving is None else [remaining.leaving]
+            self._on_end((remaining.batch, remaining.work, remaining.first_s, elapsed_s, at_end, remaining.going_on))
             return None
-        if course.first_s is None:
-            course.first_s = elapsed_s
-        exited = course.exits.popleft()
-        course.inside = course.inside if course.batch.stays else course.inside - course.work.size_of(exited[1])
-        self._go_on(course)
-        self._on_exit(course.batch, exited)
+        if remaining.first_s is None:
+            remaining.first_s = elapsed_s
+        exited = remaining.exits.popleft()
+        remaining.inside = (
+            remaining.inside if remaining.batch.stays else remaining.inside - remaining.work.size_of(exited[1])
+        )
+        self._go_on(remaining)
+        self._on_exit(remaining.batch, exited)
         return None

@@ -47,14 +47,6 @@ class Generated:
             for block in sorted({block for each in self.counts for block in each.exits})
         }
 
-    def tpot_s(self, percentile: float) -> float:
-        """Of sequences' mean times per token."""
-        return float(np.nanpercentile(self.tpot_s_K, percentile))
-
-    def ttft_s(self, percentile: float) -> float:
-        """Of sequences' times to their first token."""
-        return float(np.nanpercentile(self.ttft_s_K, percentile))
-
 
 def generate(scenario: Scenario, *, progress: Progress | None = None) -> Generated:
     """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes.

@@ -12,7 +12,7 @@ from earlyexit.loop import DeviceLoop
 from earlyexit.member import NO_SEQUENCE
 from earlyexit.times import ObservedTimes
 from optimizer.problem import PlanProblem
-from simulator.beside import Ended, SideBySide, course_of
+from simulator.beside import Ended, SideBySide, remaining_of
 from simulator.events import ENDS, Events
 from simulator.trip import Input, Trip, by_trip
 from simulator.work import Exit, Works
@@ -159,7 +159,7 @@ class SimulatedReplica:
     def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
         if batch.split.overlap_below is not None or self._loop.num_running > 1:
-            self._beside.begin(course_of(batch, self._works, self._problem.ramps))
+            self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
             return
         if batch.stays:
             self._run_staying(batch)

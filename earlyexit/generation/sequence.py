@@ -7,7 +7,7 @@ it has come to is its prompt, and no token is said twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,17 +44,17 @@ class Said:
     """The answer that the token was chosen of: see `TokenTask`."""
 
 
-class Sequence:
+class TokenSequence:
     """A sequence in the making."""
 
     def __init__(
         self,
-        prompt: Items[int],
+        prompt: Sequence[int],
         text: TextStream | Unread,
         *,
         max_tokens: int,
         max_length: int,
-        ends: Items[int],
+        ends: Sequence[int],
         sampling: Sampling,
         chunk: int,
         start: int | None = None,
@@ -123,7 +123,7 @@ class Sequence:
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
 
-def step_of(tokens: Items[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
+def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
     """Tokens that a decoder is shown of a sequence, of which it has `seen` so many before; see `run_of`."""
     run = np.array([run_of(sequence, seen, limit, prompt)], dtype=np.int32)
     return Encoded(len(tokens), (np.array(tokens, dtype=np.int32), run))

@@ -34,8 +34,8 @@ from experiments.kit import Spread, keep, show, spread
 from experiments.live.cascade_sides import LARGE, SIDES, Setup, Sides, make_sides
 from experiments.mpnet import DataName, parts_of
 from experiments.peers.client import ClientOptions, LoadResult, write_inputs
-from experiments.peers.goodput import Bounds, Target
 from experiments.peers.rounds import PROBE_HEADER, SEEDS_PER_ROUND, Comparison, Hunt, Probe, interleave, probe_line
+from experiments.peers.search import Bounds, Target
 from experiments.peers.sides import ServedSide, planned_sides
 from experiments.peers.turns import per_input
 from offramp.jobs.provenance import provenance
@@ -277,7 +277,7 @@ def _times(comparison: Comparison) -> dict[str, Spread | None]:
 
 def times_large(comparison: Comparison, side: str) -> Spread | None:
     """Of a side's rate over the large model's, within rounds."""
-    reached = {(each.round_index, each.side): each.goodput_per_s for each in comparison.rounds}
+    reached = {(each.round_index, each.side): each.sustained_per_s for each in comparison.rounds}
     pairs = [(value, reached.get((index, LARGE))) for (index, name), value in reached.items() if name == side]
     return spread(own / other for own, other in pairs if own and other)
 

@@ -1,7 +1,7 @@
 """What the live comparison of a cascade serves: one chain, and a plan for each way of answering by it.
 
 - `large`: the reference alone, without ramps.
-- `large, ramps`: the reference alone with the ramps and thresholds of its own calibration.
+- `large-ramps`: the reference alone with the ramps and thresholds of its own calibration.
 - `ends`: the small model before the large one, inputs leaving at the small one's end only, by a threshold that is
   tested alone (`offramp calibrate --ramps ends`): bolder than one whose promise holds for all sets of ramps.
 - `cascade`: what a service of the chain serves by itself, the best plan by any of the chain's calibrations.
@@ -42,7 +42,7 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile
 from profiles.table import LatencyTable
 
-LARGE, LARGE_RAMPS, ENDS, CASCADE = "large", "large, ramps", "ends", "cascade"
+LARGE, LARGE_RAMPS, ENDS, CASCADE = "large", "large-ramps", "ends", "cascade"
 SIDES = (LARGE, LARGE_RAMPS, ENDS, CASCADE)
 SLO_FACTOR, SLACK = 12.5, 0.5
 """As `experiments.peers.plans` has them: the SLO in runs of the large model on a text, and what is left for queues."""

@@ -5,10 +5,10 @@
 
 Measures and plans, takes the compute-bound limit, sweeps every peer's settings. Then come rounds. In its turn a server
 is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its
-goodput: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Told are processor time per
-answer, goodput, latency, memory, and whether the answers are right. Writes runs/peers/*.json; `python -m
-experiments.peers.table` prints what is there. Needs `make peers`. Minutes: about 4 to begin with, then 3 for each side
-of a round.
+sustained rate: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Told are processor
+time per answer, sustained rate, latency, memory, and whether the answers are right. Writes runs/peers/*.json; `python
+-m experiments.peers.table` prints what is there. Needs `make peers`. Minutes: about 4 to begin with, then 3 for each
+side of a round.
 """
 
 from __future__ import annotations

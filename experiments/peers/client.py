@@ -34,7 +34,7 @@ from offramp.load.alarm import exact_sleep
 from offramp.load.connections import connected
 from offramp.load.generator import Generator
 from offramp.load.processes import Poisson
-from offramp.load.report import RequestRecord
+from offramp.load.report import RequestRecord, percentile
 from offramp.load.workload import LoadConfig
 
 ROOT = Path(__file__).parents[2]
@@ -174,10 +174,10 @@ def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_s
         errors=dict(sorted(Counter(record.error for record in counted if record.error is not None).items())),
         goodput_per_s=sum(each_s <= options.slo_s for each_s in latency_s) / options.duration_s,
         mean_s=mean(latency_s) if latency_s else None,
-        p50_s=_percentile(latency_s, 50),
-        p99_s=_percentile(latency_s, 99),
-        from_sent_p99_s=_percentile([record.done_s - record.sent_s for record in answered], 99),
-        lateness_p99_s=_percentile([record.lateness_s for record in counted], 99),
+        p50_s=percentile(latency_s, 50),
+        p99_s=percentile(latency_s, 99),
+        from_sent_p99_s=percentile([record.done_s - record.sent_s for record in answered], 99),
+        lateness_p99_s=percentile([record.lateness_s for record in counted], 99),
         cpu_s=cpu_s,
     )
 
@@ -240,10 +240,6 @@ def _write_answers(path: Path, counted: Iterable[RequestRecord]) -> None:
         for record in counted:
             for index, answer in zip(record.input_indices, record.predictions, strict=bool(record.predictions)):
                 file.write(json.dumps({"input": index, "label": answer.label, "exit": answer.exit}) + "\n")
-
-
-def _percentile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None
 
 
 def _allow_connections() -> None:

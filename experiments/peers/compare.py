@@ -22,12 +22,12 @@ from earlyexit.backends import BackendName
 from earlyexit.engine import Dispatch
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
-from experiments.peers.goodput import Target
 from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Machine, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.rounds import PROBE_HEADER
+from experiments.peers.search import Target
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
 from experiments.peers.turns import Rates, Turn, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
@@ -45,7 +45,7 @@ SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a closed loop."""
 START_SHARE = 0.9
-"""Of its closed loop: where a side's search for its goodput starts."""
+"""Of its closed loop: where a side's search for its sustained rate starts."""
 SATURATED_S = 4.0
 IDLE_S = 5.0
 WARM_UP_S = 2.0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from earlyexit.errors import InputError, OfframpError
 from experiments.kit import Spread, spread
 from experiments.peers.client import LoadResult
-from experiments.peers.goodput import Bounds, Ending, Search, Target, Verdict
+from experiments.peers.search import Bounds, Ending, Search, Target, Verdict
 
 SEEDS_PER_ROUND = 1000
 """More than a round has turns, so that no two turns of a comparison see the same arrivals."""
@@ -57,12 +57,12 @@ OnProbe = Callable[[Probe], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundGoodput:
+class RoundRate:
     """What one side reached in one round."""
 
     round_index: int
     side: str
-    goodput_per_s: float | None
+    sustained_per_s: float | None
     """The highest rate that passed, 0 where none did; None where the side failed before its search was over."""
     ending: Ending | None
 
@@ -71,18 +71,18 @@ class RoundGoodput:
 class Comparison:
     """What rounds gave, in the order in which it was measured."""
 
-    rounds: tuple[RoundGoodput, ...]
+    rounds: tuple[RoundRate, ...]
     probes: tuple[Probe, ...]
 
     def spread(self, side: str) -> Spread | None:
-        """Of its goodput, over the rounds that it finished; None where there is none."""
-        return spread(each.goodput_per_s for each in self.rounds if each.side == side)
+        """Of its sustained rate, over the rounds that it finished; None where there is none."""
+        return spread(each.sustained_per_s for each in self.rounds if each.side == side)
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
         spreads = {side: self.spread(side) for side in dict.fromkeys(probe.side for probe in self.probes)}
         return {
-            "goodput_per_s": {side: each and each._asdict() for side, each in spreads.items()},
+            "sustained_per_s": {side: each and each._asdict() for side, each in spreads.items()},
             "rounds": [asdict(each) for each in self.rounds],
             "probes": [probe.document() for probe in self.probes],
         }
@@ -90,7 +90,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunt:
-    """How goodput is looked for."""
+    """How sustained rates are looked for."""
 
     num_rounds: int
     starts_per_s: Mapping[str, float]
@@ -111,7 +111,7 @@ class Hunt:
 
 
 def interleave(sides: Sequence[Side], hunt: Hunt, on_probe: OnProbe) -> Comparison:
-    """Look for every side's goodput in each round, one probe of each side after the other.
+    """Look for every side's sustained rate in each round, one probe of each side after the other.
 
     Who begins moves on with every turn. A side that raises OfframpError is out for the rest of the round, which the
     record says, and is asked again in the next; the others go on.
@@ -119,7 +119,7 @@ def interleave(sides: Sequence[Side], hunt: Hunt, on_probe: OnProbe) -> Comparis
     names = [side.name for side in sides]
     if not names or len(set(names)) < len(names) or not set(names) <= set(hunt.starts_per_s):
         raise InputError(f"sides need names of their own, and each a start: {names}, {dict(hunt.starts_per_s)}")
-    rounds: list[RoundGoodput] = []
+    rounds: list[RoundRate] = []
     probes: list[Probe] = []
 
     def note(probe: Probe) -> None:
@@ -127,7 +127,7 @@ def interleave(sides: Sequence[Side], hunt: Hunt, on_probe: OnProbe) -> Comparis
         on_probe(probe)
 
     for round_index in range(hunt.num_rounds):
-        rounds += _round(sides, hunt, round_index, {each.side: each for each in rounds if each.goodput_per_s}, note)
+        rounds += _round(sides, hunt, round_index, {each.side: each for each in rounds if each.sustained_per_s}, note)
     return Comparison(rounds=tuple(rounds), probes=tuple(probes))
 
 
@@ -146,11 +146,11 @@ def probe_line(probe: Probe) -> str:
 
 
 def _round(
-    sides: Sequence[Side], hunt: Hunt, round_index: int, last: Mapping[str, RoundGoodput], on_probe: OnProbe
-) -> list[RoundGoodput]:
-    before = {name: each.goodput_per_s for name, each in last.items()}
+    sides: Sequence[Side], hunt: Hunt, round_index: int, last: Mapping[str, RoundRate], on_probe: OnProbe
+) -> list[RoundRate]:
+    before = {name: each.sustained_per_s for name, each in last.items()}
     searches = {side.name: hunt.search(side.name, before.get(side.name)) for side in sides}
-    ended: list[RoundGoodput] = []
+    ended: list[RoundRate] = []
     turn_index = 0
     while searches:
         seed = hunt.seed + round_index * SEEDS_PER_ROUND + turn_index
@@ -161,14 +161,14 @@ def _round(
             assert rate_per_s is not None, "a search that is over has left"
             probe = _measure(side, rate_per_s, round_index, seed, hunt.target)
             on_probe(probe)
-            goodput_per_s = ending = None
+            sustained_per_s = ending = None
             if probe.verdict is not None:
                 searches[side.name] = search = search.learn(rate_per_s, probe.verdict)
-                goodput_per_s, ending = search.best_per_s, search.ending
+                sustained_per_s, ending = search.best_per_s, search.ending
             if probe.verdict is None or ending is not None:
                 del searches[side.name]
                 ended.append(
-                    RoundGoodput(round_index=round_index, side=side.name, goodput_per_s=goodput_per_s, ending=ending)
+                    RoundRate(round_index=round_index, side=side.name, sustained_per_s=sustained_per_s, ending=ending)
                 )
         turn_index += 1
     return ended

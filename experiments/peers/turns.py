@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.peers.answers import check_answers
 from experiments.peers.client import LoadResult
-from experiments.peers.goodput import Bounds, Target
 from experiments.peers.rounds import SEEDS_PER_ROUND, Hunt, Probe, interleave, probe_line
+from experiments.peers.search import Bounds, Target
 from experiments.peers.sides import ServedSide
 from experiments.peers.workloads import Workload
 
@@ -73,7 +73,7 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
         "light": light,
         "heavy": heavy,
         "answers": check_answers(turn.workload, turn.drawn, answers),
-        "goodput_per_s": reached.goodput_per_s or 0.0,
+        "goodput_per_s": reached.sustained_per_s or 0.0,
         "ending": reached.ending,
         "probes": [probe.document() for probe in found.probes],
     }

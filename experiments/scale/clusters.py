@@ -15,10 +15,10 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply
 from optimizer.problem_file import read_problem
 from simulator.decisions import nested
-from simulator.goodput import poisson_arrivals
 from simulator.outcome import Figures
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 LOAD = 0.85
 """Of the plan's rate."""

@@ -4,10 +4,10 @@
 
 SmolLM2-135M-Instruct, of which `python -m experiments.streams.ramps` makes Offramp's folder with ramps and thresholds.
 One server at a time is up, with `--threads` of the machine's cores; the client has the rest. Each answers alone, then
-`--at-once` sequences at once without a pause. *Goodput* is the highest Poisson rate at which `KEPT` of all sequences
-keep both bounds, found by the bisection that `experiments.peers` has, from the rate that this gave. The bounds are
-`SLACK` times what `stock` takes for a sequence alone in the first round, unless said. Sides that are not installed are
-left out, by name: `pip install 'transformers[serving]' 'llama-cpp-python[server]' xllamacpp`.
+`--at-once` sequences at once without a pause. What it *sustains* is the highest Poisson rate at which `KEPT` of all
+sequences keep both bounds, found by the bisection that `experiments.peers` has, from the rate that this gave. The
+bounds are `SLACK` times what `stock` takes for a sequence alone in the first round, unless said. Sides that are not
+installed are left out, by name: `pip install 'transformers[serving]' 'llama-cpp-python[server]' xllamacpp`.
 Minutes: 5 for each side and round; `--quick`: one round of shorter runs, 2.5 each.
 """
 
@@ -30,9 +30,10 @@ from earlyexit.errors import OfframpError
 from experiments.data import RUNS
 from experiments.generation_demo import weights
 from experiments.kit import show
-from experiments.peers.goodput import Bounds, Search
 from experiments.peers.processes import Server
-from experiments.streams.client import Asked, Caller, Course
+from experiments.peers.search import Bounds, Search
+from experiments.sequence_slos import Slos
+from experiments.streams.client import Asked, Caller, Streamed
 from experiments.streams.news import to_measure
 from experiments.streams.sides import SIDES, Setting, Side, serving
 from experiments.streams.weights import float_gguf, transformers_folder
@@ -47,39 +48,20 @@ START, GROWTH = 0.9, 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slos:
-    """What a sequence must keep, in seconds."""
-
-    first_s: float
-    per_token_s: float
-
-    @classmethod
-    def of(cls, alone: Sequence[Course]) -> Slos:
-        """By what it takes of one at a time."""
-        first_s, per_token_s = (median(getattr(each, figure) for each in alone) for figure in ("ttft_s", "tpot_s"))
-        return cls(first_s=SLACK * first_s, per_token_s=SLACK * per_token_s)
-
-    def kept(self, courses: Sequence[Course]) -> float:
-        """By which share of them."""
-        within = [each.ttft_s <= self.first_s and each.tpot_s <= self.per_token_s for each in courses]
-        return sum(within) / max(1, len(within))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What one side gave in one round."""
 
     side: str
     round_index: int
-    alone: list[Course]
-    at_once: list[Course]
+    alone: list[Streamed]
+    at_once: list[Streamed]
     at_once_s: float
     spent_s: float
     """Processor time of the server meanwhile."""
     memory_bytes: int
-    rates: list[tuple[float, list[Course]]]
+    rates: list[tuple[float, list[Streamed]]]
     """Sequences asked for per second, and what became of them."""
-    goodput_per_s: float
+    sustained_per_s: float
     ending: str
 
     @property
@@ -94,7 +76,7 @@ def main() -> None:
     out = RUNS / "streams"
     setting = _setting(options, out)
     asked = prompts(options.data, options.tokens)
-    slos = None if options.slos is None else Slos(first_s=options.slos[0], per_token_s=options.slos[1])
+    slos = None if options.slos is None else Slos(ttft_s=options.slos[0], tpot_s=options.slos[1])
     runs: list[Run] = []
     for round_index in range(options.rounds):
         for side in _present(options.sides, setting):
@@ -104,7 +86,9 @@ def main() -> None:
                 print(f"{side.name}: {error}", file=sys.stderr)
                 continue
             runs.append(run)
-            told = f"{run.tokens_per_s:.1f} tokens/s at {options.at_once} at once, {run.goodput_per_s:.2f} sequences/s"
+            told = (
+                f"{run.tokens_per_s:.1f} tokens/s at {options.at_once} at once, {run.sustained_per_s:.2f} sequences/s"
+            )
             print(f"# {side.name}: {told} within bounds", file=sys.stderr)
             (out / f"{options.dtype}.json").write_text(json.dumps([asdict(run) for run in runs]), encoding="utf-8")
     tell(runs, slos, options)
@@ -190,7 +174,7 @@ async def _measured(
     at_once = options.at_once
     await caller.at_once(asked[:at_once], at_once)  # warm
     alone, _ = await caller.at_once(asked[:4], 1)
-    slos = slos or Slos.of(alone)
+    slos = slos or Slos.of(alone, SLACK)
     before_s = server.cpu_s()
     together, took_s = await caller.at_once(asked[: 3 * at_once], at_once)
     spent_s = server.cpu_s() - before_s
@@ -209,17 +193,17 @@ async def _measured(
         spent_s=spent_s,
         memory_bytes=server.memory_bytes(),
         rates=rates,
-        goodput_per_s=search.best_per_s,
+        sustained_per_s=search.best_per_s,
         ending=str(search.ending),
     )
     return run, slos
 
 
 async def searched(
-    search: Search, slos: Slos, at_rate: Callable[[float, int], Awaitable[list[Course]]]
-) -> tuple[Search, list[tuple[float, list[Course]]]]:
+    search: Search, slos: Slos, at_rate: Callable[[float, int], Awaitable[list[Streamed]]]
+) -> tuple[Search, list[tuple[float, list[Streamed]]]]:
     """To its end; a rate's seed is its place, so that all sides see the same arrivals, each at its own rates."""
-    rates: list[tuple[float, list[Course]]] = []
+    rates: list[tuple[float, list[Streamed]]] = []
     while (rate_per_s := search.next_rate()) is not None:
         rates.append((rate_per_s, await at_rate(rate_per_s, len(rates))))
         search = search.learn(rate_per_s, "passed" if slos.kept(rates[-1][1]) >= KEPT else "failed")
@@ -236,19 +220,19 @@ def tell(runs: Sequence[Run], slos: Slos | None, options: Namespace) -> None:
     stock = {run.round_index: run for run in runs if run.side == "offramp stock"}
     show(
         f"{options.at_once} at once, {options.tokens} tokens an answer, {options.dtype}, {options.threads} thread(s), "
-        f"{options.rounds} round(s); bounds: {slos.first_s:.2f} s to the first token, "
-        f"{1000 * slos.per_token_s:.0f} ms per token",
+        f"{options.rounds} round(s); bounds: {slos.ttft_s:.2f} s to the first token, "
+        f"{1000 * slos.tpot_s:.0f} ms per token",
         (
             *("side", "tokens/s", "x stock", "ms CPU/token", "first token, p50 s", "per token, p50 ms"),
-            *("alone: first s", "per token ms", "goodput, seq/s", "x stock", "search", "left early", "MiB", "failed"),
+            *("alone: first s", "per token ms", "sustained, seq/s", "x stock", "search", "left early", "MiB", "failed"),
         ),
         [_row(name, each, stock) for name, each in by_side.items()],
     )
 
 
 def _row(name: str, runs: Sequence[Run], stock: Mapping[int, Run]) -> tuple[object, ...]:
-    def of(courses: str, figure: str) -> float:
-        return float(median(median(getattr(each, figure) for each in getattr(run, courses)) for run in runs))
+    def of(streams: str, figure: str) -> float:
+        return float(median(median(getattr(each, figure) for each in getattr(run, streams)) for run in runs))
 
     def beside(figure: str) -> float | None:
         pairs = [
@@ -265,20 +249,20 @@ def _row(name: str, runs: Sequence[Run], stock: Mapping[int, Run]) -> tuple[obje
         1000 * of("at_once", "tpot_s"),
         of("alone", "ttft_s"),
         1000 * of("alone", "tpot_s"),
-        median(run.goodput_per_s for run in runs),
-        beside("goodput_per_s"),
+        median(run.sustained_per_s for run in runs),
+        beside("sustained_per_s"),
         ", ".join(dict.fromkeys(run.ending for run in runs)),
         _early_share(runs),
         median(run.memory_bytes for run in runs) / 2**20,
-        sum(each.error is not None for run in runs for _, courses in run.rates for each in courses),
+        sum(each.error is not None for run in runs for _, streamed in run.rates for each in streamed),
     )
 
 
 def _early_share(runs: Sequence[Run]) -> str:
     exits = Counter[int]()
     for run in runs:
-        for course in run.at_once:
-            exits.update({int(block): number for block, number in course.exits.items()})
+        for each in run.at_once:
+            exits.update({int(block): number for block, number in each.exits.items()})
     return f"{1 - exits[max(exits)] / exits.total():.0%}" if exits else ""
 
 

@@ -26,8 +26,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """Of one sequence: seconds since the load began."""
+class Streamed:
+    """What came of one sequence, and when: seconds since the load began."""
 
     due_s: float
     sent_s: float
@@ -66,7 +66,7 @@ class Caller:
     transport: httpx.AsyncBaseTransport | None = None
     """None: the network."""
 
-    async def at_rate(self, asked: Sequence[Asked], rate_per_s: float, seconds: float, seed: int) -> list[Course]:
+    async def at_rate(self, asked: Sequence[Asked], rate_per_s: float, seconds: float, seed: int) -> list[Streamed]:
         """Poisson arrivals for so long, each answered to its end."""
         rng = np.random.default_rng(seed)
         due_s = np.cumsum(rng.exponential(1 / rate_per_s, size=int(4 * rate_per_s * seconds) + 10))
@@ -77,9 +77,9 @@ class Caller:
                 tasks.append(group.create_task(self._one(http, each, start_s, at_s)))
         return [task.result() for task in tasks]
 
-    async def at_once(self, asked: Sequence[Asked], concurrency: int) -> tuple[list[Course], float]:
+    async def at_once(self, asked: Sequence[Asked], concurrency: int) -> tuple[list[Streamed], float]:
         """All of them, so many under way; and the seconds that this took."""
-        waiting, found = iter(asked), list[Course]()
+        waiting, found = iter(asked), list[Streamed]()
         start_s = time.perf_counter()
         async with self._http() as http, asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -91,13 +91,13 @@ class Caller:
         return httpx.AsyncClient(base_url=self.url, timeout=self.timeout_s, limits=limits, transport=self.transport)
 
     async def _worker(
-        self, http: httpx.AsyncClient, waiting: Iterator[Asked], start_s: float, found: list[Course]
+        self, http: httpx.AsyncClient, waiting: Iterator[Asked], start_s: float, found: list[Streamed]
     ) -> None:
         for each in waiting:
-            course = await self._one(http, each, start_s, time.perf_counter() - start_s)
-            found.append(course)
+            streamed = await self._one(http, each, start_s, time.perf_counter() - start_s)
+            found.append(streamed)
 
-    async def _one(self, http: httpx.AsyncClient, asked: Asked, start_s: float, due_s: float) -> Course:
+    async def _one(self, http: httpx.AsyncClient, asked: Asked, start_s: float, due_s: float) -> Streamed:
         body = {
             "model": self.model,
             "prompt": asked.prompt,
@@ -127,7 +127,7 @@ class Caller:
         except httpx.HTTPError as raised:
             error = f"{type(raised).__name__}: {raised}"
         first_s, last_s = (came_s[0], came_s[-1]) if came_s else (None, None)
-        return Course(
+        return Streamed(
             due_s=due_s,
             sent_s=sent_s,
             first_s=first_s,

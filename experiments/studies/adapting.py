@@ -24,8 +24,8 @@ from profiles.records import ExitRecords
 from simulator.control.closed import Closed
 from simulator.control.faults import Mix, rows_in_turn
 from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
-from simulator.goodput import poisson_arrivals
 from simulator.scenario import FloatArray, Scenario
+from simulator.sustained import poisson_arrivals
 
 BATCH_LIMIT = 8
 PERIOD_S = 120.0

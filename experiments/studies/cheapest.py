@@ -13,7 +13,7 @@ from optimizer.decision import Planned, Strategy
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, PlanProblem
-from simulator.goodput import SHARE
+from simulator.sustained import SHARE
 
 PRECISION = 0.004
 """Ratio, less 1, of the last two rates that the planner is asked for; one accelerator of 50 is five times that."""

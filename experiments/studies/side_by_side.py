@@ -14,7 +14,7 @@ from optimizer.decision import Decision, Planned
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
-from simulator.goodput import Capacity
+from simulator.sustained import Capacity
 
 COLUMNS = ("", "side", "goodput", "over its plan's", "splits", "batch", "worst case (ms)", "busy", "last split full")
 Choose = Callable[[PlanProblem], Mapping[str, Decision]]

@@ -18,10 +18,10 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
 from profiles.table import LatencyTable
 from simulator.decisions import Decisions, IntArray, recorded, survival_of
-from simulator.goodput import Capacity, highest_rate, poisson_arrivals
 from simulator.outcome import Outcome
 from simulator.scenario import FloatArray, Scenario
 from simulator.simulate import simulate
+from simulator.sustained import Capacity, highest_rate, poisson_arrivals
 
 SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
 BATCHES: Mapping[Effort, tuple[int, ...]] = {"full": (1, 2, 4, 8), "quick": (8,)}

@@ -31,9 +31,9 @@ from optimizer.tabi import ProfiledModel, TabiCandidate, candidates, select
 from profiles.networks import survival_of
 from profiles.records import ExitRecords
 from simulator.decisions import recorded
-from simulator.goodput import poisson_arrivals
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 LAYERS = (3, 6, 9, 12)
 SURE = 0.95

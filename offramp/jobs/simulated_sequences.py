@@ -10,9 +10,9 @@ import numpy as np
 
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError
+from offramp.load.report import percentile
 from optimizer.evaluate import step_figures
-from optimizer.generation.figures import SequenceFigures as Expected
-from optimizer.generation.figures import sequence_figures
+from optimizer.generation.figures import SequenceFigures, sequence_figures
 from profiles.lengths import Lengths
 from simulator.generate import Generated, generate
 from simulator.scenario import Scenario, SequenceLengths
@@ -33,7 +33,7 @@ TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceFigures:
+class PlayedFigures:
     """Of the sequences that arrived after the warm-up; seconds are None where there are none."""
 
     sequences: int
@@ -58,8 +58,8 @@ class SimulatedSequences:
     """What became of them."""
 
     simulation: Simulation
-    figures: SequenceFigures
-    expected: Expected
+    figures: PlayedFigures
+    expected: SequenceFigures
     """By the cost model."""
     exits: dict[int, int]
     """Tokens, by the block that they left after."""
@@ -129,7 +129,7 @@ def play_sequences(simulation: Simulation, progress: Progress | None = None) -> 
     )
 
 
-def figures_of(found: Generated, scenario: Scenario, problem: PlanProblem) -> SequenceFigures:
+def figures_of(found: Generated, scenario: Scenario, problem: PlanProblem) -> PlayedFigures:
     """Of what arrived after the warm-up."""
     lengths, generation = scenario.sequences, problem.generation
     assert lengths is not None
@@ -140,7 +140,7 @@ def figures_of(found: Generated, scenario: Scenario, problem: PlanProblem) -> Se
     ttft_slo_s = math.inf if generation.ttft_s is None else generation.ttft_s
     in_time_K = (found.ttft_s_K <= ttft_slo_s) & ~(found.tpot_s_K > problem.slo.latency_s)  # NaN: one token alone
     seconds = found.ended_s - scenario.warm_up_s
-    return SequenceFigures(
+    return PlayedFigures(
         sequences=int(counted_K.sum()),
         whole=int(whole_K.sum()),
         in_slo=int((whole_K & in_time_K).sum()),
@@ -148,16 +148,11 @@ def figures_of(found: Generated, scenario: Scenario, problem: PlanProblem) -> Se
         seconds=seconds,
         tokens_per_s=float(found.said_K[counted_K].sum()) / seconds,
         goodput_per_s=float((whole_K & in_time_K).sum()) / seconds,
-        ttft_p50_s=_percentile(found.ttft_s_K[counted_K], 50),
-        ttft_p99_s=_percentile(found.ttft_s_K[counted_K], 99),
-        tpot_p50_s=_percentile(found.tpot_s_K[counted_K], 50),
-        tpot_p99_s=_percentile(found.tpot_s_K[counted_K], 99),
+        ttft_p50_s=percentile(found.ttft_s_K[counted_K], 50),
+        ttft_p99_s=percentile(found.ttft_s_K[counted_K], 99),
+        tpot_p50_s=percentile(found.tpot_s_K[counted_K], 50),
+        tpot_p99_s=percentile(found.tpot_s_K[counted_K], 99),
     )
-
-
-def _percentile(seconds_K: np.ndarray[Any, np.dtype[np.float64]], percentile: float) -> float | None:
-    known_K = seconds_K[~np.isnan(seconds_K)]
-    return float(np.percentile(known_K, percentile)) if len(known_K) else None
 
 
 def sequences_document(simulated: SimulatedSequences) -> dict[str, Any]:

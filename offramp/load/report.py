@@ -141,7 +141,7 @@ def summarise(
         mean_exit_blocks=float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
         accuracy=_accuracy(answered, labels) if answers and labels is not None else None,
         errors=dict(sorted(Counter(record.error for record in ordered if record.error is not None).items())),
-        lateness_p99_s=None if offered_rps is None else _percentile([r.lateness_s for r in ordered], 99),
+        lateness_p99_s=None if offered_rps is None else percentile([r.lateness_s for r in ordered], 99),
         records=ordered,
     )
 
@@ -200,8 +200,11 @@ def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float
     return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
 
 
-def _percentile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None
+def percentile(values_N: npt.ArrayLike, percent: float) -> float | None:
+    """Of those that are not NaN; None where there are none."""
+    known_N = np.asarray(values_N, dtype=np.float64)
+    known_N = known_N[~np.isnan(known_N)]
+    return float(np.percentile(known_N, percent)) if len(known_N) else None
 
 
 def _rate(count: int, duration_s: float) -> float:

@@ -17,8 +17,7 @@ from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.llama import Llama
 from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import Said
-from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.sequence import Said, TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire

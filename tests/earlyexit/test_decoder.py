@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import DecoderConfig
 from earlyexit.families.llama import Llama
-from earlyexit.generation.sequence import Sequence, run_of, sequence_of
+from earlyexit.generation.sequence import TokenSequence, run_of, sequence_of
 from earlyexit.layout import Layout
 from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
@@ -194,7 +194,7 @@ def test_sizes_that_contradict_each_other_are_refused(sizes: dict[str, Any], sai
         DecoderConfig(**sizes)
 
 
-def _catch_up(model: EarlyExitModel, sequences: dict[int, Sequence]) -> None:
+def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> None:
     """One more token of every sequence through all blocks, by which everything that waits is filled in."""
     backbone = backbone_of(model)
     for number, each in sequences.items():

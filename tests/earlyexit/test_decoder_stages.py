@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from earlyexit.cut import Cut, cut_out
-from earlyexit.generation.sequence import Sequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.kv_memory import BEHIND, RUN
 from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
@@ -41,7 +41,7 @@ def models(reference: LlamaForCausalLM) -> list[EarlyExitModel]:
     return [decoder(reference) for _ in range(NUM_BLOCKS)]
 
 
-def begun() -> dict[int, Sequence]:
+def begun() -> dict[int, TokenSequence]:
     return {number: sequence(prompt, chunk=4) for number, prompt in enumerate(PROMPTS, 1)}
 
 
@@ -76,7 +76,7 @@ class Stages:
         }
         return cls({first: models[first] for first in cuts}, cuts, seed, policy=policy)
 
-    def run(self, sequences: dict[int, Sequence]) -> Told:
+    def run(self, sequences: dict[int, TokenSequence]) -> Told:
         told: Told = {number: [] for number in sequences}
         for number, each in sequences.items():
             each.begin(number)
@@ -96,7 +96,7 @@ class Stages:
             for number in numbers:
                 backbone_of(model).end(number)
 
-    def _step_of(self, number: int, each: Sequence) -> Piece:
+    def _step_of(self, number: int, each: TokenSequence) -> Piece:
         (piece,) = self._arrive(entering([str(number)], [each.step()]))
         return piece
 

@@ -13,7 +13,7 @@ from earlyexit.checkpoint import load_pretrained, start_of
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.seq2seq_blocks import Seq2SeqConfig
-from earlyexit.generation.sequence import Sequence, run_of
+from earlyexit.generation.sequence import TokenSequence, run_of
 from earlyexit.layout import Layout
 from earlyexit.memory import Fill
 from earlyexit.model import EarlyExitModel
@@ -51,11 +51,11 @@ def expected(reference: Any) -> list[list[int]]:
     return answers_of(reference, SOURCES, 12)
 
 
-def sequences_of(kind: str, chunk: int = 64) -> dict[int, Sequence]:
+def sequences_of(kind: str, chunk: int = 64) -> dict[int, TokenSequence]:
     return {number: sequence(source, chunk=chunk, start=PAD[kind]) for number, source in enumerate(SOURCES, 1)}
 
 
-def answers(sequences: dict[int, Sequence]) -> list[list[int]]:
+def answers(sequences: dict[int, TokenSequence]) -> list[list[int]]:
     return [each.tokens[len(source) :] for each, source in zip(sequences.values(), SOURCES, strict=True)]
 
 
@@ -200,7 +200,7 @@ def test_sizes_that_are_not_served_are_refused(sizes: dict[str, Any], said: str)
         Seq2SeqConfig(**sizes)
 
 
-def _see(model: EarlyExitModel, number: int, of: Sequence, tokens: list[int]) -> None:
+def _see(model: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int]) -> None:
     """Let all blocks see a sequence's last tokens, under a number."""
     backbone, count = backbone_of(model), len(tokens)
     run_15 = torch.tensor([run_of(number, len(of.tokens) - count, of.limit, of.num_prompt)], dtype=torch.int32)

@@ -38,9 +38,9 @@ def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
 ) -> None:
     splits, fill = PLANS[plan]
     engine = Engine(model, splits, ScriptedPolicy(share), byte_tokenizer(), fill=fill)
-    courses = engine.run(JOBS, concurrency=2, chunk=4)
-    assert sorted(len(course.said_s) for course in courses) == [1, 3, 4, 5, 6]
-    assert all(course.began_s <= course.said_s[0] <= course.said_s[-1] for course in courses)
+    made = engine.run(JOBS, concurrency=2, chunk=4)
+    assert sorted(len(each.said_s) for each in made) == [1, 3, 4, 5, 6]
+    assert all(each.due_s <= each.said_s[0] <= each.said_s[-1] for each in made)
     assert backbone_of(model).memory.use().peak_pages <= 2 * 4
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.live.cascade import Bench, Ran, table, told_answers
 from experiments.live.cascade_sides import CASCADE, ENDS, LARGE, LARGE_RAMPS, SIDES
-from experiments.peers.rounds import Comparison, RoundGoodput
+from experiments.peers.rounds import Comparison, RoundRate
 
 SAID: dict[str, list[tuple[int, str, int]]] = {
     LARGE: [(0, "a", 5), (1, "b", 5), (2, "a", 5), (3, "b", 5)],
@@ -36,7 +36,7 @@ def test_agreement_is_with_the_large_model_alone_and_accuracy_with_the_labels(tm
 def test_ratios_to_the_large_model_are_within_rounds() -> None:
     rates = {LARGE: (100.0, 110.0), LARGE_RAMPS: (150.0, 165.0), ENDS: (200.0, 220.0), CASCADE: (250.0, 275.0)}
     rounds = tuple(
-        RoundGoodput(round_index=index, side=side, goodput_per_s=rates[side][index], ending="bracketed")
+        RoundRate(round_index=index, side=side, sustained_per_s=rates[side][index], ending="bracketed")
         for index in range(2)
         for side in SIDES
     )

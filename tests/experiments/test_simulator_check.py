@@ -17,9 +17,9 @@ from experiments.simulator_check import (
 )
 from optimizer.plan import stock_plan
 from simulator.decisions import nested
-from simulator.goodput import poisson_arrivals
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 REQUESTS = 8_000
 

@@ -7,9 +7,10 @@ from math import inf
 import httpx
 import pytest
 
-from experiments.peers.goodput import Bounds, Search
-from experiments.streams.__main__ import Slos, searched
-from experiments.streams.client import Asked, Caller, Course
+from experiments.peers.search import Bounds, Search
+from experiments.sequence_slos import Slos
+from experiments.streams.__main__ import searched
+from experiments.streams.client import Asked, Caller, Streamed
 
 
 def answered(request: httpx.Request) -> httpx.Response:
@@ -29,47 +30,49 @@ CALLER = Caller(
 
 
 def test_a_stream_is_read_to_its_usage() -> None:
-    (course,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=3)], 1))
-    assert (course.text, course.tokens, course.exits, course.error) == ("0 1 2 ", 4, {"4": 2}, None)
-    assert 0 <= course.due_s <= course.sent_s
-    assert 0 <= course.ttft_s < inf
-    assert 0 <= course.tpot_s < inf
+    (streamed,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=3)], 1))
+    assert (streamed.text, streamed.tokens, streamed.exits, streamed.error) == ("0 1 2 ", 4, {"4": 2}, None)
+    assert 0 <= streamed.due_s <= streamed.sent_s
+    assert 0 <= streamed.ttft_s < inf
+    assert 0 <= streamed.tpot_s < inf
 
 
 def test_who_is_refused_never_keeps_a_bound() -> None:
-    (course,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=0)], 1))
-    assert course.error == "400: at least one token"
-    assert (course.ttft_s, course.tpot_s) == (inf, inf)
+    (streamed,), _ = asyncio.run(CALLER.at_once([Asked(prompt="a", tokens=0)], 1))
+    assert streamed.error == "400: at least one token"
+    assert (streamed.ttft_s, streamed.tpot_s) == (inf, inf)
 
 
 def test_arrivals_are_answered_in_their_order_and_prompts_come_again() -> None:
     asked = [Asked(prompt="a", tokens=1), Asked(prompt="b", tokens=2)]
-    courses = asyncio.run(CALLER.at_rate(asked, 100.0, 0.1, seed=0))
-    assert [course.tokens for course in courses] == [2 + k % 2 for k in range(len(courses))]
-    assert [course.due_s for course in courses] == sorted(course.due_s for course in courses)
-    assert len(courses) > 2
+    answers = asyncio.run(CALLER.at_rate(asked, 100.0, 0.1, seed=0))
+    assert [each.tokens for each in answers] == [2 + k % 2 for k in range(len(answers))]
+    assert [each.due_s for each in answers] == sorted(each.due_s for each in answers)
+    assert len(answers) > 2
 
 
-def kept(ttft_s: float, tpot_s: float) -> Course:
-    return Course(due_s=1.0, sent_s=1.0, first_s=1.0 + ttft_s, last_s=1.0 + ttft_s + 2 * tpot_s, tokens=3)
+def kept(ttft_s: float, tpot_s: float) -> Streamed:
+    return Streamed(due_s=1.0, sent_s=1.0, first_s=1.0 + ttft_s, last_s=1.0 + ttft_s + 2 * tpot_s, tokens=3)
 
 
-@pytest.mark.parametrize(("capacity", "goodput"), [(3.0, 3.0), (0.5, 0.5), (100.0, 8.0)])
-def test_goodput_is_searched_to_the_rate_from_which_too_few_keep_both_bounds(capacity: float, goodput: float) -> None:
+@pytest.mark.parametrize(("capacity", "sustained"), [(3.0, 3.0), (0.5, 0.5), (100.0, 8.0)])
+def test_what_is_sustained_is_searched_to_the_rate_from_which_too_few_keep_both_bounds(
+    capacity: float, sustained: float
+) -> None:
     seeds: list[int] = []
 
-    async def at_rate(rate_per_s: float, seed: int) -> list[Course]:
+    async def at_rate(rate_per_s: float, seed: int) -> list[Streamed]:
         seeds.append(seed)
         late = rate_per_s > capacity
         return [kept(0.01, 0.1)] * 8 + [kept(0.01, 0.3 if late else 0.1), kept(0.2 if late else 0.01, 0.1)]
 
     bounds = Bounds(low_per_s=0.1, high_per_s=8.0, resolution=0.05)
     begun = Search(start_per_s=2.0, bounds=bounds)
-    found, rates = asyncio.run(searched(begun, Slos(first_s=0.1, per_token_s=0.2), at_rate))
-    assert found.best_per_s <= goodput <= found.best_per_s * 1.05
+    found, rates = asyncio.run(searched(begun, Slos(ttft_s=0.1, tpot_s=0.2), at_rate))
+    assert found.best_per_s <= sustained <= found.best_per_s * 1.05
     assert seeds == list(range(len(rates)))
 
 
 def test_who_failed_keeps_no_bound() -> None:
-    failed = Course(due_s=0.0, sent_s=0.0, error="refused")
-    assert Slos(first_s=1.0, per_token_s=1.0).kept([kept(0.5, 0.5), failed]) == 0.5
+    failed = Streamed(due_s=0.0, sent_s=0.0, error="refused")
+    assert Slos(ttft_s=1.0, tpot_s=1.0).kept([kept(0.5, 0.5), failed]) == 0.5

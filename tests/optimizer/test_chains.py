@@ -11,7 +11,7 @@ from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, sought, violations
-from optimizer.networks import with_networks
+from optimizer.networks import Part
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -116,10 +116,10 @@ def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> 
         latency={"cpu": LatencyTable(batches=(4,), block_s_NB=np.ones((3, 1)), ramp_s_EB=np.zeros((2, 1)))},
         survival_of={(1, 2): (1.0, 1.0, 0.7)},
     )
-    assert with_networks(problem, (1, 2)).survival_N == (1.0, 0.7)
-    assert with_networks(problem, (0, 2)).survival_N == (1.0, 0.5)
-    assert with_networks(problem, (0, 1, 2)).survival_N == (1.0, 0.5, 0.4)
-    assert with_networks(problem, (2,)).networks == ()
+    assert Part(whole=problem, used=(1, 2)).problem.survival_N == (1.0, 0.7)
+    assert Part(whole=problem, used=(0, 2)).problem.survival_N == (1.0, 0.5)
+    assert Part(whole=problem, used=(0, 1, 2)).problem.survival_N == (1.0, 0.5, 0.4)
+    assert Part(whole=problem, used=(2,)).problem.networks == ()
 
 
 def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
@@ -135,8 +135,11 @@ def test_words_pruned_at_a_crossing_make_the_network_behind_it_quicker_and_no_ot
         batches=(2, 4), block_s_NB=np.array([[0.002, 0.004], [0.010, 0.020]]), ramp_s_EB=np.array([[0.0, 0.0]])
     )
     problem = two_networks(latency={"cpu": table}, crossing_tokens=(1.0, 0.75))
-    assert with_networks(problem, (0, 1)).latency["cpu"].block_s_NB.tolist() == [[0.002, 0.004], [0.010, 0.015]]
-    assert with_networks(problem, (1,)).latency["cpu"].block_s_NB.tolist() == [[0.010, 0.020]]
+    assert Part(whole=problem, used=(0, 1)).problem.latency["cpu"].block_s_NB.tolist() == [
+        [0.002, 0.004],
+        [0.010, 0.015],
+    ]
+    assert Part(whole=problem, used=(1,)).problem.latency["cpu"].block_s_NB.tolist() == [[0.010, 0.020]]
 
 
 def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
@@ -157,7 +160,7 @@ def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
     alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
     assert alone.rate_per_s == pytest.approx(2 * 4 / 0.020)
     in_tokens = [Stage(device="cpu", replicas=2, splits=(forty(SMALL), forty(LARGE)))]
-    [planned] = with_budgets(with_networks(problem, (0, 1)), in_tokens)
+    [planned] = with_budgets(Part(whole=problem, used=(0, 1)).problem, in_tokens)
     assert [split.tokens for split in planned.splits] == [40, 20]
 
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from simulator.goodput import poisson_arrivals
 from simulator.outcome import UNANSWERED, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import CHUNK, simulate
+from simulator.sustained import poisson_arrivals
 from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, scenario, split, stage
 
 TWO_STAGES = plan(

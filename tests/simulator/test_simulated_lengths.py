@@ -13,10 +13,10 @@ from earlyexit.errors import DataError, PlanError
 from earlyexit.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
-from simulator.goodput import poisson_arrivals
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, problem, scenario, split, stage
 
 LENGTH = 8

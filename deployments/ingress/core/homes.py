@@ -98,8 +98,8 @@ def lost(why: str) -> SequenceLostError:
     return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
 
 
-class Numbers:
-    """Of the sequences of one ingress, none of which any other ingress, or the one before it, gives."""
+class SequenceNumbers:
+    """Names the sequences of one ingress by numbers, none of which any other ingress, or the one before it, gives."""
 
     def __init__(self, rng: random.Random) -> None:
         self._next = rng.getrandbits(NAME_BITS) << SERIAL_BITS

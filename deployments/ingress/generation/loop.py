@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
-from deployments.ingress.core.homes import Home, Numbers
+from deployments.ingress.core.homes import Home, SequenceNumbers
 from deployments.ingress.core.outcomes import LONGEST_RETRY_S, bucket_of
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from optimizer.plan import Plan
@@ -132,7 +132,7 @@ class Loop:
         self.counts = GenerationCounts()
         self.num_running = 0
         self._rules = rules
-        self._numbers = Numbers(rng)
+        self._numbers = SequenceNumbers(rng)
         self._silent_tokens = 0
         """Of prompts whose first token is awaited."""
         # Of what a prompt takes no plan says anything: its limit begins where the first late one finds it.

@@ -21,7 +21,7 @@ from deployments.ingress.generation.stream import Stream
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
-from earlyexit.generation.sequence import Sequence as TokenSequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.signature import Encoded
 from earlyexit.tasks.token import TokenTask

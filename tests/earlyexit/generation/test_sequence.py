@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.generation.sequence import Said, Sequence
+from earlyexit.generation.sequence import Said, TokenSequence
 from earlyexit.kv_memory import places_of
 from earlyexit.wire import entering
 from tests.earlyexit.decoders import byte_tokenizer, sequence
@@ -16,7 +16,7 @@ NUMBER = 2**31 + 5
 BYTES = byte_tokenizer()
 
 
-def step(of: Sequence) -> tuple[list[int], list[int]]:
+def step(of: TokenSequence) -> tuple[list[int], list[int]]:
     """The tokens of its next step, and what comes beside them."""
     encoded = of.step()
     tokens_N, run_15 = encoded.tensors
@@ -24,7 +24,7 @@ def step(of: Sequence) -> tuple[list[int], list[int]]:
     return tokens_N.tolist(), run_15[0].tolist()
 
 
-def say(of: Sequence, token: int, exit_block: int = 4) -> Said | None:
+def say(of: TokenSequence, token: int, exit_block: int = 4) -> Said | None:
     """Answer its step."""
     return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
 
@@ -71,7 +71,7 @@ def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() 
 
 
 def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_beginning() -> None:
-    def place(of: Sequence) -> int:
+    def place(of: TokenSequence) -> int:
         return int(places_of(entering(["a"], [of.step()]))[0])
 
     one = sequence([1, 2, 3, 4, 5], chunk=3)

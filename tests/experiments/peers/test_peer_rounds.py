@@ -7,8 +7,8 @@ import pytest
 
 from earlyexit.errors import InputError, OfframpError
 from experiments.peers.client import LoadResult
-from experiments.peers.goodput import Bounds, Target
 from experiments.peers.rounds import PROBE_HEADER, Comparison, Hunt, Probe, interleave, probe_line
+from experiments.peers.search import Bounds, Target
 from tests.experiments.peers.results import load_result
 
 TARGET = Target(slo_s=0.1)
@@ -43,8 +43,8 @@ def nothing(_: Probe) -> None:
     """Nobody looks on."""
 
 
-def goodputs(comparison: Comparison, side: str) -> list[float | None]:
-    return [each.goodput_per_s for each in comparison.rounds if each.side == side]
+def rates(comparison: Comparison, side: str) -> list[float | None]:
+    return [each.sustained_per_s for each in comparison.rounds if each.side == side]
 
 
 def test_sides_take_turns_probe_by_probe_and_begin_in_turn() -> None:
@@ -65,7 +65,7 @@ def test_sides_take_turns_probe_by_probe_and_begin_in_turn() -> None:
         ("b", 282.8, 4),
         ("b", 282.8, 5),
     ]
-    assert (goodputs(comparison, "a"), goodputs(comparison, "b")) == ([100.0], [200.0])
+    assert (rates(comparison, "a"), rates(comparison, "b")) == ([100.0], [200.0])
     assert [(each.side, each.ending) for each in comparison.rounds] == [("a", "bracketed"), ("b", "bracketed")]
 
 
@@ -76,23 +76,23 @@ def test_a_later_round_starts_from_the_last_one_in_small_steps_with_other_seeds(
     assert first == [(20.0, 0), (40.0, 1), (160.0, 2), (80.0, 3), (113.1, 4), (160.0, 5)]
     later = [(rate, seed) for _, rate, seed in side.log if seed >= 1000]
     assert later == [(113.1, 1000), (158.4, 1001), (158.4, 1002)]
-    assert goodputs(comparison, "a") == pytest.approx([113.1, 113.1], abs=0.1)
+    assert rates(comparison, "a") == pytest.approx([113.1, 113.1], abs=0.1)
 
 
 def test_a_side_that_dies_is_out_for_the_round_and_the_others_go_on() -> None:
     sides = [Fake("a", 100.0, dies=(1,)), Fake("b", 100.0)]
     seen: list[Probe] = []
     comparison = interleave(sides, hunt(num_rounds=2, a=100.0, b=100.0), seen.append)
-    assert goodputs(comparison, "a") == [None, 100.0]
-    assert goodputs(comparison, "b") == [100.0, 100.0]
+    assert rates(comparison, "a") == [None, 100.0]
+    assert rates(comparison, "b") == [100.0, 100.0]
     [failure] = [probe for probe in seen if probe.error is not None]
     assert (failure.side, failure.round_index, failure.rate_per_s) == ("a", 0, 200.0)
     assert failure.error == "OfframpError: the server is gone"
     assert comparison.probes == tuple(seen)
     document = json.loads(json.dumps(comparison.document()))
-    assert document["goodput_per_s"]["a"] == {"median": 100.0, "low": 100.0, "high": 100.0}
+    assert document["sustained_per_s"]["a"] == {"median": 100.0, "low": 100.0, "high": 100.0}
     assert document["probes"][0]["result"]["p99_s"] == 0.05
-    assert document["rounds"][0] == {"round_index": 0, "side": "a", "goodput_per_s": None, "ending": None}
+    assert document["rounds"][0] == {"round_index": 0, "side": "a", "sustained_per_s": None, "ending": None}
 
 
 def test_what_is_not_raised_on_purpose_is_not_taken_for_a_dead_server() -> None:
@@ -106,10 +106,10 @@ def test_what_is_not_raised_on_purpose_is_not_taken_for_a_dead_server() -> None:
         interleave([Broken()], hunt(a=100.0), nothing)
 
 
-def test_a_side_that_never_ends_a_round_has_no_goodput() -> None:
+def test_a_side_that_never_ends_a_round_sustains_nothing() -> None:
     comparison = interleave([Fake("a", 100.0, dies=(0,))], hunt(a=100.0), nothing)
     assert comparison.spread("a") is None
-    assert comparison.document()["goodput_per_s"] == {"a": None}
+    assert comparison.document()["sustained_per_s"] == {"a": None}
 
 
 def test_a_probe_is_a_line_in_fixed_columns() -> None:

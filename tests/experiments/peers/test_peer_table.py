@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.peers.table import best_peer, goodput, heavy_s, ratio, render
+from experiments.peers.table import best_peer, heavy_s, ratio, render, sustained
 
 MIB = 2**20
 
@@ -55,18 +55,22 @@ def result() -> dict[str, Any]:
 
 
 def test_the_best_peer_has_the_highest_median_or_the_least_and_is_never_a_side_of_ours() -> None:
-    assert best_peer(result(), goodput) == "mosec"
+    assert best_peer(result(), sustained) == "mosec"
     assert best_peer(result(), heavy_s, least=True) == "litserve"
-    assert best_peer(result() | {"rounds": []}, goodput) is None
+    assert best_peer(result() | {"rounds": []}, sustained) is None
 
 
 def test_ratios_are_taken_within_a_round_and_then_their_median() -> None:
-    assert ratio(result(), "offramp", "mosec", goodput) == ((2.0 + 1.6) / 2, 1.6, 2.0)
-    assert ratio(result(), "offramp", "litserve", goodput) == (200 / 90,) * 3, "a round without goodput does not count"
-    assert ratio(result(), "offramp", "bentoml", goodput) is None
+    assert ratio(result(), "offramp", "mosec", sustained) == ((2.0 + 1.6) / 2, 1.6, 2.0)
+    assert ratio(result(), "offramp", "litserve", sustained) == (200 / 90,) * 3, (
+        "a round that sustained nothing does not count"
+    )
+    assert ratio(result(), "offramp", "bentoml", sustained) is None
 
 
-def test_a_row_holds_processor_time_goodput_ratios_the_share_of_the_limit_latency_memory_and_accuracy() -> None:
+def test_a_row_holds_processor_time_the_sustained_rate_ratios_the_share_of_the_limit_latency_memory_and_accuracy() -> (
+    None
+):
     (row,) = (line for line in render(result()).splitlines() if line.startswith("| **offramp**"))
     assert row == (
         "| **offramp** | 1.50 (1.00 to 2.00) | 0.50 (0.33 to 0.67) | 1.50 (1.00 to 2.00) | 220 (200 to 240) "

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from experiments.peers.client import ClientOptions, LoadResult
-from experiments.peers.goodput import Target
+from experiments.peers.search import Target
 from experiments.peers.turns import Rates, Turn, per_answer, take_turn
 from experiments.peers.workloads import Workload
 from tests.experiments.peers.results import load_result
@@ -70,7 +70,7 @@ def taken(tmp_path: Path, *, is_known: bool = False, **changes: Any) -> tuple[Fa
     return side, take_turn(cast(Any, side), turn)
 
 
-def test_a_turn_is_a_light_rate_a_heavier_one_and_a_search_for_the_goodput(tmp_path: Path) -> None:
+def test_a_turn_is_a_light_rate_a_heavier_one_and_a_search_for_the_sustained_rate(tmp_path: Path) -> None:
     side, found = taken(tmp_path)
     # 80 passes; 80 x 1.15 passes; then its square above, which fails; then the mean of both, and so on to within 5 %.
     assert side.asked[:4] == [(30.0, 2000), (70.0, 2001), (80.0, 2002), (92.0, 2003)]

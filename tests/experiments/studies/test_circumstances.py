@@ -32,7 +32,7 @@ from experiments.studies.sides import decide, equal_cluster, savings
 from optimizer.decision import NoPlan
 from optimizer.problem import PlanProblem
 from simulator.decisions import NOWHERE
-from simulator.goodput import Capacity
+from simulator.sustained import Capacity
 from tests.experiments.studies.cases import four_blocks, four_inputs, inputs_at
 
 NO_PLAN = NoPlan(strategy="e3", binding="latency")

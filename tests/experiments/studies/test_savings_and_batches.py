@@ -27,7 +27,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.goodput import Capacity
+from simulator.sustained import Capacity
 from tests.experiments.studies.cases import (
     four_blocks,
     four_inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.studies import load, tabi_table2, tabi_v100
+from experiments.studies import load, tabi_table2
 
 
 @pytest.mark.parametrize("name", ["SST-2", "MNLI"])
@@ -22,5 +22,8 @@ def test_a_mean_latency_is_every_networks_by_who_reaches_it() -> None:
 
 def test_a_small_network_before_bert_large_does_what_is_asked() -> None:
     found = load("tabi_v100").run("quick")
-    times = dict(zip(tabi_v100.AT_LEAST, (each.ours for each in found.comparisons), strict=True))
-    assert all(value is not None and value >= tabi_v100.AT_LEAST[task] for task, value in times.items())
+    sst2, mnli = (each.ours for each in found.comparisons)
+    assert sst2 is not None
+    assert sst2 >= 2.1
+    assert mnli is not None
+    assert mnli >= 1.5

@@ -24,7 +24,7 @@ from deployments.ingress.server.server import HttpServer
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
-from earlyexit.generation.sequence import Sequence
+from earlyexit.generation.sequence import TokenSequence
 from earlyexit.generation.text import TextStream
 from earlyexit.store import ModelCard
 from earlyexit.tasks.token import TokenTask
@@ -72,7 +72,7 @@ class Teller(FakeBackend):
     async def generate(self, request: GenerateRequest) -> Stream:
         self._fail()
         self.asked.append(request)
-        sequence = Sequence(
+        sequence = TokenSequence(
             request.prompt,
             TextStream(self.codec.tokenizer, request.prompt, request.stops),
             max_tokens=request.max_tokens,
@@ -92,7 +92,7 @@ class Teller(FakeBackend):
         stream.when_aborted = aborted
         return stream
 
-    async def _say(self, sequence: Sequence, stream: Stream) -> None:
+    async def _say(self, sequence: TokenSequence, stream: Stream) -> None:
         sequence.begin(1)
         tokens = spelt(self.codec, self.answer)
         for place in range(10_000):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.homes import Numbers
+from deployments.ingress.core.homes import SequenceNumbers
 from earlyexit.errors import OverloadedError, SequenceLostError, StageUnavailableError
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, SLOTS, plan
@@ -201,7 +201,7 @@ def test_a_call_that_outlives_its_sequences_deadline_is_hung_up_and_others_begin
 
 
 def test_numbers_of_two_ingresses_differ_and_have_62_bits() -> None:
-    several = [Numbers(random.Random(seed)) for seed in range(3)]
+    several = [SequenceNumbers(random.Random(seed)) for seed in range(3)]
     numbers = [each.new() for each in several for _ in range(4)]
     assert len(set(numbers)) == len(numbers)
     assert all(0 < number < 2**62 for number in numbers)

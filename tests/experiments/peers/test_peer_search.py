@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.errors import InputError
 from experiments.peers.client import LoadResult
-from experiments.peers.goodput import Bounds, Ending, Search, Target, Verdict
+from experiments.peers.search import Bounds, Ending, Search, Target, Verdict
 from tests.experiments.peers.results import load_result
 
 Server = Callable[[float, int], Verdict]
@@ -87,7 +87,7 @@ def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: flo
     assert best_per_s <= capacity_per_s <= 1.03 * best_per_s
 
 
-def test_what_fails_at_the_lowest_rate_too_has_no_goodput() -> None:
+def test_what_fails_at_the_lowest_rate_too_sustains_nothing() -> None:
     search = searched(up_to(0.0))
     assert rates(search) == [100.0, 50.0, 12.5, 10.0, 10.0]
     assert (search.best_per_s, search.ending) == (0.0, "none passed")

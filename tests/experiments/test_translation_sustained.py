@@ -13,10 +13,12 @@ from earlyexit.offline import NOBODY
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
-from experiments.generation_peers import Course, Job
+from experiments.generation_peers import Job, TokenTimes
 from experiments.generation_speed import Engine
-from experiments.peers.goodput import Bounds, Search
-from experiments.translation.goodput import ProcessorClock, Side, Slos, searched, slos_of
+from experiments.kit import ProcessorClock
+from experiments.peers.search import Bounds, Search
+from experiments.sequence_slos import Slos
+from experiments.translation.sustained import Side, searched, slos_of
 from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, VOCABULARY, backbone_of, byte_tokenizer
 from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
 
@@ -51,10 +53,10 @@ def test_every_sequence_is_made_whenever_it_comes(
     policy = ForeseenPolicy(dict.fromkeys(RAMPS, threshold))
     side = Side(Engine(model, splits, policy, byte_tokenizer(), clock), clock, "compute")
     begun_s = clock.now_s()
-    courses = side.serve(JOBS, [0.0, 0.0, 1000.0])
-    assert sorted(len(each.said_s) for each in courses) == [3, 4, 5]
-    assert all(each.began_s <= each.said_s[0] for each in courses)
-    assert 1000 <= courses[-1].began_s - begun_s < 1001
+    made = side.serve(JOBS, [0.0, 0.0, 1000.0])
+    assert sorted(len(each.said_s) for each in made) == [3, 4, 5]
+    assert all(each.due_s <= each.said_s[0] for each in made)
+    assert 1000 <= made[-1].due_s - begun_s < 1001
     assert not backbone_of(model).kv.sequences
 
 
@@ -63,7 +65,7 @@ def test_slos_and_rates_are_told_by_what_stock_does(model: EarlyExitModel) -> No
     splits = [Split(first=0, end=NUM_BLOCKS, batch=4)]
     stock = Side(Engine(model, splits, NOBODY, byte_tokenizer(), clock), clock, "compute")
     slos, capacity = slos_of(stock, JOBS, 1e6)
-    assert min(slos.first_s, slos.per_token_s) > 1
+    assert min(slos.ttft_s, slos.tpot_s) > 1
     assert capacity > 0
     bounds = Bounds(low_per_s=capacity / 2, high_per_s=2 * capacity)
     found, tried = searched(stock, JOBS, slos, Search(start_per_s=capacity, bounds=bounds, growth=3.0))
@@ -72,5 +74,5 @@ def test_slos_and_rates_are_told_by_what_stock_does(model: EarlyExitModel) -> No
 
 
 def test_who_keeps_both_slos_counts() -> None:
-    courses = [Course(0.0, [1.0, 1.5, 2.0]), Course(0.0, [1.0, 3.0, 5.0]), Course(0.0, [3.0, 3.5])]
-    assert Slos(1.5, 1.0).kept(courses) == pytest.approx(1 / 3)
+    made = [TokenTimes(0.0, [1.0, 1.5, 2.0]), TokenTimes(0.0, [1.0, 3.0, 5.0]), TokenTimes(0.0, [3.0, 3.5])]
+    assert Slos(ttft_s=1.5, tpot_s=1.0).kept(made) == pytest.approx(1 / 3)

@@ -1,4 +1,4 @@
-"""The highest rate that a service sustains: E3's goodput (section 5, "the number of samples per second ...")."""
+"""The highest rate that a service sustains; E3's word for it is goodput (section 5, "the number of samples ...")."""
 
 from __future__ import annotations
 

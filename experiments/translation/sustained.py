@@ -1,13 +1,13 @@
-"""Goodput of an encoder-decoder with its own calibrated exits, beside the same engine without; arrivals do not wait.
+"""What an encoder-decoder sustains with its own calibrated exits, beside the same engine without; arrivals do not wait.
 
-    OFFRAMP_DATA=... python -m experiments.translation.goodput FOLDER [--thresholds '{"2": 0.9}'] [--sides stock early]
+    OFFRAMP_DATA=... python -m experiments.translation.sustained FOLDER [--thresholds '{"2": 0.9}'] [--sides stock]
 
 One process, one thread, no HTTP, batches as they come (continuous batching on all sides), answers until they end.
-Sequences come as a Poisson stream, the same for all sides but for its rate. Goodput is the highest rate at which 95 %
-keep both SLOs, found by the bisection that `experiments.peers` has, from a share of what stock makes of a crowd that
-comes at once; SLOs are 5 times what stock takes of one sequence at a time, to the first token and per further one. The
-clock is processor time, and time in which nobody is there is skipped, so other work on the machine changes little.
-Thresholds are those of `offramp calibrate` unless said.
+Sequences come as a Poisson stream, the same for all sides but for its rate. What is sustained is the highest rate at
+which 95 % keep both SLOs, found by the bisection that `experiments.peers` has, from a share of what stock makes of a
+crowd that comes at once; SLOs are 5 times what stock takes of one sequence at a time, to the first token and per
+further one. The clock is processor time, and time in which nobody is there is skipped, so other work on the machine
+changes little. Thresholds are those of `offramp calibrate` unless said.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
 import numpy as np
@@ -33,10 +34,11 @@ from earlyexit.offline import NOBODY
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.split import Split
 from earlyexit.store import load_model
-from experiments.generation_peers import Course, Job
+from experiments.generation_peers import Job, TokenTimes
 from experiments.generation_speed import Engine
-from experiments.kit import show
-from experiments.peers.goodput import Bounds, Search
+from experiments.kit import ProcessorClock, show
+from experiments.peers.search import Bounds, Search
+from experiments.sequence_slos import Slos
 from experiments.translation.multi30k import TEST, directed, pairs_of
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 
@@ -52,42 +54,14 @@ START, GROWTH = 0.7, 1.25
 """Of what stock makes of a crowd, where a search begins; and its first step."""
 
 
-class ProcessorClock:
-    """Processor time of the process, and what was skipped."""
-
-    def __init__(self) -> None:
-        self._skipped_s = 0.0
-
-    def now_s(self) -> float:
-        return time.process_time() + self._skipped_s
-
-    def skip_to(self, then_s: float) -> None:
-        """Nobody is there until then."""
-        self._skipped_s += max(0.0, then_s - self.now_s())
-
-
-@dataclass(frozen=True, slots=True)
-class Slos:
-    """Of a sequence, in seconds."""
-
-    first_s: float
-    per_token_s: float
-
-    def kept(self, courses: Sequence[Course]) -> float:
-        """By which share."""
-        return float(
-            np.mean([each.first_s <= self.first_s and each.per_token_s <= self.per_token_s for each in courses])
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Tried:
     """What a side did at a rate, in seconds: medians, and of processor time per token."""
 
     rate: float
     kept: float
-    first_s: float
-    per_token_s: float
+    ttft_s: float
+    tpot_s: float
     spent_s: float
 
 
@@ -99,7 +73,7 @@ class Side:
     clock: ProcessorClock
     fill: Fill
 
-    def serve(self, jobs: Sequence[Job], due_s: Sequence[float]) -> list[Course]:
+    def serve(self, jobs: Sequence[Job], due_s: Sequence[float]) -> list[TokenTimes]:
         """Every job begins when it is due, from now on."""
         self.engine.backbone.fill = self.fill
         self.engine.reset((), ANSWER)
@@ -114,7 +88,7 @@ class Side:
                 continue
             wakes = [] if batch is None else [batch]
             self.clock.skip_to(min([*wakes, *(begun_s + each for each in due_s[arrived : arrived + 1])]))
-        return self.engine.courses
+        return self.engine.made
 
 
 def sides_of(model: EarlyExitModel, thresholds: dict[int, float], cut: int, codec: PromptCodec) -> dict[str, Side]:
@@ -145,24 +119,19 @@ def slos_of(stock: Side, jobs: Sequence[Job], scale: float) -> tuple[Slos, float
     begun_s = stock.clock.now_s()
     stock.serve(jobs, [0.0] * len(jobs))
     capacity = len(jobs) / (stock.clock.now_s() - begun_s)
-    first_s, per_token_s = (
-        float(np.median([getattr(each, of) for each in alone])) for of in ("first_s", "per_token_s")
-    )
-    return Slos(scale * first_s, scale * per_token_s), capacity
+    return Slos.of(alone, scale), capacity
 
 
 def searched(side: Side, jobs: Sequence[Job], slos: Slos, search: Search) -> tuple[Search, list[Tried]]:
-    """A side's goodput, and what it did at every rate that was tried."""
+    """A side's sustained rate, and what it did at every rate that was tried."""
     gaps, tried = np.random.default_rng(0).exponential(size=len(jobs)), list[Tried]()
     while (rate := search.next_rate()) is not None:
         started_s = time.process_time()
-        courses = side.serve(jobs, (gaps.cumsum() / rate).tolist())
+        made = side.serve(jobs, (gaps.cumsum() / rate).tolist())
         spent_s = time.process_time() - started_s
-        share, tokens = slos.kept(courses), sum(len(course.said_s) for course in courses)
-        first_s, per_token_s = (
-            float(np.median([getattr(c, of) for c in courses])) for of in ("first_s", "per_token_s")
-        )
-        tried.append(Tried(rate, share, first_s, per_token_s, spent_s / tokens))
+        share, tokens = slos.kept(made), sum(len(each.said_s) for each in made)
+        ttft_s, tpot_s = median(each.ttft_s for each in made), median(each.tpot_s for each in made)
+        tried.append(Tried(rate, share, ttft_s, tpot_s, spent_s / tokens))
         search = search.learn(rate, "passed" if share >= KEPT else "failed")
     return search, tried
 
@@ -175,7 +144,7 @@ def jobs_of(codec: PromptCodec, count: int) -> list[Job]:
 
 def main() -> None:
     """Every side at every rate, in turns; then a table."""
-    parser = ArgumentParser(prog="python -m experiments.translation.goodput", description=__doc__)
+    parser = ArgumentParser(prog="python -m experiments.translation.sustained", description=__doc__)
     parser.add_argument("folder", type=Path, help="of `offramp train`, calibrated")
     parser.add_argument("--thresholds", type=json.loads, help="by ramp, as JSON; default: the calibration's")
     parser.add_argument("--cut", type=int, help="the block behind which batches are filled again; default: first ramp")
@@ -205,7 +174,7 @@ def main() -> None:
     for name, side in wanted.items():
         found[name], tried = searched(side, jobs, slos, begun)
         rows += [
-            (name, each.rate, f"{each.kept:.3f}", 1e3 * each.first_s, 1e3 * each.per_token_s, 1e3 * each.spent_s)
+            (name, each.rate, f"{each.kept:.3f}", 1e3 * each.ttft_s, 1e3 * each.tpot_s, 1e3 * each.spent_s)
             for each in sorted(tried, key=lambda each: each.rate)
         ]
     show(
@@ -215,7 +184,7 @@ def main() -> None:
     )
     base = found[STOCK].best_per_s
     show(
-        f"Goodput: {KEPT:.0%} within {1e3 * slos.first_s:.1f} ms and {1e3 * slos.per_token_s:.1f} ms a token",
+        f"Sustained: {KEPT:.0%} within {1e3 * slos.ttft_s:.1f} ms and {1e3 * slos.tpot_s:.1f} ms a token",
         ("side", "sequences/s", "x stock", "search"),
         [
             (name, each.best_per_s, each.best_per_s / base if base else None, each.ending)
