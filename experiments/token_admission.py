@@ -19,17 +19,9 @@ import numpy.typing as npt
 
 from experiments.data import RUNS
 from experiments.kit import keep, show
-from experiments.token_plans import NUM, POLICY, SLO_S, SURVIVAL, by_inputs, kinds, problem
-from optimizer.decision import Planned
-from optimizer.evaluate import promised
-from optimizer.plan import Plan, Stage
-from optimizer.planner import solve
-from profiles.lengths import Lengths
-from simulator.decisions import IntArray, nested
-from simulator.goodput import poisson_arrivals
+from experiments.token_plans import SLO_S, Planning, kinds
+from simulator.decisions import IntArray
 from simulator.outcome import DROPS, Outcome
-from simulator.scenario import Scenario
-from simulator.simulate import simulate
 
 KIND = "AG News and IMDB, 4 to 1"
 LOADS = (0.9, 1.2, 2.0)
@@ -77,31 +69,12 @@ def row_of(outcome: Outcome, lengths_N: IntArray, *, load: float, counts: str, s
 
 def judged(seconds: float, seed: int) -> list[Row]:
     """Both ways at every load."""
-    lengths_N = kinds(seed)[KIND]
-    lengths = Lengths.of(lengths_N.tolist())
-    asked = problem(lengths)
-    planned = solve(asked)
-    assert isinstance(planned, Planned), "an SLO of 200 ms has plans"
-    rate, predicted = planned.figures.rate_per_s, promised(asked, planned.figures)
-    sides: dict[str, tuple[Stage, ...]] = {TOKENS: planned.stages, INPUTS: by_inputs(planned.stages, lengths)}
-
-    def played(stages: tuple[Stage, ...], load: float) -> Outcome:
-        return simulate(
-            Scenario(
-                problem=asked,
-                plan=Plan(stages=stages, policy=POLICY, predicted=predicted),
-                decisions=nested(SURVIVAL, asked.ramps, np.random.default_rng(seed), num_rows=NUM),
-                rows_N=np.arange(NUM),
-                lengths_R=lengths_N,
-                arrivals_s=poisson_arrivals(load * rate, seconds, seed),
-                duration_s=seconds,
-                warm_up_s=seconds / 4,
-                slo_s=SLO_S,
-            )
-        )
-
+    planning = Planning.of(kinds(seed)[KIND], seed)
+    sides = {TOKENS: planning.planned.stages, INPUTS: planning.counting_inputs}
     return [
-        row_of(played(stages, load), lengths_N, load=load, counts=counts, since_s=seconds / 4)
+        row_of(
+            planning.played(stages, load, seconds), planning.lengths_N, load=load, counts=counts, since_s=seconds / 4
+        )
         for load in LOADS
         for counts, stages in sides.items()
     ]

@@ -30,11 +30,11 @@ from optimizer.what_if import with_batch_limit
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from simulator.decisions import IntArray, nested
-from simulator.goodput import poisson_arrivals
 from simulator.lengths import truncated_normal
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
+from simulator.sustained import poisson_arrivals
 
 LENGTH, NUM = 128, 20_000
 SURVIVAL = (1, 1, 1, 0.9, 0.85, 0.8, 0.7, 0.65, 0.6, 0.55, 0.5, 0.5)
@@ -112,40 +112,63 @@ def answered_per_s(outcome: Outcome, since_s: float) -> float:
     return float(((given_s >= since_s) & (given_s < outcome.duration_s)).sum() / (outcome.duration_s - since_s))
 
 
-def judged(kind: str, lengths_N: IntArray, most: int, seconds: float, seed: int) -> Row:
-    """Plan, overload, and compare at a load that the plan can bear."""
-    lengths = Lengths.of(lengths_N.tolist())
-    asked = problem(lengths, most)
-    planned = solve(asked)
-    assert isinstance(planned, Planned), "an SLO of 200 ms has plans"
-    rate, predicted = planned.figures.rate_per_s, promised(asked, planned.figures)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """Lengths, and what the planner makes of them."""
 
-    def played(stages: tuple[Stage, ...], load: float, slo_s: float) -> Outcome:
+    lengths_N: IntArray
+    asked: PlanProblem
+    planned: Planned
+    seed: int
+
+    @classmethod
+    def of(cls, lengths_N: IntArray, seed: int, most: int = LENGTH) -> Planning:
+        """The best plan of `problem`."""
+        asked = problem(Lengths.of(lengths_N.tolist()), most)
+        planned = solve(asked)
+        assert isinstance(planned, Planned), "an SLO of 200 ms has plans"
+        return cls(lengths_N=lengths_N, asked=asked, planned=planned, seed=seed)
+
+    @property
+    def counting_inputs(self) -> tuple[Stage, ...]:
+        """The plan's stages, whose batches are bounded by inputs."""
+        assert self.asked.lengths is not None
+        return by_inputs(self.planned.stages, self.asked.lengths)
+
+    def played(
+        self, stages: tuple[Stage, ...], load: float, seconds: float, *, slo_s: float = SLO_S, admission: bool = True
+    ) -> Outcome:
+        """Stages at so many times the planned rate, as long; the first quarter is the warm-up."""
+        figures = self.planned.figures
         return simulate(
             Scenario(
-                problem=asked,
-                plan=Plan(stages=stages, policy=POLICY, predicted=predicted),
-                decisions=nested(SURVIVAL, asked.ramps, np.random.default_rng(seed), num_rows=NUM),
+                problem=self.asked,
+                plan=Plan(stages=stages, policy=POLICY, predicted=promised(self.asked, figures)),
+                decisions=nested(SURVIVAL, self.asked.ramps, np.random.default_rng(self.seed), num_rows=NUM),
                 rows_N=np.arange(NUM),
-                lengths_R=lengths_N,
-                arrivals_s=poisson_arrivals(load * rate, seconds, seed),
+                lengths_R=self.lengths_N,
+                arrivals_s=poisson_arrivals(load * figures.rate_per_s, seconds, self.seed),
                 duration_s=seconds,
                 warm_up_s=seconds / 4,
                 slo_s=slo_s,
-                admission=False,
+                admission=admission,
             )
         )
 
-    counted = by_inputs(planned.stages, lengths)
-    full, full_inputs = (played(stages, OVERLOAD, math.inf) for stages in (planned.stages, counted))
-    tokens, inputs = (played(stages, LOAD, SLO_S) for stages in (planned.stages, counted))
+
+def judged(kind: str, lengths_N: IntArray, most: int, seconds: float, seed: int) -> Row:
+    """Plan, overload, and compare at a load that the plan can bear."""
+    planning = Planning.of(lengths_N, seed, most)
+    both = planning.planned.stages, planning.counting_inputs
+    full, full_inputs = (planning.played(each, OVERLOAD, seconds, slo_s=math.inf, admission=False) for each in both)
+    tokens, inputs = (planning.played(each, LOAD, seconds, admission=False) for each in both)
     budget = full.splits[0].lengths
     assert budget is not None
     assert budget.fill is not None
     return Row(
         kind=kind,
-        mean=lengths.mean,
-        predicted_per_s=rate,
+        mean=float(lengths_N.mean()),
+        predicted_per_s=planning.planned.figures.rate_per_s,
         simulated_per_s=answered_per_s(full, seconds / 4),
         spread_tokens=_spread(full),
         spread_inputs=_spread(full_inputs),

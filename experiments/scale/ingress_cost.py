@@ -23,6 +23,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
+from experiments.crossing_times import CountsNothing
 from optimizer.placement import initial_placement
 from optimizer.plan import stock_plan
 
@@ -106,20 +107,13 @@ class _AnswersAtOnce:
         raise AssertionError("there are no sequences")
 
 
-class _CountsNothing:
-    def answers(self, exits: list[int]) -> None: ...
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-    def hop(self, slot: str, seconds: float) -> None: ...
-    def retried(self, slot: str, num_inputs: int) -> None: ...
-
-
 async def _dispatch_s(batch: int) -> float:
     """Twenty thousand inputs, in requests that fill one call each."""
     placed = initial_placement(stock_plan(12, batch=batch, replicas=64))
     ways: dict[str, Transport] = dict.fromkeys(placed.slots, _AnswersAtOnce())
     rules = Rules(max_queued=100_000, calls_per_replica=2, max_attempts=1, slo_s=10.0)
     core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-    dispatcher = Dispatcher(core, MonotonicClock(), _CountsNothing())
+    dispatcher = Dispatcher(core, MonotonicClock(), CountsNothing())
     left = num_inputs = 20_000 // batch * batch
     done = asyncio.Event()
 

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from optimizer.decision import Strategy
+import pytest
+
+from optimizer.decision import Decision, Strategy
 from optimizer.plan import Stage
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
+from tests.optimizer.brute_force import Optimum, Twin
 
 AGREE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the planner and its twin, to one problem."""
+
+    problem: PlanProblem
+    decision: Decision
+    optimum: Optimum | None
+
+    @classmethod
+    def to(cls, problem: PlanProblem, strategy: Strategy) -> Answers:
+        """Ask both."""
+        return cls(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+
+
+def chunks(few: Mapping[Strategy, int], many: int) -> pytest.MarkDecorator:
+    """By strategy, the first seeds, and for `make test-all` all others."""
+    rest = [
+        pytest.param(each, range(first, many), id=f"{each}, many", marks=pytest.mark.slow)
+        for each, first in few.items()
+    ]
+    first = [pytest.param(each, range(number), id=each) for each, number in few.items()]
+    return pytest.mark.parametrize(("strategy", "seeds"), [*first, *rest])
 
 
 def within(told: float | None, known: float | None, room: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import process_time
@@ -12,7 +12,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from experiments.mean_latency import with_batches
-from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.decision import STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
@@ -21,8 +21,8 @@ from optimizer.soonest.search import WIDTHS
 from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.space import SPACES
 from profiles.table import LatencyTable
-from tests.optimizer.answers import AGREE, in_space, within
-from tests.optimizer.brute_force import Optimum, Twin
+from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
+from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_latency_problem
 
 PROBLEMS = Path(__file__).parents[2] / "experiments" / "problems"
@@ -30,31 +30,12 @@ MANY = 300
 FEW: dict[Strategy, int] = {"best": 24, "stock": 12, "early-exit": 12, "e3": 12, "serial": 12, "apparate": 12}
 """Problems by default; the rest is for `make test-all`."""
 
-each_chunk = pytest.mark.parametrize(
-    ("strategy", "seeds"),
-    [
-        *(pytest.param(each, range(few), id=each) for each, few in FEW.items()),
-        *(
-            pytest.param(each, range(few, MANY), id=f"{each}, many", marks=pytest.mark.slow)
-            for each, few in FEW.items()
-        ),
-    ],
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """Of the planner and its twin, to one problem."""
-
-    problem: PlanProblem
-    decision: Decision
-    optimum: Optimum | None
+each_chunk = chunks(FEW, MANY)
 
 
 @cache
 def answers(seed: int, strategy: Strategy) -> Answers:
-    problem = random_latency_problem(seed)
-    return Answers(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+    return Answers.to(random_latency_problem(seed), strategy)
 
 
 @each_chunk
