@@ -14,12 +14,13 @@ from typing import Any, Generic, NoReturn
 
 from deployments.ingress.core.attempts import HANG_S, Attempts
 from deployments.ingress.core.calls import Calls
+from deployments.ingress.core.counts import IngressCounts
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import Actions, Answers, Call, Flight, Flights, I, SendCall, Tokens, W, picked
 from deployments.ingress.core.homes import Home
 from deployments.ingress.core.itinerary import Itinerary, lay_out
 from deployments.ingress.core.line import Line
-from deployments.ingress.core.outcomes import IngressCounts, Outcomes
+from deployments.ingress.core.outcomes import Outcomes
 from deployments.ingress.core.probes import book_of
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.core.steps import Steps
@@ -297,15 +298,14 @@ class IngressCore(Generic[I, W]):
     def wake(self, now_s: float) -> Actions:
         """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause."""
         actions: Actions = []
-        agenda = self._agenda
         self.departures.wake(now_s)
-        for flights in agenda.deadlines.pop(now_s):
+        for flights in self._agenda.deadlines.pop(now_s):
             actions += self._miss_deadline(flights, now_s)
         actions += self._attempts.hang_up(now_s)
         actions += self._attempts.begin(self._line, now_s)
         if self.suspended is not None:
             actions += self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
-        self.wake_s = min(agenda.next_s(), self.departures.held_until_s)
+        self.wake_s = min(self._agenda.next_s(), self.departures.held_until_s)
         return actions
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:

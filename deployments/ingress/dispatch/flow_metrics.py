@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
+from deployments.ingress.core.counts import LATENCY_ENDS_S, latencies_within
 from deployments.metrics import Totals, le, tags
 from deployments.reports import IngressReport
 from earlyexit.chain import Chain

@@ -13,8 +13,9 @@ from typing import Generic, Protocol, TypeVar
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.counts import bucket_of
 from deployments.ingress.core.homes import Home, SequenceNumbers
-from deployments.ingress.core.outcomes import LONGEST_RETRY_S, bucket_of
+from deployments.ingress.core.outcomes import LONGEST_RETRY_S
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from optimizer.plan import Plan
 

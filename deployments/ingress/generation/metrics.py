@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
+from deployments.ingress.core.counts import LATENCY_ENDS_S, latencies_within
 from deployments.ingress.generation.loop import Loop
 from deployments.metrics import Totals, le, tags
 

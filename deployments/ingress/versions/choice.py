@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import Served
 from deployments.ingress.api.orders import Canary, Version
-from deployments.ingress.core.outcomes import bucket_of
+from deployments.ingress.core.counts import bucket_of
 from deployments.ingress.versions.tally import Tally, losses_between
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError

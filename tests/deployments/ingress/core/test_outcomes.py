@@ -4,56 +4,7 @@ import math
 
 import pytest
 
-from deployments.ingress.core.outcomes import (
-    LATENCY_ENDS_S,
-    LONGEST_RETRY_S,
-    AnswerRate,
-    IngressCounts,
-    bucket_of,
-    latencies_within,
-)
-from deployments.reports import BUCKET
-
-
-def test_a_bucket_holds_what_lies_between_its_ends() -> None:
-    for seconds in (1e-5, 0.003, 0.1, 1.0, 2.5, 600.0):
-        bucket = bucket_of(seconds)
-        assert BUCKET**bucket <= seconds * (1 + 1e-12)
-        assert seconds < BUCKET ** (bucket + 1)
-    # A clock that stood still has a bucket too.
-    assert bucket_of(0.0) == bucket_of(1e-6)
-
-
-@pytest.mark.parametrize(("slo_s", "in_slo"), [(0.5, 2), (None, 3)], ids=["slo", "none"])
-def test_answers_within_the_slo_are_counted(slo_s: float | None, in_slo: int) -> None:
-    counts = IngressCounts(slo_s)
-    for latency_s in (0.1, 0.5, 0.51):
-        counts.answer(3, [latency_s], 1, by_present_plan=True)
-    assert (counts.answered, counts.in_slo, counts.exits) == (3, in_slo, {3: 3})
-
-
-def test_exits_are_those_of_the_present_plan() -> None:
-    counts = IngressCounts(None)
-    counts.answer(1, [0.1], 1, by_present_plan=True)
-    counts.begin_plan()
-    counts.answer(1, [0.1], 1, by_present_plan=False)
-    counts.answer(2, [0.1], 1, by_present_plan=True)
-    assert (counts.exits, counts.answered) == ({2: 1}, 3)
-
-
-def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
-    counts = IngressCounts(None)
-    for latency_s in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
-        counts.answer(1, [latency_s], 1, by_present_plan=True)
-    assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 3, 3, 4, 5]
-    counts.answer(1, [0.04, 0.03], 2, by_present_plan=True)  # the first in a bucket that was read, both below one end
-    assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 5, 5, 6, 7]
-
-
-def test_every_latency_has_an_end() -> None:
-    assert (LATENCY_ENDS_S[0], LATENCY_ENDS_S[-1]) == (0.001, math.inf)
-    assert list(LATENCY_ENDS_S) == sorted(set(LATENCY_ENDS_S))
-    assert latencies_within({}, LATENCY_ENDS_S) == [0] * len(LATENCY_ENDS_S)
+from deployments.ingress.core.outcomes import LONGEST_RETRY_S, AnswerRate
 
 
 def test_without_a_rate_refused_callers_come_back_after_a_second() -> None:
@@ -92,24 +43,3 @@ def test_an_idle_hour_does_not_count_as_slowness() -> None:
     rate.record(50, 3600.5)
     rate.record(50, 3601.0)
     assert rate.rate_per_s == pytest.approx(100.0)
-
-
-def test_crossings_are_counted_by_the_network_they_go_to_with_what_they_took_and_the_words_they_lost() -> None:
-    counts = IngressCounts(None)
-    counts.cross(6, [0.25, 0.5], words=20, pruned_words=3)
-    counts.cross(6, [0.25])
-    counts.cross(18, [0.125])
-    totals = counts.totals()
-    assert (totals["crossings"], totals["crossing_s"]) == ({6: 3, 18: 1}, {6: 1.0, 18: 0.125})
-    assert (totals["words"], totals["pruned_words"]) == ({6: 20}, {6: 3})
-
-
-def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
-    counts = IngressCounts(None)
-    assert counts.crossing_quantile_s(0.5) is None
-    counts.cross(6, [0.001] * 98)
-    counts.cross(12, [0.5, 0.5])
-    for share, seconds in ((0.5, 0.001), (0.98, 0.001), (0.99, 0.5)):
-        found = counts.crossing_quantile_s(share)
-        assert found is not None
-        assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)

@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 
 from deployments.ingress.api.http import build_app
-from deployments.ingress.core.outcomes import bucket_of
+from deployments.ingress.core.counts import bucket_of
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Lookout
 from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
