@@ -1,10 +1,12 @@
 """What is promised of sequences, and what filling in costs them: on stories260K, or a decoder's folder.
 
 One pass of the full model, every ramp looking, gives exit records. They are divided at random, 200 times, into
-sequences that lay the path, that test it, and unseen ones; how often is the unseen ones' loss within the budget? Then
-the thresholds of one division are run for real on its unseen prompts, skipped keys and values computed and copied.
+sequences that lay the path, that test it, and unseen ones; how often is the unseen ones' loss within the budget, the
+bounded one, and the share of tokens that differ where they are really generated, free of the full model's tokens? Then
+the thresholds of one division are run for real on its unseen prompts, skipped keys and values computed and copied, and
+the full model says how likely it holds what came of it (nats a token).
 
-    python -m experiments.sequence_guarantee [--model FOLDER --prompts FILE]    (stories: 2 minutes of one core)
+    python -m experiments.sequence_guarantee [--model FOLDER --prompts FILE]    (stories: 10 minutes of one core)
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.codecs import find_codec
@@ -31,6 +34,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.offline import Asked, Generated, decoder_of, entered, generate
 from earlyexit.piece import Piece
 from earlyexit.policies.foresight import ForeseenPolicy
+from earlyexit.ramps.vocabulary import VocabularyHead
 from earlyexit.store import load_model
 from earlyexit.tasks.token import TokenTask
 from earlyexit.train import no_progress
@@ -57,6 +61,8 @@ LOSSES: dict[str, Callable[[Sequence[int], Sequence[int]], float]] = {
 }
 LOOKED_AT = 24
 """Sequences whose keys and values are compared."""
+AT_ONCE = 64
+"""Sequences of a batch, where many are generated."""
 Prompts = Sequence[Sequence[int]]
 
 
@@ -67,6 +73,13 @@ class Divided:
     held: float
     """Share of divisions whose unseen loss was within the budget."""
     unseen_loss: float
+    generated_held: float
+    """The same of the share of tokens that differ where unseen sequences are generated."""
+    generated_loss: float
+    generated: int
+    """Sequences that were, since a ramp may let a token of theirs out with another."""
+    above_bound: int
+    """Of those, whose generated loss is above their bounded one."""
     early_tokens: float
     mean_blocks: float
     promised: float
@@ -93,29 +106,64 @@ def stories(num_prompts: int, answer: int) -> tuple[EarlyExitModel, Prompts]:
     return model, prompts[100:]
 
 
-def divisions(records: ExitRecords, num_sequences: int, guarantee: Guarantee, count: int) -> Divided:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """What thresholds do to sequences that are generated under them, keys and values computed."""
+
+    model: EarlyExitModel
+    prompts: Prompts
+    records: ExitRecords
+    asked: Asked
+    full: Sequence[Generated]
+    """The full model's answers."""
+
+    @classmethod
+    def of(cls, model: EarlyExitModel, prompts: Prompts, records: ExitRecords, answer: int) -> Judge:
+        """`records`: of these prompts."""
+        asked = replace(asked_of(model, answer), batch=AT_ONCE)
+        return cls(model=model, prompts=prompts, records=records, asked=asked, full=generate(model, prompts, asked))
+
+    def losses(self, chosen: IntArray, thresholds: Mapping[int, float]) -> tuple[FloatArray, FloatArray]:
+        """Of some sequences the bounded losses, and the shares of tokens that differ, (S,) each.
+
+        Where no ramp lets a token out with another an answer is the full model's, so it is not generated.
+        """
+        bounded_S = bounded_losses(of_sequences(self.records, chosen), thresholds)
+        (parting,) = np.nonzero(bounded_S)
+        numbers = chosen[parting].tolist()
+        early = generate(self.model, [self.prompts[k] for k in numbers], leaving(self.asked, thresholds, "compute"))
+        losses_S = np.zeros(len(chosen))
+        losses_S[parting] = [
+            differing(each.answer, self.full[k].answer) for k, each in zip(numbers, early, strict=True)
+        ]
+        return bounded_S, losses_S
+
+
+def divisions(judge: Judge, guarantee: Guarantee, count: int) -> Divided:
     """How the promise did on sequences that nobody had seen."""
-    losses, early, blocks, promised = [], [], [], 0
+    records, bounded, differ, early, blocks, promised = judge.records, [], [], [], [], 0
     for seed in range(count):
-        design, tested, unseen = _parts(records, num_sequences, seed)
-        found = learn_then_test_sequences(design, tested, guarantee)
-        outcome = unseen.outcome(found.thresholds)
-        losses.append(float(bounded_losses(unseen, found.thresholds).mean()))
+        design, tested, unseen = parts_of(len(judge.prompts), seed)
+        found = learn_then_test_sequences(of_sequences(records, design), of_sequences(records, tested), guarantee)
+        outcome = of_sequences(records, unseen).outcome(found.thresholds)
+        bounded_S, losses_S = judge.losses(unseen, found.thresholds)
+        bounded.append(bounded_S)
+        differ.append(losses_S)
         early.append(float((outcome.exits_N < records.num_blocks - 1).mean()))
         blocks.append(outcome.mean_blocks)
         promised += bool(found.thresholds)
+    bounded_CS, differ_CS = np.array(bounded), np.array(differ)
     return Divided(
-        held=float(np.mean(np.array(losses) <= guarantee.budget)),
-        unseen_loss=float(np.mean(losses)),
+        held=float(np.mean(bounded_CS.mean(1) <= guarantee.budget)),
+        unseen_loss=float(bounded_CS.mean()),
+        generated_held=float(np.mean(differ_CS.mean(1) <= guarantee.budget)),
+        generated_loss=float(differ_CS.mean()),
+        generated=int((bounded_CS > 0).sum()),
+        above_bound=int((differ_CS > bounded_CS + 1e-9).sum()),
         early_tokens=float(np.mean(early)),
         mean_blocks=float(np.mean(blocks)),
         promised=promised / count,
     )
-
-
-def _parts(records: ExitRecords, count: int, seed: int) -> list[ExitRecords]:
-    design, tested, unseen = parts_of(count, seed)
-    return [of_sequences(records, part) for part in (design, tested, unseen)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +208,18 @@ def told(values_S: FloatArray) -> list[float]:
     return [round(float(each), 4) for each in (mean, mean - half, mean + half)]
 
 
+def nats(model: EarlyExitModel, said: Sequence[Generated]) -> FloatArray:
+    """Of every sequence the cross entropy of its answer's tokens by the full model behind them, in the mean, (S,)."""
+    states = token_states(model, [each.tokens for each in said], [len(each.prompt) for each in said], TOKEN_OPTIONS)
+    assert isinstance(model.head, VocabularyHead)
+    found, first = [], 0
+    for each in said:
+        rows = states.states[model.num_blocks - 1][first : first + len(each.answer)]
+        found.append(float(F.cross_entropy(model.head.classify(rows), torch.tensor(each.answer))))
+        first += len(each.answer) + 1  # the last state says what would come next
+    return np.array(found)
+
+
 def run_for_real(
     model: EarlyExitModel, prompts: Prompts, thresholds: dict[int, float], answer: int, fill: Fill
 ) -> tuple[Early, float]:
@@ -174,6 +234,8 @@ def run_for_real(
 
     early = generate(model, prompts, leaving(asked, thresholds, fill), ended=keep)
     found = beside(early, full, thresholds, model.num_blocks - 1)
+    by_full = nats(model, early)
+    found.losses["nats a token"], found.losses["more than the full model's"] = by_full, by_full - nats(model, full)
     return found, max(_distance(model, each, kept) for each, kept in held)
 
 
@@ -247,9 +309,9 @@ def main() -> None:
         ramp: round(float(1 - loss), 3) for ramp, loss in zip(records.ramps, records.losses_NR.mean(0), strict=True)
     }
     print(json.dumps({"sequences": len(prompts), "tokens": len(records), "agreement by ramp": agreement}), flush=True)
+    judge = Judge.of(model, prompts, records, options.answer)
     for budget in options.budgets:
-        guarantee = Guarantee(budget=budget, confidence=0.9)
-        found = divisions(records, len(prompts), guarantee, options.divisions)
+        found = divisions(judge, Guarantee(budget=budget, confidence=0.9), options.divisions)
         print(json.dumps({"budget": budget, **asdict(found)}), flush=True)
     _print_real(model, prompts, records, options)
 
