@@ -104,6 +104,7 @@ class Places:
             write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k], runs[k].start)
         self.write_N, self.position_N = self._tensor(write_N), self._tensor(position_N)
         few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
+        # Scattered pages are copied anyhow, and a GPU is kept waiting by a call for each sequence.
         few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
         self.alone = [self._alone(store, runs[k], int(row_R[k]), source) for k in np.flatnonzero(~few_R).tolist()]
         run_S = np.repeat(np.where(few_R, np.arange(len(few_R)), -1), length_R)

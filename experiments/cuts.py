@@ -93,13 +93,6 @@ class CutRun:
             pieces = survivors
         return answers, logged
 
-    def _crossed(self, pieces: Sequence[Piece], rows: Sequence[Encoded], first: int) -> list[Piece]:
-        return [
-            self._enter(sample_id, rows[int(sample_id)], first, each)
-            for each in pieces
-            for sample_id in each.sample_ids
-        ]
-
     def _enter(self, sample_id: str, encoded: Encoded, first: int, before: Piece | None = None) -> Piece:
         """What one input is before a network's first block; of one that crossed with the state that it brought."""
         piece = from_wire(self._model, replace(entering([sample_id], [encoded]), next_block=first), self._policy)

@@ -126,9 +126,10 @@ class StepWork(Work):
         return [0.0, *accumulate(block_s_N[split.first : split.end].tolist())]
 
     def end_s(self, size: StepSize | None, num_waiting: int) -> float:
-        last = size is not None and self.split.end == self._num_blocks
-        inputs = num_waiting + (size.inputs if last and size is not None else 0)
-        return self._seconds.head(inputs) if inputs else 0.0
+        inputs = num_waiting
+        if size is not None and self.split.end == self._num_blocks:
+            inputs += size.inputs
+        return self._seconds.head(inputs)
 
     def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
         """A batch was run: whatever its members passed is filled in, and who left early is behind, but no probe."""
