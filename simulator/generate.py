@@ -17,7 +17,7 @@ from simulator.simulate import Progress, booted, play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Generated:
+class PlayedSequences:
     """What became of all sequences."""
 
     ended_s: float
@@ -48,7 +48,7 @@ class Generated:
         }
 
 
-def generate(scenario: Scenario, *, progress: Progress | None = None) -> Generated:
+def generate(scenario: Scenario, *, progress: Progress | None = None) -> PlayedSequences:
     """Serve the scenario's sequences by its plan, until the last is over. Equal scenarios give equal outcomes.
 
     Interrupted (Ctrl-C), it gives what it has.
@@ -63,7 +63,7 @@ def generate(scenario: Scenario, *, progress: Progress | None = None) -> Generat
     )
     of_K = np.arange(said_IK.shape[1]) % len(ingresses)
     mine = of_K, np.arange(said_IK.shape[1])
-    return Generated(
+    return PlayedSequences(
         ended_s=service.events.time_s if interrupted else max(each.sequences.ended_s for each in ingresses),
         said_K=said_IK[mine],
         ttft_s_K=ttft_s_IK[mine],

@@ -37,7 +37,7 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem, table_of_length
 from profiles.table import LatencyTable
 from simulator.decisions import nested
-from simulator.generate import Generated, generate
+from simulator.generate import PlayedSequences, generate
 from simulator.scenario import Scenario, SequenceLengths
 
 PORT = 8123
@@ -249,7 +249,7 @@ def slowed(problem: PlanProblem, by: float) -> PlanProblem:
 
 def simulated(
     problem: PlanProblem, plan: Plan, asked: Sequence[Asked], at_s: Sequence[float], call_s: float
-) -> tuple[Generated, Ran]:
+) -> tuple[PlayedSequences, Ran]:
     """The same sequences at the same times; half of what a call costs is there, half is back."""
     settings = ServeSettings.model_fields
     lengths = SequenceLengths(
@@ -277,7 +277,11 @@ def simulated(
 
 
 def _tell(
-    options: Namespace, told: Sequence[Told], found: Generated, as_fast: Generated, measured: dict[str, float]
+    options: Namespace,
+    told: Sequence[Told],
+    found: PlayedSequences,
+    as_fast: PlayedSequences,
+    measured: dict[str, float],
 ) -> None:
     live_s = np.array([each.tpot_s for each in told])
     first_s = np.array([each.first_s - each.asked_s for each in told])

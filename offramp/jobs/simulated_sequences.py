@@ -14,7 +14,7 @@ from offramp.load.report import percentile
 from optimizer.evaluate import step_figures
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from profiles.lengths import Lengths
-from simulator.generate import Generated, generate
+from simulator.generate import PlayedSequences, generate
 from simulator.scenario import Scenario, SequenceLengths
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def play_sequences(simulation: Simulation, progress: Progress | None = None) -> 
     )
 
 
-def figures_of(found: Generated, scenario: Scenario, problem: PlanProblem) -> PlayedFigures:
+def figures_of(found: PlayedSequences, scenario: Scenario, problem: PlanProblem) -> PlayedFigures:
     """Of what arrived after the warm-up."""
     lengths, generation = scenario.sequences, problem.generation
     assert lengths is not None

@@ -11,7 +11,7 @@ import pytest
 from earlyexit.errors import DataError
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
-from simulator.generate import Generated, generate
+from simulator.generate import PlayedSequences, generate
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
 from simulator.simulate import booted
@@ -43,7 +43,7 @@ def case(
     )
 
 
-def told(found: Generated) -> list[tuple[int, float, float]]:
+def told(found: PlayedSequences) -> list[tuple[int, float, float]]:
     """Of every sequence its tokens, time to the first, and time per further one."""
     return list(zip(found.said_K.tolist(), found.ttft_s_K.tolist(), found.tpot_s_K.tolist(), strict=True))
 
