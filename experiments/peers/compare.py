@@ -117,10 +117,14 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
 
 
 def compare(asked: Asked, num_rounds: int, *, more: bool = False) -> dict[str, Any]:
-    """Run so many rounds; `more`: beside those of the last comparison of this kind, with its plans and settings."""
+    """Run so many rounds; `more`: beside those of the last comparison of this kind, with its plans and settings.
+
+    Of the sides that are asked for, more rounds are of those that it had.
+    """
     workload = WORKLOADS[asked.workload]()
     if more:
         result: dict[str, Any] = json.loads(asked.result.read_text(encoding="utf-8"))
+        asked = replace(asked, sides=sides_before(result, asked.sides))
         prepared = _dispatching(_prepared_before(result), asked.dispatch)
     else:
         prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
@@ -134,6 +138,11 @@ def compare(asked: Asked, num_rounds: int, *, more: bool = False) -> dict[str, A
         for _ in range(num_rounds):
             _run_round(bench, result)
     return result
+
+
+def sides_before(result: Mapping[str, Any], sides: Sequence[str]) -> tuple[str, ...]:
+    """Those sides that a comparison has settings of: all of ours, and the peers that were swept."""
+    return tuple(side for side in sides if side in OURS or side in result["sweeps"])
 
 
 def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
