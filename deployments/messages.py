@@ -10,6 +10,7 @@ from earlyexit.errors import OfframpError
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Seen, WirePiece
+from optimizer.dispatch import dispatch_on
 from optimizer.plan import Plan, PolicySpec, Stage
 
 
@@ -51,7 +52,7 @@ class Assignment:
             epoch=plan.epoch,
             stage=stage,
             policy=plan.policy,
-            dispatch=plan.dispatch,
+            dispatch=dispatch_on(stage.device, plan.dispatch),
             order=plan.order,
             detours=_detours(plan, stage),
             entry=plan.entry,

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 from earlyexit.chain import check_networks, used_of
-from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.mixture import check_ends, check_weights
 from earlyexit.order import DEFAULT, OrderSpec
@@ -18,6 +17,7 @@ from earlyexit.policies import PolicyName, kind_of
 from earlyexit.reroute import check_rule
 from earlyexit.split import AfterAnswer, Split
 from earlyexit.words import check_prune
+from optimizer.dispatch import PlanDispatch
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
 
@@ -168,7 +168,7 @@ class Plan:
     stages: tuple[Stage, ...]
     policy: PolicySpec | None = None
     """None where no ramp is active."""
-    dispatch: Dispatch = "work-conserving"
+    dispatch: PlanDispatch = "work-conserving"
     order: OrderSpec = DEFAULT
     """Which of the inputs that wait, at ingresses and in replicas, make the next batch."""
     epoch: int = 0

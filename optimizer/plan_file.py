@@ -14,7 +14,6 @@ from pydantic import Discriminator, Field, Tag
 
 from cluster.devices import find_device
 from earlyexit.chain import check_networks
-from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.given_file import check_file
 from earlyexit.order import DEFAULT, OrderName, OrderSpec
@@ -22,6 +21,7 @@ from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import AfterAnswer, Split
 from earlyexit.store import ModelCard
+from optimizer.dispatch import PlanDispatch
 from optimizer.plan import Plan, PolicySpec, Stage, check_own
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
@@ -114,7 +114,7 @@ class PlanDocument(StrictDocument):
     schema_version: Literal[1] = 1
     stages: list[StageDocument] = Field(min_length=1)
     policy: PolicyDocument | None = None
-    dispatch: Dispatch = "work-conserving"
+    dispatch: PlanDispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
     networks: list[int] = Field(default_factory=list)

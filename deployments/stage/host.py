@@ -23,12 +23,11 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import NO_SEQUENCE, Member
 from earlyexit.memory import MemoryUse
 from earlyexit.times import ObservedTimes
+from optimizer.dispatch import ON_PROCESSORS
 from optimizer.plan import PolicySpec
 
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
-ON_PROCESSORS = "cpu"
-"""The device that is the machine's own processors."""
 BROKEN_AFTER = 20
 """Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
 

@@ -19,12 +19,12 @@ from argparse import ArgumentParser
 from typing import get_args
 
 from earlyexit.backends import BACKENDS
-from earlyexit.engine import Dispatch
 from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.plans import Machine
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
+from optimizer.dispatch import PlanDispatch
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run of the client, after its warm-up")
     parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="torch", help="of Offramp; peers' are swept")
-    parser.add_argument("--dispatch", choices=get_args(Dispatch), help="of Offramp's plans")
+    parser.add_argument("--dispatch", choices=get_args(PlanDispatch), help="of Offramp's plans")
     parser.add_argument("--padded", action="store_true", help="sweep transformers' padded modules as well")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()

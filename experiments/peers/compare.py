@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.backends import BackendName
-from earlyexit.engine import Dispatch
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.limit import compute_limit
@@ -32,6 +31,7 @@ from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, 
 from experiments.peers.turns import Rates, Turn, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.jobs.provenance import provenance
+from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import parse_plan, plan_document
 from optimizer.problem_file import parse_problem, problem_document
 
@@ -69,7 +69,7 @@ class Asked:
     """Of our sides; peers' are swept."""
     padded: bool = False
     """Whether the sweeps try `transformers`' padded modules."""
-    dispatch: Dispatch | None = None
+    dispatch: PlanDispatch | None = None
     """Of our plans; None for what they say."""
     port: int = 8000
     seed: int = 0
@@ -162,7 +162,7 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _dispatching(prepared: Prepared, dispatch: Dispatch | None) -> Prepared:
+def _dispatching(prepared: Prepared, dispatch: PlanDispatch | None) -> Prepared:
     if dispatch is None:
         return prepared
     return replace(prepared, plans={name: replace(plan, dispatch=dispatch) for name, plan in prepared.plans.items()})

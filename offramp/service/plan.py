@@ -129,11 +129,13 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     """The plan to begin with: the file's, or one that leaves an accelerator to each of its idle slots.
 
     Serve starts no deployment without a replica; the controller takes idle ones away, and plans with all accelerators.
-    Its order of inputs is the one that every later plan takes over.
+    Its order of inputs, and its dispatch, are those that every later plan takes over.
     """
     planner = parts.document.planner
     given = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
     plan = given or _uncrowded(parts, problem, solve)
+    if planner.dispatch is not None:
+        plan = replace(plan, dispatch=planner.dispatch)
     if planner.order is None:
         return plan
     with parts.source.said_at(("planner", "order")):

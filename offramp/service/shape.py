@@ -12,6 +12,7 @@ from deployments.access import AccessSettings
 from deployments.settings import IngressSettings, ModelSettings, PlanningSettings, TracingSettings, VersionSettings
 from earlyexit.source_file import StrictDocument
 from earlyexit.store import NAME_PATTERN
+from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import OrderDocument
 from optimizer.problem_shape import (
     BudgetDocument,
@@ -91,6 +92,8 @@ class PlannerDocument(PartDocument, PlanningSettings):
     """Plan file to begin with; None: the planner's, by the exit records."""
     order: OrderDocument | None = None
     """Which of the inputs that wait go first, as plan files say it; None: as the plan file says, else by deadline."""
+    dispatch: PlanDispatch | None = None
+    """When a batch that is not full begins, as plan files say it; None: as the plan file says, else at once."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use; None: the largest with a latency."""
     max_stages: int = Field(default=3, ge=1)

@@ -153,7 +153,7 @@ MISTAKES = (
     (
         "dispatch: deferred",
         "dispatch: eager",
-        "2: dispatch: Input should be 'work-conserving', 'deferred' or 'filling'",
+        "2: dispatch: Input should be 'auto', 'work-conserving', 'deferred' or 'filling'",
     ),
     ("dispatch: deferred", "after_answer: leave", "2: after_answer: Input should be 'stop' or 'stay'"),
     ("dispatch: deferred", "overlap_below: 0", "2: overlap_below: Input should be greater than or equal to 1"),

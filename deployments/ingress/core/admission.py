@@ -20,6 +20,7 @@ import math
 from typing import Protocol
 
 from earlyexit.split import Split
+from optimizer.dispatch import dispatch_on
 from optimizer.plan import Plan
 
 SAFETY = 0.1
@@ -170,10 +171,10 @@ class Admission:
         the service is slow because little is let in, and little is let in because it is slow. So it is where processors
         are full and small batches take them: whoever is let in makes the others' batches cheaper.
         """
-        if plan.dispatch == "work-conserving":
-            return 0.0
         one_each = sum(
-            stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
+            stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits)
+            for stage in plan.stages
+            if dispatch_on(stage.device, plan.dispatch) != "work-conserving"
         )
         return one_each / self._num_ingresses
 

@@ -178,6 +178,14 @@ def test_the_order_is_the_plan_files_unless_the_service_says_another(files: File
     assert files.read(planner={"strategy": "serial"}).settings.plan.order == OrderSpec()
 
 
+def test_the_dispatch_is_the_plan_files_unless_the_service_says_another(files: Files) -> None:
+    files.write_plan(replicas=2)
+    assert files.read(planner={"plan": "plan.yaml"}).settings.plan.dispatch == "work-conserving"
+    assert files.read(planner={"plan": "plan.yaml", "dispatch": "auto"}).settings.plan.dispatch == "auto"
+    assert files.read(planner={"strategy": "serial", "dispatch": "auto"}).settings.plan.dispatch == "auto"
+    assert files.read(planner={"strategy": "serial"}).settings.plan.dispatch == "work-conserving"
+
+
 def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas(files: Files) -> None:
     service = files.read(**emulated(scale=20.0))
     settings, problem = service.settings, problem_of(service)

@@ -203,3 +203,13 @@ def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for
             admission.answered(1.2, 60, 1, float(second))
     inside = (0, 1, 2, 23, 24, 30)
     assert tuple(each for each in inside if admission.late_s(8, 0.999, unanswered=each, now_s=60.0)) == refused
+
+
+def test_where_stages_fill_by_what_they_run_on_those_on_processors_have_room() -> None:
+    stages = (
+        Stage(device="cpu", replicas=2, splits=(Split(first=0, end=1, batch=8),)),
+        Stage(device="V100", replicas=1, splits=(Split(first=1, end=3, batch=64),)),
+    )
+    admission = Admission(Plan(stages=stages, dispatch="auto"), slo_s=1.0, num_ingresses=1)
+    admission.follow(Plan(stages=stages, dispatch="auto", predicted={"rate_per_s": 1.0}))
+    assert admission.limit == 2 * 8
