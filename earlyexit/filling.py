@@ -27,10 +27,14 @@ MOST_PATIENCE = 0.5
 """Of what deadlines leave: what batches take wavers where others take the processors."""
 SLOPE = 2.5
 """Patience by share beyond `IDLE_ENOUGH`: batches wait as long as they may from three fifths on."""
-AS_BUSY = 3.0
-"""A device that waits for processors a share of the time counts as so many times that busy: on two that are shared by
-two devices, what sends them work and who asks, each device waits 15 % of the time while they are half busy, 20 % at two
-thirds and a quarter at three quarters."""
+SHARED = 2.0
+"""A device that waits for processors a share of the time counts as busier by so many times that share: of two
+processors that two devices share with what sends them work and with who asks, a quarter is left when each runs for half
+of the time and waits for a quarter of that. The wait alone says little: who is seldom woken waits for whoever woke him.
+"""
+MOST_BATCHES = 3.0
+"""What deadlines leave counts up to so many times what a batch takes: to wait for much longer than that saves little
+more, however far the deadline is. At most patience it is one and a half times as long."""
 FADE = 0.9
 """What is left of the weight of a batch when the next has run: about ten batches tell how busy a device is."""
 WORTH = 1.15
@@ -59,14 +63,10 @@ class Load:
         self._ended_s = ended_s
 
     def share(self, now_s: float) -> float:
-        """Of its time that the device ran, or what its waits for processors amount to; 0 before the first batch."""
+        """Of its time that the device ran, more where it waits for processors meanwhile; 0 before the first batch."""
         if self._ended_s is None or not self._span_s:
             return 0.0
-        return max(self._around, self._busy_s / (self._span_s + max(0.0, now_s - self._ended_s)))
-
-    @property
-    def _around(self) -> float:
-        return min(1.0, AS_BUSY * self.waited)
+        return self._weighed_s / (self._span_s + max(0.0, now_s - self._ended_s))
 
     def due_s(self, since_s: float, latest_s: float) -> float:
         """When who waits since then, and must start by `latest_s`, has waited `patience` of that, should nothing run.
@@ -79,10 +79,13 @@ class Load:
         slope = SLOPE * max(0.0, latest_s - since_s)
         before_s = self._span_s - self._ended_s
         p = before_s - since_s + slope * IDLE_ENOUGH
-        q = before_s * (slope * IDLE_ENOUGH - since_s) - slope * self._busy_s
+        q = before_s * (slope * IDLE_ENOUGH - since_s) - slope * self._weighed_s
         root_s = (math.sqrt(max(0.0, p * p - 4 * q)) - p) / 2
-        around_s = since_s + patience(self._around) * (latest_s - since_s)
-        return max(since_s, min(max(root_s, around_s), since_s + MOST_PATIENCE * (latest_s - since_s)))
+        return max(since_s, min(root_s, since_s + MOST_PATIENCE * (latest_s - since_s)))
+
+    @property
+    def _weighed_s(self) -> float:
+        return self._busy_s * (1 + SHARED * self.waited)
 
 
 def patience(busy: float) -> float:
@@ -124,7 +127,9 @@ class Standing(Generic[P]):
         """When its batch begins, full or not."""
         if not self.may_wait or math.isinf(self.latest_s) or self.each_s <= WORTH * self.full_each_s:
             return -math.inf
-        return load.due_s(self.queue.members[0].since_s, self.latest_s)
+        since_s = self.queue.members[0].since_s
+        full_s = self.full_each_s * self.queue.budget.inputs
+        return load.due_s(since_s, min(self.latest_s, since_s + MOST_BATCHES * full_s))
 
 
 def standing_of(queue: Queue[P], times: Times, latest_s: float, *, may_wait: bool) -> Standing[P]:

@@ -60,7 +60,7 @@ def test_a_batch_is_due_when_it_has_waited_as_long_as_it_may() -> None:
     chosen, at_s = pick(waiting, load, 2.0)
     assert chosen is None
     assert at_s is not None
-    assert at_s == pytest.approx(6.0), "half of what the deadline leaves"
+    assert at_s == pytest.approx(5.0), "half of what three full batches take"
     assert first_of(pick(waiting, load, at_s)[0]) == 0
 
 
@@ -74,13 +74,14 @@ def test_a_wait_is_shorter_the_less_the_device_did_before() -> None:
 def test_a_device_that_waits_for_processors_counts_as_busier() -> None:
     load = Load()
     load.ran(1.0, 1.0)
-    load.ran(1.0, 10.0)
-    assert load.due_s(10.0, 18.0) == 10.0
-    load.waited = 0.2
-    assert load.share(10.0) == pytest.approx(0.6)
-    assert load.due_s(10.0, 18.0) == pytest.approx(10.0 + 8.0 / 2)
-    load.waited = 0.02
-    assert load.share(10.0) == pytest.approx((0.9 + 1) / (0.9 + 9))
+    load.ran(1.0, 5.0)
+    assert load.share(5.0) == pytest.approx(1.9 / 4.9)
+    assert load.due_s(5.0, 13.0) == 5.0
+    load.waited = 0.25
+    assert load.share(5.0) == pytest.approx(1.5 * 1.9 / 4.9)
+    due_s = load.due_s(5.0, 13.0)
+    assert due_s > 5.5
+    assert due_s - 5.0 == pytest.approx(8.0 * patience(load.share(due_s)))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,9 @@ def test_the_batch_of_the_fewest_seconds_per_input_goes_first(press_s: float, fi
 
 
 def filling() -> Driver:
-    """Blocks 0-1 and 2-3, batches of 4, a second each whatever they hold; block 0 is where new inputs come."""
+    """Blocks 0-1 and 2-3, batches of 4, a second and three whatever they hold; block 0 is where new inputs come."""
     splits = [Split(first=0, end=2, batch=4), Split(first=2, end=4, batch=4)]
-    seconds = {0: 1.0, 2: 1.0}
+    seconds = {0: 1.0, 2: 3.0}
     engine = Engine(splits, TableTimes(seconds))
     engine.follow(splits, "filling", entry=0)
     return Driver(engine, seconds)
@@ -115,7 +116,7 @@ def filling() -> Driver:
 
 def test_under_load_survivors_wait_for_a_fuller_batch_and_new_inputs_do_not() -> None:
     arrivals = [Arrival(at_s, name, deadline_s=at_s + 12.0) for at_s, name in enumerate("abcd")]
-    # The device was busy all the time, so survivors may wait half of the time until 12 - 1 = 11: until 6.
+    # The device was busy all the time, so survivors may wait half of the time until 12 - 3 = 9: until 5.
     # The fourth makes the batch full.
     assert filling().play(arrivals) == [
         "0.000 start 0:[a]",
@@ -137,7 +138,7 @@ def test_a_wait_ends_when_half_of_what_the_most_urgent_deadline_leaves_is_over()
     engine.submit(2, [member("x", deadline_s=16.0)], 10.0)
     choice = engine.choose(10.0)
     assert choice.batch is None
-    assert choice.wake_s == pytest.approx(12.5), "it must start at 15"
-    batch = engine.choose(12.6).batch
+    assert choice.wake_s == pytest.approx(11.5), "it must start at 13"
+    batch = engine.choose(11.6).batch
     assert batch is not None
     assert names(batch.members) == "x"

@@ -17,6 +17,7 @@ ways of counting decide the same.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from earlyexit.split import Split
@@ -44,11 +45,12 @@ MOST_RISE = 0.03
 """Inputs of its cost that it adds at most. As many as the limit are answered within an SLO, so this is a share of it
 per SLO: where thousands are, the first late one is seen long after the limit was passed."""
 LEAP = 2.0
-"""What a limit is multiplied by at most, once a window, if inputs were refused while the slowest had time to spare."""
+"""What a limit is multiplied by at most, once a window, if inputs were refused while slow ones had time to spare."""
 SPARE = 0.8
-"""Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slowest has not."""
+"""Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slow ones have not:
+the slowest of all but the share that may be late, since on shared processors one in a hundred is slow at any limit."""
 WINDOW = (0.25, 4.0)
-"""Seconds and SLOs between leaps, at least: how slow the slowest is, few inputs do not tell."""
+"""Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
 FADE = 0.75
 """What is left of the counts of late inputs, from one window to the next."""
 PLANNED_SHARE = (1 / 16, 4.0)
@@ -86,8 +88,8 @@ class Admission:
         self._fallen_s = -math.inf
         self._window_ends_s = -math.inf
         self._refused = False
-        """Within the window, as are the slowest of the contested."""
-        self._slowest_s = 0.0
+        """Within the window, as are what the contested took."""
+        self._took_s: list[float] = []
 
     @property
     def limit(self) -> float:
@@ -115,7 +117,8 @@ class Admission:
             self._limit = max(self._filling, of_new_unit)
         if counted_tokens != self.counts_tokens:
             self._fallen_s = -math.inf
-        self._seen = self._late = self._slowest_s = 0.0
+        self._seen = self._late = 0.0
+        self._took_s.clear()
 
     def late_s(self, cost: float, left_s: float, *, unanswered: float, now_s: float) -> float:
         """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
@@ -146,7 +149,7 @@ class Admission:
             self._limit += min(RISE * self._limit, MOST_RISE * cost)
         # Where nobody like it is let in behind it, a limit this low has few with as much ahead, or none.
         if is_contested or (ahead + 2 * cost > self._limit and not is_late):
-            self._slowest_s = max(self._slowest_s, latency_s)
+            self._took_s.append(latency_s)
 
     def given_up(self, waited_s: float, ahead: float, cost: float, now_s: float) -> None:
         """An input was given up for its deadline. One sooner than the SLO says nothing of what the SLO allows."""
@@ -190,12 +193,18 @@ class Admission:
         """On a window that has ended: a limit that was too low by far would else rise as slowly as it is steered."""
         if now_s < self._window_ends_s:
             return
-        if self._refused and 0 < self._slowest_s < SPARE * self._counted_on_s:
-            self._limit *= min(LEAP, SPARE * self._counted_on_s / self._slowest_s)
+        spare_s = SPARE * self._counted_on_s
+        if self._refused and self._took_s and (slow_s := _all_but_late(self._took_s)) < spare_s:
+            self._limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
         self._seen, self._late = FADE * self._seen, FADE * self._late
-        self._refused, self._slowest_s = False, 0.0
+        self._refused, self._took_s = False, []
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
+
+
+def _all_but_late(took_s: Sequence[float]) -> float:
+    """What all took at most but `LATE_SHARE` of them: of fewer than a hundred, the slowest."""
+    return sorted(took_s)[-1 - int(LATE_SHARE * len(took_s))]
 
 
 def _full_cost(split: Split, mean_cost: float | None) -> float:

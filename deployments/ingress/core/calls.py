@@ -11,6 +11,7 @@ from deployments.ingress.core.departures import Departures
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import Call, Flight, I, SendCall, W
 from deployments.ingress.core.itinerary import Crossing, Itinerary, Leg
+from earlyexit.filling import MOST_BATCHES
 
 
 class Calls(Generic[I, W]):
@@ -39,12 +40,18 @@ class Calls(Generic[I, W]):
         self.itinerary = itinerary
         self.departures.follow(itinerary.first)
 
-    def hold(self, now_s: float, deadline_s: float) -> None:
-        """Somebody waits to be sent, before whom nobody did."""
-        share, first = self.departures.share(now_s), self.itinerary.first
-        if share and first.expected_s and deadline_s < math.inf:  # who waits on a guess of no time waits for ever
-            needed_s = first.expected_s + self.itinerary.reserve_s(first) + self._kept_s
-            self.departures.hold_until(now_s + share * max(0.0, deadline_s - now_s - needed_s))
+    def come(self, number: int, now_s: float, deadline_s: float, *, alone: bool) -> None:
+        """So many inputs of a request wait to be sent; `alone`: nobody else does."""
+        departures, first = self.departures, self.itinerary.first
+        departures.come(number, now_s)
+        if not alone or deadline_s == math.inf or not (share := departures.share(now_s)):
+            return
+        took_s = first.expected_s
+        left_s = deadline_s - now_s - took_s - self.itinerary.reserve_s(first) - self._kept_s
+        # Who waits on a guess of no time waits for ever: it counts as none that is left.
+        wait_s = share * max(0.0, min(left_s, MOST_BATCHES * took_s))
+        if wait_s > departures.gap_s:
+            departures.hold_until(now_s + wait_s)
 
     def begin(
         self,

@@ -13,6 +13,10 @@ from earlyexit.filling import patience
 AHEAD = 4
 """Calls without a part so far that a replica of several splits may have, however small: it chooses between them, which
 it cannot where new inputs are kept from it until its batch has run."""
+GAP_WEIGHT = 0.05
+"""Of the newest gap between inputs: twenty requests tell how long the next lets wait for itself."""
+LONGEST_GAP_S = 1.0
+"""What a longer one counts as, and what is taken to be one before the first input."""
 FRESH_S = 1.0
 """What was heard of a slot longer ago says nothing of how busy it is."""
 
@@ -30,6 +34,9 @@ class Departures:
         """Calls of new inputs that nothing has come back from, by slot."""
         self._busy: dict[str, tuple[float, float]] = {}
         """By slot, how busy it said it was, and when."""
+        self.gap_s = LONGEST_GAP_S
+        """Between one input and the next, of late; who would have left by then waits for nobody."""
+        self._came_s = -math.inf
         self.held_until_s = math.inf
         """When those who wait leave, however few; infinite where nobody is held."""
         self.least: float = 1
@@ -59,6 +66,12 @@ class Departures:
         if heard is None or not self._fills or now_s - heard[1] > FRESH_S:
             return 0.0
         return patience(heard[0])
+
+    def come(self, number: int, now_s: float) -> None:
+        """So many inputs arrived together."""
+        gap_s = min(LONGEST_GAP_S, now_s - self._came_s) / number
+        self.gap_s += GAP_WEIGHT * (gap_s - self.gap_s)
+        self._came_s = now_s
 
     def hold_until(self, until_s: float) -> None:
         """Those who wait leave then, or as soon as they are a batch."""

@@ -160,8 +160,7 @@ class IngressCore(Generic[I, W]):
         if outcomes.num_unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
         self._line.join(flights := outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s))
-        if self._line.length == number:
-            self._calls.hold(now_s, deadline_s)
+        self._calls.come(number, now_s, deadline_s, alone=self._line.length == number)
         if deadline_s < math.inf:
             self._agenda.deadlines.add(deadline_s, flights)
             self.wake_s = min(self.wake_s, deadline_s, self.departures.held_until_s)

@@ -136,13 +136,26 @@ class OneThreshold(RecordedRunner):
         super().follow(0.5)
 
 
-@pytest.mark.parametrize(("device", "busy"), [("cpu", 0.75), (V100, 0.0)])
+class OfASecond(OneThreshold):
+    """Whose every batch takes a second of a manual clock."""
+
+    def __init__(self, records: ExitRecords, num_blocks: int, clock: ManualClock) -> None:
+        super().__init__(records, num_blocks)
+        self._clock = clock
+
+    def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
+        self._clock.advance(1.0)
+        yield from super().run(batch)
+
+
+# Two batches of a second, a second apart, the first weighing 0.9; it waited a quarter of the time, which counts twice.
+@pytest.mark.parametrize(("device", "busy"), [("cpu", 1.5 * 1.9 / 3.9), (V100, 0.0)])
 async def test_a_device_counts_as_busier_that_waits_for_processors(
     device: str, busy: float, settings: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedstat, clock, replica = tmp_path / "schedstat", ManualClock(), Replica(settings)
     monkeypatch.setattr("deployments.stage.host.Contention", lambda: Contention(schedstat))
-    runner: Runner[Any] = OneThreshold(replica.records(), 4)
+    runner: Runner[Any] = OfASecond(replica.records(), 4, clock)
     if device != "cpu":
         runner = replica.runner
     ran = threading.Event()
@@ -154,7 +167,7 @@ async def test_a_device_counts_as_busier_that_waits_for_processors(
         await replica.call(["a#0"], replica.assignment(1, FIRST, LAST))
         assert await asyncio.to_thread(ran.wait, 10)
         clock.advance(1.0)
-    assert replica.host.busy == busy
+    assert replica.host.busy == pytest.approx(busy)
     replica.host.stop()
 
 

@@ -213,3 +213,16 @@ def test_where_stages_fill_by_what_they_run_on_those_on_processors_have_room() -
     admission = Admission(Plan(stages=stages, dispatch="auto"), slo_s=1.0, num_ingresses=1)
     admission.follow(Plan(stages=stages, dispatch="auto", predicted={"rate_per_s": 1.0}))
     assert admission.limit == 2 * 8
+
+
+@pytest.mark.parametrize(("slow", "times"), [(1, 0.72 / 0.6), (2, 1.0)])
+def test_one_slow_answer_of_a_hundred_does_not_keep_the_limit_from_leaping(slow: int, times: float) -> None:
+    admission = known()
+    admission.late_s(1, 1.0, unanswered=0, now_s=0.0)  # a window begins
+    admission.late_s(1, 1.0, unanswered=1000, now_s=0.1)
+    before = admission.limit
+    for latency_s in (*[0.85] * slow, *[0.6] * (100 - slow)):
+        admission.answered(latency_s, 60, 1, 0.5)
+    risen = admission.limit / before
+    admission.answered(0.1, 0, 1, 5.0)
+    assert admission.limit == pytest.approx(before * risen * times)

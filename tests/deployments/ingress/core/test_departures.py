@@ -32,13 +32,25 @@ def test_below_two_fifths_new_inputs_leave_at_once() -> None:
 
 def test_under_load_they_wait_for_a_share_of_what_their_deadline_leaves() -> None:
     scene = loaded(0.6)
-    scene.submit("a", deadline_s=12.0)  # of 11 seconds the stage takes 1; half of the rest
-    scene.now_s = 2.0
-    scene.submit("b", deadline_s=13.0)
+    scene.submit("a", deadline_s=4.4)  # of 3.4 seconds the stage takes 1; half of the rest is longer than a gap of 1
+    scene.now_s = 1.5
+    scene.submit("b", deadline_s=4.9)
     assert len(scene.calls) == 1
-    assert scene.core.wake_s == pytest.approx(6.0)
-    scene.until(6.0)
+    assert scene.core.wake_s == pytest.approx(2.2)
+    scene.until(2.2)
     assert [len(call.flights) for call in scene.calls] == [1, 2]
+
+
+def test_however_far_the_deadline_is_they_wait_for_three_halves_of_what_a_call_takes() -> None:
+    scene = loaded(0.6)
+    scene.submit("a", deadline_s=1000.0)
+    assert scene.core.wake_s == pytest.approx(2.5)
+
+
+def test_they_wait_for_nobody_who_comes_no_sooner() -> None:
+    scene = loaded(0.48)  # a fifth of three seconds, where inputs come a second apart
+    scene.submit("a", deadline_s=1000.0)
+    assert len(scene.calls) == 2
 
 
 def test_a_full_batch_leaves_at_once() -> None:
