@@ -6,7 +6,7 @@ bounded one, and the share of tokens that differ where they are really generated
 the thresholds of one division are run for real on its unseen prompts, skipped keys and values computed and copied, and
 the full model says how likely it holds what came of it (nats a token).
 
-    python -m experiments.sequence_guarantee [--model FOLDER --prompts FILE]    (stories: 10 minutes of one core)
+    python -m experiments.sequence_guarantee [--model FOLDER --prompts FILE]    (stories: 8 minutes of one core)
 """
 
 from __future__ import annotations
