@@ -1,38 +1,31 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
-from cluster.paced import PacedRunner
-from deployments.messages import Assignment, Chunk, StageCall
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner, starting_policy
-from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
-from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.clock import ManualClock
 from earlyexit.counts import TimesRun
 from earlyexit.cpu import Contention
 from earlyexit.device import Runner
-from earlyexit.engine import Batch, Dispatch
+from earlyexit.engine import Batch
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.release import Release, Step
+from earlyexit.release import Step
 from earlyexit.split import Split
-from earlyexit.wire import WirePiece
-from optimizer.plan import PolicySpec, Stage, early_exit_plan
+from optimizer.plan import early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.stage.replica import V100, Replica, policy_of
 from tests.deployments.stage.small_model import save_records, save_small_model
 
-V100 = "emulated:V100"
 RAMPS = (0, 1, 2)
 FIRST = Split(first=0, end=2, batch=4, ramps=(0, 1))
 LAST = Split(first=2, end=4, batch=4, ramps=(2,))
@@ -47,78 +40,6 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     plan = early_exit_plan(4, RAMPS, policy_of(folder, 0.5), batch=4, device=V100)
     emulated = {V100: {"batch": [1, 4], "block_s": [[0.0, 0.0]] * 4, "ramp_s": [[0.0, 0.0]] * 3}}
     return ServeSettings.model_validate({"model": str(folder), "plan": plan_document(plan), "emulated": emulated})
-
-
-def policy_of(folder: Path, threshold: float) -> PolicySpec:
-    return PolicySpec(name="recorded", thresholds=threshold, records=str(folder / "records.npz"))
-
-
-class Replica:
-    """A host and what its callers do."""
-
-    def __init__(self, settings: ServeSettings) -> None:
-        self.settings = settings
-        policy = starting_policy(settings)
-        runner = build_runner(settings, V100, policy, clock=MonotonicClock())
-        assert isinstance(runner, PacedRunner)
-        self.runner: PacedRunner[Any] = runner
-        self.host = StageHost(settings, V100, "split-emulated-V100-0", runner, MonotonicClock(), self.deliver)
-
-    def records(self) -> ExitRecords:
-        return ExitRecords.load(Path(self.settings.model) / "records.npz")
-
-    def deliver(self, releases: list[Release[Any]]) -> None:
-        for opened, chunk in chunks_by_call(releases):
-            opened.take(chunk)
-
-    def assignment(
-        self,
-        epoch: int,
-        *splits: Split,
-        threshold: float = 0.5,
-        dispatch: Dispatch = "work-conserving",
-    ) -> Assignment:
-        stage = Stage(device=V100, replicas=1, splits=splits)
-        policy = policy_of(Path(self.settings.model), threshold)
-        return Assignment(epoch=epoch, stage=stage, policy=policy, dispatch=dispatch)
-
-    async def call(
-        self,
-        ids: Sequence[str],
-        assignment: Assignment,
-        *,
-        next_block: int = 0,
-        probe: bool = False,
-        lengths: Sequence[int] = (),
-    ) -> list[Chunk]:
-        """The reply's parts; `lengths` left out: 1 each."""
-        wire = WirePiece(
-            sample_ids=tuple(ids),
-            next_block=next_block,
-            lengths_B=np.array(lengths or [1] * len(ids), dtype=np.int32),
-            tensors=(),
-            state_BS=None,
-        )
-        call = StageCall(
-            piece=wire, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment, probe=probe
-        )
-        loop = asyncio.get_running_loop()
-        parts: asyncio.Queue[Chunk] = asyncio.Queue()
-
-        def take(chunk: Chunk) -> None:
-            loop.call_soon_threadsafe(parts.put_nowait, chunk)
-
-        self.host.submit(call, OpenCall(len(ids), take))
-        chunks: list[Chunk] = []
-        while sum(chunk.num_inputs for chunk in chunks) < len(ids):
-            chunks.append(await asyncio.wait_for(parts.get(), 10))
-        return chunks
-
-    async def told(self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0) -> tuple[str, str]:
-        """Who was answered, and who goes on."""
-        chunks = await self.call(ids, assignment, next_block=next_block)
-        answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
-        return answered, "".join("".join(c.going_on.piece.sample_ids) for c in chunks if c.going_on is not None)
 
 
 @pytest.fixture

@@ -4,5 +4,8 @@ from experiments.peers.compare import sides_before
 
 
 def test_more_rounds_are_of_the_sides_that_the_comparison_had() -> None:
-    swept = {"sweeps": {"mosec": []}}
-    assert sides_before(swept, ("offramp", "stock", "ray-serve", "mosec")) == ("offramp", "stock", "mosec")
+    assert sides_before({"sweeps": {"mosec": []}}, ("offramp", "stock", "ray-serve", "mosec")) == (
+        "offramp",
+        "stock",
+        "mosec",
+    )
