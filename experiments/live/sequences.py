@@ -35,6 +35,7 @@ from offramp.service.application import resolve_plan
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem, table_of_length
+from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 from simulator.decisions import nested
 from simulator.generate import PlayedSequences, generate
@@ -276,6 +277,19 @@ def simulated(
     return found, Ran(batches=counts.batches, inputs=counts.inputs, seconds=counts.busy_s)
 
 
+def percentiles(tpot_s: FloatArray, ttft_s: FloatArray, *played: PlayedSequences) -> dict[str, tuple[float, ...]]:
+    """Median and 99th percentile of times per token and to the first one, in seconds: live, then of what was played."""
+    figures = {
+        "time per token": (tpot_s, *(each.tpot_s_K for each in played)),
+        "first token": (ttft_s, *(each.ttft_s_K for each in played)),
+    }
+    return {
+        f"{name} p{percent}": tuple(float(np.nanpercentile(seconds, percent)) for seconds in of_sides)
+        for name, of_sides in figures.items()
+        for percent in (50, 99)
+    }
+
+
 def _tell(
     options: Namespace,
     told: Sequence[Told],
@@ -285,14 +299,7 @@ def _tell(
 ) -> None:
     live_s = np.array([each.tpot_s for each in told])
     first_s = np.array([each.first_s - each.asked_s for each in told])
-    rows = {
-        f"{name} p{percentile}": (
-            float(np.percentile(seconds, percentile)),
-            *(getattr(each, figure)(percentile) for each in (found, as_fast)),
-        )
-        for name, seconds, figure in (("time per token", live_s, "tpot_s"), ("first token", first_s, "ttft_s"))
-        for percentile in (50, 99)
-    }
+    rows = percentiles(live_s, first_s, found, as_fast)
     print(f"{'':20} {'live':>9} {'by the profile':>20} {'batches ' + format(measured['slower'], '.3f') + ' x':>20}")
     for name, (live, *sims) in rows.items():
         print(f"{name:20} {live * 1e3:6.1f} ms", *(f"{sim * 1e3:9.1f} ms {sim / live:.3f} x" for sim in sims))

@@ -8,7 +8,18 @@ import httpx
 import numpy as np
 import pytest
 
-from experiments.live.sequences import Asked, Ran, Told, _later, cost_of_call, mean_of, problem_of, simulated, slowed
+from experiments.live.sequences import (
+    Asked,
+    Ran,
+    Told,
+    _later,
+    cost_of_call,
+    mean_of,
+    percentiles,
+    problem_of,
+    simulated,
+    slowed,
+)
 from optimizer.plan import stock_plan
 from profiles.table import LatencyTable
 from tests.deployments.ingress.completions.generating import Teller, listening
@@ -28,6 +39,16 @@ def test_sequences_share_batches_and_calls_cost_what_they_do() -> None:
         assert found.tpot_s_K.tolist() == pytest.approx([0.5 + call_s] * 2)
         assert ran.inputs == 7
         assert ran.seconds == pytest.approx(0.5 * ran.batches)
+
+
+def test_live_and_played_seconds_are_told_beside_each_other() -> None:
+    problem = problem_of(PLAN, (0,), TABLE, replace(TABLE, length=4), ASKED)
+    found, _ = simulated(problem, PLAN, ASKED, [each.at_s for each in ASKED], 0.0)
+    rows = percentiles(np.array([0.4, 0.6, 0.8]), np.array([1.0, 1.0]), found)
+    assert rows["time per token p50"] == pytest.approx((0.6, 0.5))
+    assert rows["time per token p99"][0] > 0.79
+    assert rows["first token p50"] == pytest.approx((1.0, float(np.median(found.ttft_s_K))))
+    assert len(rows) == 4
 
 
 def test_a_slower_machine_takes_longer_for_everything() -> None:
