@@ -170,12 +170,12 @@ class Admission:
     def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
         """What is let in however late it is; the limit never falls below it.
 
-        Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
-        the service is slow because little is let in, and little is let in because it is slow. So it is where processors
-        are full and small batches take them: whoever is let in makes the others' batches cheaper.
+        Stages that wait for full batches need one per replica and split. With fewer inside all wait as long as they
+        may, so that the service is slow because little is let in, and little is let in because it is slow. So it is
+        where processors are full and small batches take them: whoever is let in makes the others' batches cheaper.
         """
         one_each = sum(
-            stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits)
+            stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits)
             for stage in plan.stages
             if dispatch_on(stage.device, plan.dispatch) != "work-conserving"
         )

@@ -181,19 +181,19 @@ def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None
 
 
 @pytest.mark.parametrize("dispatch", ["deferred", "filling"])
-def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_however_late_they_are(
+def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_split_of_every_replica_however_late_they_are(
     dispatch: Dispatch,
 ) -> None:
     admission = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
     for second in range(30):
         for _ in range(50):
             admission.answered(1.2, 60, 1, float(second))
-    assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
+    assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
     admission.follow(plan(dispatch, rate_per_s=1.0))
-    assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
+    assert admission.limit == pytest.approx((2 * 8 + 4 + 8) / 2)
 
 
-@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (24, 30)), ("work-conserving", (1, 2, 23, 24, 30))])
+@pytest.mark.parametrize(("dispatch", "refused"), [("filling", (28, 30)), ("work-conserving", (1, 2, 27, 28, 30))])
 def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for_each_is_inside(
     dispatch: Dispatch, refused: tuple[int, ...]
 ) -> None:
@@ -201,7 +201,7 @@ def test_no_request_is_too_long_for_stages_that_fill_while_less_than_a_batch_for
     for second in range(60):
         for _ in range(50):
             admission.answered(1.2, 60, 1, float(second))
-    inside = (0, 1, 2, 23, 24, 30)
+    inside = (0, 1, 2, 27, 28, 30)
     assert tuple(each for each in inside if admission.late_s(8, 0.999, unanswered=each, now_s=60.0)) == refused
 
 

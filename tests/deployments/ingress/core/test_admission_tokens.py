@@ -48,11 +48,11 @@ def test_an_input_longer_than_the_limit_is_begun_where_nothing_else_is_inside() 
     assert by_tokens().late_s(10_000, 1.0, unanswered=0, now_s=0.0) == 0.0
 
 
-def test_where_stages_wait_for_full_batches_there_may_be_the_tokens_of_one_for_every_replica() -> None:
+def test_where_stages_wait_for_full_batches_there_may_be_the_tokens_of_one_for_every_split_of_every_replica() -> None:
     admission = by_tokens("deferred")
     for second in range(60):
         admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
-    assert admission.limit == pytest.approx((2 * 8 + 8) * LENGTH)
+    assert admission.limit == pytest.approx((2 * 8 + 4 + 8) * LENGTH)
 
 
 @pytest.mark.parametrize(
