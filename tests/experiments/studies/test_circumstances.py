@@ -103,6 +103,7 @@ def test_equal_plans_are_simulated_once() -> None:
     assert row["one"].capacity is row["other"].capacity
 
 
+@pytest.mark.usefixtures("longer_simulations")
 def test_sides_stand_beside_each_other_batch_by_batch() -> None:
     inputs = inputs_at(0.4)
     rows = by_batch(four_blocks(), inputs, (1, 8), "quick", lambda limited: decide(limited, ("stock", "early-exit")))

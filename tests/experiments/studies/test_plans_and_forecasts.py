@@ -96,6 +96,7 @@ def test_22_what_is_lost_is_told_of_the_plan_that_knows_the_truth() -> None:
     assert fig22.lost(mistake(0.0, 0.0, 0.0)) is None
 
 
+@pytest.mark.usefixtures("longer_simulations")
 def test_22_plans_are_simulated_on_the_true_exits() -> None:
     # However few stock expects to leave: it does two inputs in 2 ms, on three accelerators.
     truth = facing(two_blocks(), half_leave())
