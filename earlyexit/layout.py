@@ -33,7 +33,8 @@ FEW_TOKENS = 6
 0.8 of the time that `apart` takes, of up to 3 in 0.5; of up to 8 it is 1.2 (MiniLM, processor time)."""
 TOGETHER = 40
 """Tokens of short inputs that attend in one call where `apart`: a call costs what the scores of a thousand pairs of
-tokens do, so that three or four questions of 11 tokens take half the time together (`experiments.attention_slots`)."""
+tokens do, so that three or four questions of 11 tokens take half the time together
+(`experiments.tokens.attention_slots`)."""
 
 
 class Layout:
@@ -85,9 +86,9 @@ class Layout:
         """How inputs attend; never `auto`.
 
         Of equal lengths the padded form holds neither padding nor mask, and is one operation. On a CPU by one thread
-        `apart` is as fast or faster (`python -m experiments.attention_slots`) but for inputs of a few tokens; by more
-        threads it is taken where what it saves of them is more than what calling torch for every input costs the one
-        that calls.
+        `apart` is as fast or faster (`python -m experiments.tokens.attention_slots`) but for inputs of a few tokens; by
+        more threads it is taken where what it saves of them is more than what calling torch for every input costs the
+        one that calls.
         """
         if self.uniform:
             return "padded"

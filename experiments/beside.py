@@ -43,6 +43,12 @@ sys.argv[0] = "offramp"
 importlib.import_module(here).main()
 """
 """The command line, which was one module before it was a folder."""
+BEFORE = {
+    "experiments.engine.speed": "experiments.engine_speed",
+    "experiments.planning.simulator_speed": "experiments.simulator_speed",
+    "experiments.trained.clinc150": "experiments.clinc150",
+}
+"""What modules that both sides run were called before experiments lay in folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +58,12 @@ class Side:
     name: str
     root: Path
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a module of the checkout to its end; SystemExit tells what it said where it fails."""
+        if module in BEFORE and not (self.root / f"{module.replace('.', '/')}.py").is_file():
+            module = BEFORE[module]
         done = subprocess.run(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=self.root,
             env=self.environment(),
             capture_output=True,
@@ -63,7 +71,7 @@ class Side:
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{self.name}: {' '.join(arguments)}: {done.stderr[-2000:]}")
+            raise SystemExit(f"{self.name}: {' '.join((module, *arguments))}: {done.stderr[-2000:]}")
         return done
 
     def figures(self, script: str, *arguments: object) -> Figures:
@@ -99,14 +107,16 @@ def engine(side: Side, model: Path) -> Figures:
     """Samples a second of the batch engine alone, one thread."""
     data = str(require_data(DATA).resolve())
     options = [str(model), "--data", data, "--part", "test", "--rounds", "1", "--json"]
-    told = json.loads(side.command("experiments.engine_speed", *options).stdout)
+    told = json.loads(side.command("experiments.engine.speed", *options).stdout)
     return {name: rates[0] for name, rates in told["samples_per_s"].items()}
 
 
 def simulator(side: Side, _: Path) -> Figures:
     """Seconds of processor time for ten million requests."""
     out = side.root / "runs" / "beside-simulator.json"
-    side.command("experiments.simulator_speed", "--requests", str(SIMULATED), "--sides", "plain", "--out", str(out))
+    side.command(
+        "experiments.planning.simulator_speed", "--requests", str(SIMULATED), "--sides", "plain", "--out", str(out)
+    )
     [told] = json.loads(out.read_text(encoding="utf-8"))["sides"]
     return {"CPU s": told["cpu_s"]}
 
@@ -159,7 +169,7 @@ def main() -> None:
     ours = Side(name="this checkout", root=ROOT)
     model = older.root / MODEL
     if not (model / "calibration.json").is_file():
-        older.command("experiments.clinc150")
+        older.command("experiments.trained.clinc150")
     for name in options.only:
         sides = {side.name: partial(MEASURES[name], side, model) for side in (older, ours)}
         tell(f"{name}, {options.rounds} rounds", in_turns(sides, options.rounds, warm_ups=0))

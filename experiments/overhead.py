@@ -31,10 +31,10 @@ import psutil
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
-from experiments.access_cost import access
+from experiments.costs.access import access
+from experiments.costs.request_parts import parts
 from experiments.models import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
-from experiments.request_parts import parts
 from experiments.turns import Figures, Side, in_turns, tell
 from offramp.client.client import Client
 from offramp.client.inputs import TensorBody

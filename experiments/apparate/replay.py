@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments import tuned_replay
 from experiments.apparate.times import Answered
-from experiments.tuned_replay import BATCH, Controller
+from experiments.tuning import replay as tuned_replay
+from experiments.tuning.replay import BATCH, Controller
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
 from profiles.scores import BoolArray

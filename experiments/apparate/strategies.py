@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case
 from experiments.apparate.replay import Replay, replay
-from experiments.tuned_replay import TunedThresholds, after, observed
+from experiments.tuning.replay import TunedThresholds, after, observed
 from optimizer.live.best_ramps import best_ramps, greedily
 from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
 from optimizer.live.ramp_mover import move, spread_out

@@ -6,7 +6,7 @@
 One service of the chain follows the plans of `experiments.live.cascade_sides` in turns, so that whatever drifts on the
 machine hits all sides alike. First the rate of every side: the highest Poisson rate with p99 within the SLO (12.5 runs
 of the large model on one text). Then all sides at the same rate, 60 % of the large model's: latency, processor time per
-answer, and how many answers are those of the large model alone. Models: `python -m experiments.cascade_models`. Writes
+answer, and how many answers are those of the large model alone. Models: `python -m experiments.cascades.models`. Writes
 runs/live/cascade-*.json. Minutes: about 14 for CLINC150, mostly the search for rates.
 """
 
@@ -28,16 +28,16 @@ import httpx
 
 from earlyexit.engine import Dispatch
 from earlyexit.store import read_card
-from experiments.cascade_models import chain_folder
+from experiments.cascades.models import chain_folder
 from experiments.data import RUNS
 from experiments.kit import Spread, keep, show, spread
 from experiments.live.cascade_sides import LARGE, SIDES, Setup, Sides, make_sides
-from experiments.mpnet import DataName, parts_of
 from experiments.peers.client import ClientOptions, LoadResult, write_inputs
 from experiments.peers.rounds import PROBE_HEADER, SEEDS_PER_ROUND, Comparison, Hunt, Probe, interleave, probe_line
 from experiments.peers.search import Bounds, Target
 from experiments.peers.sides import ServedSide, planned_sides
 from experiments.peers.turns import per_input
+from experiments.trained.mpnet import DataName, parts_of
 from offramp.jobs.provenance import provenance
 from optimizer.plan_file import plan_document
 

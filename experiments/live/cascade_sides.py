@@ -25,7 +25,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.errors import PlanError
 from earlyexit.store import read_card
 from experiments.live.service import NEVER_S, STATE, hand_control
-from experiments.mpnet import GUARANTEE
+from experiments.trained.mpnet import GUARANTEE
 from offramp.jobs.calibration import CalibrateJob, calibrate_records, read_calibration
 from offramp.jobs.planning import NoPlanAnswer, answer
 from offramp.jobs.profiling import ProfileJob, profile_model

@@ -6,7 +6,7 @@ EMULATED V100s; a small network of six blocks, of 60 % of BERT-base's hidden siz
 inputs leave at its end. Load at 60 % of what the large network alone does on its accelerators. Kills: kill -9 of one
 replica of each network, twice. Changes: cascade, single, both on one device, and back, one every `--every` seconds.
 Printed: answers, errors, lost requests, whether every answer is one that the chain's records give, and how long inputs
-waited at the ingress to cross (`experiments.crossing_times` has that alone, by texts and survivors). Writes
+waited at the ingress to cross (`experiments.costs.crossings` has that alone, by texts and survivors). Writes
 runs/live/crossings.json. Minutes: 3.
 """
 

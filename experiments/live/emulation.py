@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from earlyexit.errors import PlanError
-from experiments.e3_plans import PROBLEMS, stretched
 from experiments.live.load import Phase
 from experiments.live.model import ensure_model, thresholds
+from experiments.planning.e3_plans import PROBLEMS, stretched
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate

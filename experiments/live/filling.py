@@ -20,11 +20,11 @@ from earlyexit.engine import Dispatch
 from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.cascade_sides import SLO_FACTOR, Setup, make_plan
-from experiments.mpnet import parts_of
 from experiments.peers.client import ClientOptions, write_inputs
 from experiments.peers.rounds import SEEDS_PER_ROUND
 from experiments.peers.sides import ServedSide, planned_sides
 from experiments.peers.turns import per_input
+from experiments.trained.mpnet import parts_of
 from offramp.jobs.provenance import provenance
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document

@@ -1,7 +1,7 @@
 """An image model in two halves or whole: its folder, images, and what the uncut model says of each.
 
-ResNet-20 with ramps as `python -m experiments.cifar10` leaves it, and CIFAR-10's test images; without OFFRAMP_DATA the
-same network with random weights, and noise.
+ResNet-20 with ramps as `python -m experiments.trained.cifar10` leaves it, and CIFAR-10's test images; without
+OFFRAMP_DATA the same network with random weights, and noise.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from earlyexit.split import Split
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.train import exit_outputs
 from earlyexit.wire import Answer, entering
-from experiments import cifar10
 from experiments.data import RUNS, data_folder
+from experiments.trained import cifar10
 from offramp.jobs.calibration import read_calibration
 from optimizer.plan import Plan, PolicySpec, Stage
 

@@ -37,7 +37,7 @@ from experiments.live.meter import Meter, Usage
 from experiments.live.model import NUM_BLOCKS, ensure_model
 from experiments.live.service import emulated_settings
 from experiments.peers.workloads import LONGEST, WORKLOADS
-from experiments.token_budgets import budget_of
+from experiments.tokens.budgets import budget_of
 from offramp.client.client import Client
 from offramp.load.run import LoadConfig, LoadReport, run_load
 from optimizer.plan import Plan, PolicySpec, Stage

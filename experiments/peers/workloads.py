@@ -1,9 +1,9 @@
 """What the servers are compared on: a model folder, texts, exits, and the latency that is asked for.
 
-- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.clinc150` makes them (budget
-  1 %): exits are really decided by what is really computed. About 11 tokens a text.
-- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (`experiments.mpnet`; the extra `mpnet`): exits are
-  really computed. `mpnet-news` is AG News, about 50 tokens a text.
+- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.trained.clinc150` makes them
+  (budget 1 %): exits are really decided by what is really computed. About 11 tokens a text.
+- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (`experiments.trained.mpnet`; the extra `mpnet`):
+  exits are really computed. `mpnet-news` is AG News, about 50 tokens a text.
 - `bert-base`: a network of BERT-base's size with random weights: the compute is real, the decisions are those recorded
   of a 12-exit BERT-base on SST-2 dev, at an entropy of 0.4 (E3 section 5). The texts are SST-2 dev's, about 25 tokens;
   which record goes with which text is arbitrary, because the records' order is not the file's.
@@ -25,11 +25,11 @@ import numpy as np
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.store import CARD_FILE
-from experiments import ag_news, clinc150, mpnet, sst2
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
+from experiments.trained import ag_news, clinc150, mpnet, sst2
 from offramp.client.protocol import predict_body
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.packaged import resolve_backbone

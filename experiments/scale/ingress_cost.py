@@ -23,7 +23,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
-from experiments.crossing_times import CountsNothing
+from experiments.costs.crossings import CountsNothing
 from optimizer.placement import initial_placement
 from optimizer.plan import stock_plan
 

@@ -28,11 +28,11 @@ from typing import get_args
 from earlyexit.boundary import FloatName
 from earlyexit.errors import OfframpError
 from experiments.data import RUNS
-from experiments.generation_demo import weights
+from experiments.generation.demo import weights
+from experiments.generation.slos import Slos
 from experiments.kit import show
 from experiments.peers.processes import Server
 from experiments.peers.search import Bounds, Search
-from experiments.sequence_slos import Slos
 from experiments.streams.client import Asked, Caller, Streamed
 from experiments.streams.news import to_measure
 from experiments.streams.sides import SIDES, Setting, Side, serving

@@ -31,7 +31,7 @@ from earlyexit.store import save_model
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
 from experiments.data import RUNS
-from experiments.generation_demo import weights
+from experiments.generation.demo import weights
 from experiments.streams.news import to_calibrate, to_learn
 from experiments.streams.weights import transformers_folder
 

@@ -19,7 +19,7 @@ from experiments.apparate.strategies import PERIOD, with_ramps
 from experiments.data import require_data
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from experiments.tuned_replay import BATCH
+from experiments.tuning.replay import BATCH
 from offramp.load.processes import Poisson, Process
 from offramp.load.replay import CountReplay
 from offramp.load.traces import read_counts

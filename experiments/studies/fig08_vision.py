@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from experiments.load_changes import NEEDS, of_kind, recorded
+from experiments.pame.load_changes import NEEDS, of_kind, recorded
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, exits_at_once, flat
 from experiments.studies.fig07_homogeneous import Case
 from experiments.studies.side_by_side import Rows, batch_bars, by_batch, document, plans, ratios_of, times

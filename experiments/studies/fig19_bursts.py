@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import require_data
-from experiments.forecasts import AZURE, TWITTER
+from experiments.planning.forecasts import AZURE, TWITTER
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars

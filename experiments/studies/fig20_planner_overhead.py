@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.e3_plans import PROBLEMS
-from experiments.planner_speed import E3_S, timed
+from experiments.planning.e3_plans import PROBLEMS
+from experiments.planning.planner_speed import E3_S, timed
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts
 from optimizer.decision import Strategy

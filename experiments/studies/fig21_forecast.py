@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.drift import Kinds, draw_reach, easy_and_hard
-from experiments.forecasts import (
+from experiments.planning.drift import Kinds, draw_reach, easy_and_hard
+from experiments.planning.forecasts import (
     ENTROPY,
     HISTORY,
     PROBE_SHARE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from experiments.misprediction import Mistakes, Simulate, mispredicted
+from experiments.planning.misprediction import Mistakes, Simulate, mispredicted
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.decoders import LLAMA_2, LLAMA_EXITS, llama_of
 from experiments.studies.e3_case import LARGEST_BATCH, exits_at_once, made_up

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from experiments.pame_cases import KINDS, Case, Judged, cases, judged, promised
-from experiments.pame_models import telling_absent
+from experiments.pame.cases import KINDS, Case, Judged, cases, judged, promised
+from experiments.pame.models import telling_absent
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.pame_cases import KINDS, Case, cases, judged_thresholds
-from experiments.pame_models import telling_absent
+from experiments.pame.cases import KINDS, Case, cases, judged_thresholds
+from experiments.pame.models import telling_absent
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest

@@ -13,10 +13,10 @@ import numpy as np
 
 from experiments.apparate.cases import BUDGET, table_of
 from experiments.apparate.strategies import CONFIDENCE
-from experiments.load_changes import NEEDS, of_kind, recorded
+from experiments.pame.load_changes import NEEDS, of_kind, recorded
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from experiments.tuned_replay import Controller, Fixed, Replayed, TunedThresholds, replay
+from experiments.tuning.replay import Controller, Fixed, Replayed, TunedThresholds, replay
 from optimizer.live.exit_mover import Place, best_place
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from earlyexit.split import Split
-from experiments.pame_cases import KINDS, Kind, v100
-from experiments.pame_models import records_file, telling_absent
+from experiments.pame.cases import KINDS, Kind, v100
+from experiments.pame.models import records_file, telling_absent
+from experiments.pame.saturated import Device, Saturated
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.saturated import Device, Saturated
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from profiles.records import ExitRecords

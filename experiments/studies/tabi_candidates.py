@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from earlyexit.chain import Chain
-from experiments.cascade_problems import chain_problem, layers_of
-from experiments.model_choice import Answering, cocktail, infaas
+from experiments.cascades.model_choice import Answering, cocktail, infaas
+from experiments.cascades.problems import chain_problem, layers_of
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from experiments.token_plans import answered_per_s
+from experiments.tokens.plans import answered_per_s
 from optimizer.decision import Planned
 from optimizer.exact.solve import solve_exactly
 from optimizer.networks import Part, choices, part_of

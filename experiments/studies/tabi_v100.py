@@ -5,7 +5,7 @@ Computed by the cost model. The paper serves one query at a time; here batches a
 
 from __future__ import annotations
 
-from experiments.cascade_problems import chain_problem, layers_of
+from experiments.cascades.problems import chain_problem, layers_of
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.decision import Planned
 from optimizer.networks import part_of

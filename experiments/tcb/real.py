@@ -19,8 +19,8 @@ from earlyexit.checkpoint import random_model
 from earlyexit.layout import Layout
 from earlyexit.reordered import torch_segments
 from experiments.kit import Spread, spread
-from experiments.rows import Rows, concatenated_rows, outputs_of, padded_rows
 from experiments.tcb.cost import Cost, Work, fit
+from experiments.tcb.rows import Rows, concatenated_rows, outputs_of, padded_rows
 from experiments.tcb.schemes import grouped
 from experiments.turns import Figures, in_turns
 from simulator.lengths import truncated_normal

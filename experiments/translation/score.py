@@ -2,7 +2,7 @@
 
     OFFRAMP_DATA=... python -m experiments.translation.score [--direction de-en]
 
-By `transformers`, whose tokens ours are (`experiments.same_tokens translation`). One thread, about a minute.
+By `transformers`, whose tokens ours are (`experiments.generation.same_tokens translation`). One thread, about a minute.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ from earlyexit.offline import NOBODY
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.split import Split
 from earlyexit.store import load_model
-from experiments.generation_peers import Job, TokenTimes
-from experiments.generation_speed import Engine
+from experiments.generation.peers import Job, TokenTimes
+from experiments.generation.slos import Slos
+from experiments.generation.speed import Engine
 from experiments.kit import ProcessorClock, show
 from experiments.peers.search import Bounds, Search
-from experiments.sequence_slos import Slos
 from experiments.translation.multi30k import TEST, directed, pairs_of
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from earlyexit.errors import PlanError
-from experiments.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
+from experiments.planning.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact.solve import is_too_big

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from experiments.mean_latency import with_batches
+from experiments.planning.mean_latency import with_batches
 from optimizer.decision import STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.planner import solve

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sites import LIGHT, PACKAGED, located
+from experiments.networks.sites import LIGHT, PACKAGED, located
 
 __all__ = ["LIGHT", "PACKAGED", "model_file"]
 

@@ -8,7 +8,7 @@ import pytest
 from experiments.apparate.one_time import answered, greedy_thresholds, optimal, same_threshold, sampled
 from experiments.apparate.replay import replay
 from experiments.apparate.times import Answered
-from experiments.tuned_replay import BATCH, Fixed
+from experiments.tuning.replay import BATCH, Fixed
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
 from profiles.stream import Observations

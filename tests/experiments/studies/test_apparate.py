@@ -17,7 +17,7 @@ from experiments.studies import apparate_fig12_ramp_adjustment as fig12
 from experiments.studies import apparate_fig17_slo as fig17
 from experiments.studies import served_streams
 from experiments.studies.record import perform
-from experiments.tuned_replay import Fixed
+from experiments.tuning.replay import Fixed
 from tests.experiments.studies.cases import ours
 
 CASE = Case(stream=made_up.stream("weather", num_inputs=900), table=made_up.table())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, promised
-from experiments.pame_estimates import BatchFigures
+from experiments.pame.cases import KINDS, Case, in_orders, in_steps, judged, promised
+from experiments.pame.estimates import BatchFigures
 from experiments.studies import pame_fig09_latency, pame_fig12_places, pame_fig14_moving_on, pame_fig15_number
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.split import Split
-from experiments.saturated import Device
+from experiments.pame.saturated import Device
 from experiments.studies import pame_fig18_parallel_batches as fig18
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable

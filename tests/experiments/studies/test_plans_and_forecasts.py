@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from earlyexit.split import Split
-from experiments.drift import Kinds
-from experiments.forecasts import HISTORY, Workload
-from experiments.misprediction import Mistakes
+from experiments.planning.drift import Kinds
+from experiments.planning.forecasts import HISTORY, Workload
+from experiments.planning.misprediction import Mistakes
 from experiments.studies import fig20_planner_overhead as fig20
 from experiments.studies import fig21_forecast as fig21
 from experiments.studies import fig22_misprediction as fig22

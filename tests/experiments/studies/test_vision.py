@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.load_changes import KINDS, of_kind
+from experiments.pame.load_changes import KINDS, of_kind
 from experiments.studies import fig08_vision as fig08
 from experiments.studies import pame_fig16_load_changes as fig16
 from experiments.studies.vision import cifar, one_threshold, place_in, places_of, vision_cluster

@@ -1,0 +1,1 @@
+"""What a service costs beside its models, by part: processor time, memory, bytes."""

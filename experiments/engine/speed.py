@@ -1,0 +1,187 @@
+"""The batch engine alone, against a plain loop: what it costs, and what ramps and splits gain.
+
+    python -m experiments.engine.speed MODEL --data $OFFRAMP_DATA/clinc150/data_full.json --part test
+
+No Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds. Processor time per answer does
+not waver with what else the machine does, samples/s do. `--dtypes` puts several into one run, `--backends` others
+beside torch, in float32 (of `auto` it is told which it took), `--sides` leaves out all whose names do not begin so.
+Minutes: about 3 on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+
+from deployments.stage.build import build_policy, warm_up
+from earlyexit.backends import BACKENDS, computed_by, open_segments
+from earlyexit.boundary import FloatName
+from earlyexit.clock import MonotonicClock
+from earlyexit.dataset import read_labelled
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner
+from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
+from earlyexit.split import Split
+from earlyexit.store import load_model, read_card
+from earlyexit.tokenizer import TextTokenizer
+from earlyexit.train import pack
+from earlyexit.wire import entering
+from experiments.gpu.plans import Plan
+from experiments.gpu.side import Side as OneDevice
+from experiments.gpu.side import members_of
+from experiments.peers.stock import pad, pool_padded
+from experiments.turns import Figures, in_turns, tell
+from offramp.jobs.calibration import read_calibration
+from optimizer.calibration_file import CalibrationCard
+
+Side = Callable[[Sequence[Encoded]], None]
+BY_ALL_BACKENDS = ("engine, stock", "engine, split after block 0")
+RATE, SPENT = "samples/s", "ms of processor time per answer"
+
+
+def plain_loop(model: EarlyExitModel, batch: int) -> Side:
+    """The full model on batches in order of arrival, nothing else."""
+
+    @torch.inference_mode()
+    def run(encoded: Sequence[Encoded]) -> None:
+        for start in range(0, len(encoded), batch):
+            values, layout = pack(encoded[start : start + batch], model.device)
+            hidden = model.run_blocks(0, model.num_blocks, values, layout)
+            model.exit_outputs(model.num_blocks - 1, hidden, layout).argmax(-1).tolist()
+
+    return run
+
+
+def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
+    """The same checkpoint in `transformers`' own padded modules: what one would write without Offramp."""
+    from transformers import AutoModel
+
+    encoder = AutoModel.from_pretrained(str(model.info.provenance["backbone"])).eval()
+
+    @torch.inference_mode()
+    def run(encoded: Sequence[Encoded]) -> None:
+        for start in range(0, len(encoded), batch):
+            ids_BT, mask_BT = pad(encoded[start : start + batch])
+            hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
+            model.head.classify(pool_padded(hidden_BTD, mask_BT, "mean")).argmax(-1).tolist()
+
+    return run
+
+
+def engine(
+    model: EarlyExitModel, splits: Sequence[Split], card: CalibrationCard, segments: SegmentRunner | None = None
+) -> Side:
+    """A device that has all inputs queued; every answer must come out."""
+    runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
+    runner.prepare(splits)
+    times = warm_up(runner, splits, clock=clock)
+    device = OneDevice(Plan(name="engine", splits=tuple(splits)), runner, clock, expected=None, times=times)
+
+    def run(encoded: Sequence[Encoded]) -> None:
+        wire = entering([str(k) for k in range(len(encoded))], encoded)
+        device.saturate(members_of(runner.from_wire(wire)))
+
+    return run
+
+
+def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str, partial[Side]]:
+    """What is compared, each made when it is asked for; the engine's plans name their splits by their bounds."""
+    last = model.num_blocks
+    ramps = tuple(sorted(card.thresholds))
+    stock = [Split(first=0, end=last, batch=batch)]
+    shrinking = [Split(first=0, end=last, batch=batch, ramps=ramps)]
+    serial = _cut_at([0, 1, last], ramps, batch)
+    every = _cut_at([0, *(ramp + 1 for ramp in ramps), last], ramps, batch)
+    return {
+        "plain loop": partial(plain_loop, model, batch),
+        "transformers, plain loop": partial(transformers_loop, model, batch),
+        "engine, stock": partial(engine, model, stock, card),
+        "engine, early-exit (shrinking batches)": partial(engine, model, shrinking, card),
+        "engine, split after block 0": partial(engine, model, serial, card),
+        "engine, split after every ramp": partial(engine, model, every, card),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = ArgumentParser(prog="python -m experiments.engine.speed", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--part")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--inputs", type=int, default=1024)
+    parser.add_argument("--dtypes", nargs="+", choices=get_args(FloatName), default=["float32"])
+    parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
+    parser.add_argument("--backends", nargs="+", choices=sorted({*BACKENDS} - {"torch"}), default=[])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    card = read_calibration(options.model)
+    texts = read_labelled(options.data, part=options.part).texts
+    encoded = TextTokenizer.load(options.model, read_card(options.model).max_length).encode(texts, truncate=True)
+    order = np.random.default_rng(0).permutation(len(encoded))
+    sample = [encoded[k] for k in order[: options.inputs]]
+    named = _named(options, card)
+    for side in named.values():
+        side(sample[:128])
+    found = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
+    if options.json:
+        rates, spent = ({name: each[figure] for name, each in found.items()} for figure in (RATE, SPENT))
+        told = {"samples_per_s": rates, "processor_ms_per_answer": spent}
+        print(json.dumps({"batch": options.batch, "inputs": len(sample), **told}))
+        return
+    tell(f"{len(sample)} inputs, batch {options.batch}, threads {options.threads}, {options.rounds} rounds", found)
+
+
+def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
+    """The sides that are asked for, in every type, the model's layers as they are served."""
+    named: dict[str, partial[Side]] = {}
+    for dtype in options.dtypes:
+        model = load_model(options.model, dtype=getattr(torch, dtype))
+        open_segments("torch", model, options.model, options.threads)
+        of_dtype = sides(model, card, options.batch)
+        named |= {name if len(options.dtypes) == 1 else f"{name}, {dtype}": side for name, side in of_dtype.items()}
+    for backend, name in product(options.backends, BY_ALL_BACKENDS):
+        named[f"{name}, {backend}"] = partial(_by_backend, options, card, backend, name)
+    return {name: side() for name, side in named.items() if name.startswith(tuple(options.sides))}
+
+
+def _by_backend(options: Namespace, card: CalibrationCard, backend: str, name: str) -> Side:
+    """A side as a replica has it: a model of its own, since backends may put other modules in its places."""
+    model = load_model(options.model)
+    segments = open_segments(backend, model, options.model, options.threads)
+    side = sides(model, card, options.batch)[name](segments=segments)
+    if (found := computed_by(segments)) is not None:
+        print(f"{name}: {backend} took {found}", file=sys.stderr)
+    return side
+
+
+def _rate(side: Side, sample: Sequence[Encoded]) -> Figures:
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    side(sample)
+    took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    return {RATE: len(sample) / took_s, SPENT: 1e3 * spent_s / len(sample)}
+
+
+def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Split]:
+    return [
+        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
+        for first, end in pairwise(bounds)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""A decoder's engine alone, with sequences that begin and end: stock, shrinking and constant batches, a peer.
+
+    python -m experiments.generation.speed SmolLM2-135M-Instruct.Q4_1.gguf --data $OFFRAMP_DATA/ag_news/test.csv
+
+One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
+one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
+`--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of those who leave alone; so costs
+are real and what is said is not, and all sides say as many tokens. With `--calibrated` the folder's own ramps and
+thresholds decide, and nothing ends an answer but its length. Sides take turns within each round; medians.
+The last table has all numbers at once beside each other. Minutes: about 15 for `--rounds 1 --tokens 16`.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from earlyexit.backends import open_segments
+from earlyexit.boundary import FloatName
+from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.device import Device
+from earlyexit.engine import BatchEngine
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.generation.sampling import Sampling
+from earlyexit.generation.sequence import TokenSequence
+from earlyexit.generation.text import TextStream
+from earlyexit.member import Member
+from earlyexit.memory import PAGE_TOKENS, Fill
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.policies import make_policy
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.release import Release, Told
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from earlyexit.store import load_model
+from earlyexit.tasks.token import TokenTask
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import Numbers, entering
+from experiments.generation.peers import Job, TokenTimes, Transformers
+from experiments.kit import show
+from experiments.turns import Figures, Found, in_turns, tell
+from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
+
+PROMPT = "prompt"
+"""What the ids of steps that see a prompt begin with."""
+
+
+class ScriptedPolicy(ExitPolicy):
+    """A share of all tokens leaves, drawn by their sample ids."""
+
+    name = "scripted"
+    foresees = "classifier"
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: torch.Tensor, sample_ids: Sequence[str]) -> Verdict:
+        leave = [not each.startswith(PROMPT) and _drawn(each) < self._share for each in sample_ids]
+        return Verdict(leave_B=torch.tensor(leave), value_B=None, score_B=torch.ones(len(leave)), state_BS=state_BS)
+
+
+def _drawn(sample_id: str) -> float:
+    return zlib.crc32(sample_id.encode()) / 2**32
+
+
+class Engine:
+    """A device under one plan that makes sequences, so many at once."""
+
+    def __init__(
+        self,
+        model: EarlyExitModel,
+        splits: Sequence[Split],
+        policy: ExitPolicy,
+        text: Tokenizer,
+        clock: Clock | None = None,
+        fill: Fill | None = None,
+    ) -> None:
+        """`clock`: None for the machine's own; `fill`: None for what the backbone says."""
+        assert isinstance(model.backbone, DecoderBackbone)
+        assert isinstance(model.task, TokenTask)
+        self.backbone, self._task = model.backbone, model.task
+        self._fill = fill or self.backbone.fill
+        self._text = text
+        self._clock = MonotonicClock() if clock is None else clock
+        self._runner = TorchRunner(model, policy, open_segments("torch", model, Path(), 1))
+        engine: BatchEngine[Piece] = BatchEngine(splits, ObservedTimes())
+        self.device = Device(engine, self._runner, self._clock, self._deliver)
+        self._serial = 0
+        self.under_way: dict[int, tuple[TokenSequence, TokenTimes]] = {}
+
+    def run(self, jobs: Sequence[Job], concurrency: int, chunk: int) -> list[TokenTimes]:
+        """Make them all; `chunk`: the most tokens of a prompt in one step."""
+        self.backbone.fill = self._fill
+        self.reset(jobs, chunk)
+        for _ in range(min(concurrency, len(jobs))):
+            self.begin(self._jobs.pop(), self._clock.now_s())
+        self.device.run_until_idle()
+        assert len(self.made) == len(jobs)
+        assert not self.backbone.kv.sequences
+        return self.made
+
+    def reset(self, waiting: Sequence[Job], chunk: int) -> None:
+        """Forget earlier runs; whoever `waiting` begins where another ends."""
+        self._jobs, self._chunk, self.made = list(waiting)[::-1], chunk, list[TokenTimes]()
+
+    def begin(self, job: Job, due_s: float) -> None:
+        """Its first step waits from now on, and its caller since `due_s`."""
+        self._serial += 1
+        sequence = TokenSequence(
+            job.prompt,
+            TextStream(self._text, job.prompt),
+            max_tokens=job.tokens,
+            max_length=self.backbone.max_length,
+            ends=self._task.ends,
+            sampling=Sampling(),
+            chunk=self._chunk,
+            start=self._task.start,
+        )
+        sequence.begin(self._serial)
+        self.under_way[self._serial] = sequence, TokenTimes(due_s)
+        self._submit(self._serial, sequence)
+
+    def _submit(self, number: int, sequence: TokenSequence) -> None:
+        step = sequence.step()
+        kind = "step" if sequence.num_said else PROMPT
+        sample_id = f"{kind}:{len(sequence.tokens)}:{int(step.tensors[1][0, 2])}:{number}"
+        (piece,) = self._runner.from_wire(entering([sample_id], [step])).singles()
+        member = Member(sample_id=sample_id, payload=piece, tokens=step.length)
+        self.device.engine.submit(0, [member], self._clock.now_s())
+
+    def _deliver(self, releases: list[Release[Piece]]) -> None:
+        now_s = self._clock.now_s()
+        for release in releases:
+            assert isinstance(release, Told), release
+            number = int(release.answer.sample_id.rpartition(":")[2])
+            sequence, times = self.under_way[number]
+            assert isinstance(release.answer.value, Numbers)
+            if sequence.answered(release.answer.value.numpy(), release.answer.exit) is not None:
+                times.said_s.append(now_s)
+            if sequence.ended is None:
+                self._submit(number, sequence)
+                continue
+            self.backbone.end(number)
+            del self.under_way[number]
+            self.made.append(times)
+            if self._jobs:
+                self.begin(self._jobs.pop(), self._clock.now_s())
+
+
+Side = Engine | Transformers
+SPENT = "ms of processor time per token"
+
+
+def enough_for(concurrency: int) -> int:
+    """Sequences of a run in which so many are under way most of the time."""
+    return max(4, 2 * concurrency)
+
+
+def parser_of(prog: str, doc: str | None, *, prompt: int, tokens: int, rounds: int) -> ArgumentParser:
+    """The options of every command whose engine makes sequences with scripted exits, and their defaults."""
+    parser = ArgumentParser(prog=prog, description=doc)
+    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
+    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--prompt", type=int, default=prompt, help="tokens")
+    parser.add_argument("--tokens", type=int, default=tokens, help="of an answer, on average")
+    parser.add_argument("--ramp", type=int, default=14)
+    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
+    """Prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
+    rng = np.random.default_rng(0)
+    ids = text.encode(options.data.read_text(encoding="utf-8")[:400_000]).ids
+    firsts = rng.integers(0, len(ids) - options.prompt, size=num_sequences)
+    lengths = rng.integers(options.tokens // 2, options.tokens * 3 // 2 + 1, size=num_sequences)
+    return [
+        Job(tuple(ids[first : first + options.prompt]), int(length))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
+
+
+def plans(last: int, ramps: tuple[int, ...], batch: int, fills: Sequence[Fill]) -> dict[str, tuple[list[Split], Fill]]:
+    """What the engine is compared under, and how skipped blocks come to keys and values, by name."""
+    found: dict[str, tuple[list[Split], Fill]] = {"stock": ([Split(first=0, end=last, batch=batch)], "compute")}
+    for fill in fills:
+        found[f"shrinking, {fill}"] = [Split(first=0, end=last, batch=batch, ramps=ramps)], fill
+        found[f"constant, {fill}"] = _cut(last, ramps, batch), fill
+        if batch > 1:
+            found[f"constant of half, {fill}"] = _cut(last, ramps, batch // 2), fill
+    return found
+
+
+def _cut(last: int, ramps: tuple[int, ...], batch: int) -> list[Split]:
+    first, *others = ramps
+    return [
+        Split(first=0, end=first + 1, batch=batch, ramps=(first,)),
+        Split(first=first + 1, end=last, batch=batch, ramps=tuple(others)),
+    ]
+
+
+def figures(side: Side, jobs: Sequence[Job], concurrency: int, chunk: int) -> Figures:
+    """Of one run of all jobs."""
+    started_s, started_cpu_s = time.perf_counter(), time.process_time()
+    made = side.run(jobs, concurrency, chunk)
+    took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
+    said = sum(job.tokens for job in jobs)
+    assert said == sum(len(each.said_s) for each in made)
+    return {
+        "tokens/s": said / took_s,
+        SPENT: 1e3 * spent_s / said,
+        "ms to the first token, p50": 1e3 * median(each.ttft_s for each in made),
+        "ms per further token, p50": 1e3 * median(each.tpot_s for each in made),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = parser_of("python -m experiments.generation.speed", __doc__, prompt=64, tokens=32, rounds=3)
+    parser.add_argument("--sequences", type=int, help="default: twice as many as at once, four at least")
+    parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
+    parser.add_argument("--calibrated", action="store_true", help="the folder's own ramps and thresholds decide")
+    parser.add_argument("--fills", nargs="+", choices=get_args(Fill), default=get_args(Fill))
+    parser.add_argument("--warm-ups", type=int, default=1, help="rounds before them, that do not count")
+    parser.add_argument("--sides", nargs="+", default=[""], help="beginnings of names")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    text, model, policy, ramps = _calibrated(options) if options.calibrated else _scripted(options)
+    peers: dict[str, Side] = {}
+    if _wanted("transformers", options):
+        peers["transformers"] = Transformers(options.model, options.dtype)
+    all_found = dict[int, Found]()
+    for concurrency in options.concurrency:
+        jobs = jobs_of(options, text, options.sequences or enough_for(concurrency))
+        engines: dict[str, Side] = {
+            name: Engine(model, splits, policy, text, fill=fill)
+            for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()
+            if _wanted(name, options)
+        }
+        named = engines | peers
+        turns = {name: partial(figures, side, jobs, concurrency, options.chunk) for name, side in named.items()}
+        all_found[concurrency] = in_turns(turns, options.rounds, warm_ups=options.warm_ups)
+        tell(
+            f"{concurrency} at once, {len(jobs)} sequences, ramps after {ramps}, {options.dtype}",
+            all_found[concurrency],
+        )
+    _summarize(all_found)
+
+
+def _summarize(found: Mapping[int, Found]) -> None:
+    """The first side's processor time per token over every other's: what they would do per second beside it."""
+    names = list(dict.fromkeys(name for sides in found.values() for name in sides))
+    rows = []
+    for concurrency, sides in found.items():
+        spent_ms = {name: median(figures[SPENT]) for name, figures in sides.items()}
+        base_ms = spent_ms[names[0]]
+        beside = (base_ms / spent_ms[name] if name in spent_ms else None for name in names[1:])
+        rows.append((str(concurrency), base_ms, *beside))
+    columns = ("at once", f"{names[0]}, ms per token", *(f"{name}, x" for name in names[1:]))
+    show("tokens per second of processor time, medians of rounds", columns, rows)
+
+
+def _wanted(name: str, options: Namespace) -> bool:
+    return name.startswith(tuple(options.sides))
+
+
+def _scripted(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
+    return *loaded(options), ScriptedPolicy(options.share), (options.ramp,)
+
+
+def _calibrated(options: Namespace) -> tuple[Tokenizer, EarlyExitModel, ExitPolicy, tuple[int, ...]]:
+    """Of `offramp calibrate`; no token ends an answer, so that all sides say as many."""
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
+    assert isinstance(model.task, TokenTask)
+    model.info = replace(model.info, task=TokenTask(model.task.vocab_size))
+    model.open_memory(max(options.concurrency) * (options.prompt + 2 * options.tokens + 2 * PAGE_TOKENS))
+    card = read_calibration_file(options.model / CALIBRATION_FILE)
+    text = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    policy = make_policy(card.policy, **card.policy_spec().settings)
+    return text, model, policy, tuple(sorted(card.thresholds))
+
+
+def loaded(options: Namespace) -> tuple[Tokenizer, EarlyExitModel]:
+    """Tokenizer, and a model with a ramp and room for its sequences; `options` as `main` has them."""
+    with TemporaryDirectory() as folder:
+        copy_tokenizer(str(options.model), Path(folder))
+        text = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    pretrained, family = load_pretrained(str(options.model))
+    backbone = pretrained.backbone.to(getattr(torch, options.dtype))
+    assert isinstance(backbone, DecoderBackbone)
+    model = add_ramps(
+        pretrained,
+        name="scripted",
+        family=family,
+        codec={"name": "prompt", "max_length": backbone.max_length},
+        task=TokenTask(backbone.config.vocab_size),
+        ramps=RampOptions(style="normed", at=(options.ramp,), pooling="last"),
+    )
+    model = model.to(getattr(torch, options.dtype)).eval().requires_grad_(False)
+    tokens = options.prompt + 2 * options.tokens + PAGE_TOKENS
+    backbone.open_store(max(options.concurrency) * (tokens // PAGE_TOKENS + 1))
+    return text, model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The data sets that experiments look at, and the models trained on them, once, and kept."""

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.families.llama import Llama
+from earlyexit.model import EarlyExitModel
+from earlyexit.tasks.token import TokenTask
+from experiments.generation.peers import Job
+from experiments.generation.speed import Engine, ScriptedPolicy, figures, plans
+from tests.earlyexit.decoders import NUM_BLOCKS, PAGE_TOKENS, backbone_of, byte_tokenizer, hf_decoder
+
+JOBS = [Job((7,), 4), Job((1, 200, 3), 3), Job(tuple(range(1, 10)), 5), Job((30, 31, 32), 1), Job((5, 6), 6)]
+RAMP = 2
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    model = add_ramps(
+        Llama().from_transformers(hf_decoder()),
+        name="tiny",
+        family="llama",
+        codec={"name": "prompt", "max_length": 128},
+        task=TokenTask(256),
+        ramps=RampOptions(style="normed", at=(RAMP,), pooling="last"),
+    ).requires_grad_(False)
+    backbone_of(model).open_store(16, page_tokens=PAGE_TOKENS)
+    return model
+
+
+PLANS = plans(NUM_BLOCKS, (RAMP,), 2, ("compute", "copy"))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_every_sequence_says_its_tokens_two_at_a_time_under_every_plan(
+    model: EarlyExitModel, plan: str, share: float
+) -> None:
+    splits, fill = PLANS[plan]
+    engine = Engine(model, splits, ScriptedPolicy(share), byte_tokenizer(), fill=fill)
+    made = engine.run(JOBS, concurrency=2, chunk=4)
+    assert sorted(len(each.said_s) for each in made) == [1, 3, 4, 5, 6]
+    assert all(each.due_s <= each.said_s[0] <= each.said_s[-1] for each in made)
+    assert backbone_of(model).memory.use().peak_pages <= 2 * 4
+
+
+def test_a_run_is_told_in_tokens_and_times(model: EarlyExitModel) -> None:
+    engine = Engine(model, PLANS["stock"][0], ScriptedPolicy(0.0), byte_tokenizer())
+    found = figures(engine, JOBS, concurrency=2, chunk=4)
+    assert len(found) == 4
+    assert min(found.values()) > 0

@@ -1,0 +1,79 @@
+"""TCB's batching schemes are the same encoder: whatever the rows, every input is answered as alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from experiments.tcb.cost import Cost
+from experiments.tcb.real import Timed, grouped_rows, packed, schemes_of, tokens_computed
+from experiments.tcb.rows import Rows, concatenated_rows, outputs_of, padded_rows
+from tests.earlyexit.models import SMALL, small
+
+LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=8)
+COST = Cost(fixed_s=40.0, token_s=1.0, cell_s=0.1)
+
+
+@pytest.fixture(scope="module", params=["bert", "mpnet"])
+def model(request: pytest.FixtureRequest) -> EarlyExitModel:
+    return small(family=request.param, num_blocks=2)
+
+
+def outputs(model: EarlyExitModel, lengths: list[int], layout: Layout) -> torch.Tensor:
+    tokens = np.random.default_rng(0).integers(0, SMALL["vocab_size"], size=sum(lengths), dtype=np.int32)
+    return outputs_of(model, torch.from_numpy(tokens), layout)
+
+
+def packed_outputs(model: EarlyExitModel, lengths: list[int]) -> torch.Tensor:
+    return outputs(model, lengths, Layout(np.array(lengths, dtype=np.int32)))
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, slots=st.integers(1, 3))
+def test_rows_answer_as_packed_inputs_do(model: EarlyExitModel, lengths: list[int], slots: int) -> None:
+    expected = packed_outputs(model, lengths)
+    for layout in (padded_rows(lengths), concatenated_rows(lengths, max(lengths) * slots, slots)):
+        torch.testing.assert_close(outputs(model, lengths, layout), expected, atol=1e-5, rtol=0)
+
+
+@settings(deadline=None, max_examples=20)
+@given(lengths=LENGTHS)
+def test_every_scheme_of_the_study_gives_the_same_in_the_order_of_the_inputs(lengths: list[int]) -> None:
+    timed = Timed(SMALL | {"num_blocks": 1})
+    expected, *others = (timed.outputs(lengths, scheme) for scheme in schemes_of(COST).values())
+    for found in others:
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_linear_layers_of_rows_see_the_padding_that_packed_ones_do_not() -> None:
+    lengths = [3, 10, 4, 6, 2]
+    assert tokens_computed([(range(5), padded_rows(lengths))]) == 50
+    assert tokens_computed([(range(5), concatenated_rows(lengths, 10))]) == 30
+    assert tokens_computed([(range(5), concatenated_rows(lengths, 20, 2))]) == 30
+    assert tokens_computed(packed(lengths)) == sum(lengths)
+
+
+def test_groups_pay_for_a_run_of_their_own_by_the_padding_they_save() -> None:
+    positions = [list(group) for group, _ in grouped_rows(COST, [3, 20, 4, 19])]
+    assert positions == [[0, 2], [3, 1]]
+    assert len(grouped_rows(Cost(fixed_s=1e6, token_s=1.0, cell_s=0.1), [3, 20, 4, 19])) == 1
+
+
+def test_an_input_longer_than_a_slot_is_refused() -> None:
+    with pytest.raises(ValueError, match="input 1 has 11 tokens, more than a slot of 10"):
+        concatenated_rows([3, 11], 20, 2)
+
+
+def test_padded_rows_of_one_length_have_nothing_to_hide() -> None:
+    assert padded_rows([4, 4]).masks() == [None]
+    (mask,) = padded_rows([4, 2]).masks()
+    assert mask is not None
+    assert mask.tolist() == [[[[True] * 4]], [[[True, True, False, False]]]]
+    (mask,) = Rows(np.array([2, 1]), [[0, 1]], 4).masks()
+    assert mask is not None
+    assert mask[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.tuning.divisions import Case, division, hard
+from experiments.tuning.replay import Fixed, TunedThresholds, observed, replay
+from experiments.tuning.threshold_search import compare, drawn_records
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.base import Question
+from optimizer.live.tuning.rows import never
+from optimizer.live.tuning.tuners import make_tuner
+from optimizer.risk import Guarantee
+
+RECORDS = drawn_records(3, num_ramps=3, number=600)
+NOBODY = never("confidence", RECORDS.ramps)
+TIMES = ExitTimes(block_s=(1.0,) * 4, ramp_s=dict.fromkeys(RECORDS.ramps, 0.01))
+QUESTION = Question(score="confidence", guarantee=Guarantee(budget=0.1), times=TIMES)
+
+
+def tuned(delay: int = 0) -> TunedThresholds:
+    return TunedThresholds(make_tuner("guarantee", QUESTION), NOBODY, delay=delay)
+
+
+def test_where_nobody_watches_a_replay_is_the_outcome_of_its_thresholds() -> None:
+    thresholds = dict.fromkeys(RECORDS.ramps, 0.9)
+    found, outcome = replay(RECORDS, Fixed(thresholds=thresholds)), RECORDS.outcome(thresholds)
+    assert (found.exits_N == outcome.exits_N).all()
+    assert found.agreement == pytest.approx(outcome.agreement)
+
+
+def test_new_thresholds_answer_what_comes_after_the_delay() -> None:
+    controller = tuned(delay=20)
+    found = replay(RECORDS, controller, batch=8)
+    first = controller.changes[0].at_s
+    assert (found.exits_N[: int(first) + 21] == 3).all()
+    assert (found.exits_N[int(first) + 21 :] < 3).any()
+
+
+def test_of_inputs_that_leave_for_good_only_probes_are_whole() -> None:
+    probe_N = np.arange(10) % 5 == 0
+    part = RECORDS.subset(np.arange(10))
+    seen = observed(part, dict.fromkeys(RECORDS.ramps, 0.5), probe_N, stay=False)
+    assert (~np.isnan(seen.losses_NR).any(1) == probe_N).all()
+    assert not np.isnan(observed(part, NOBODY, probe_N, stay=True).losses_NR).any()
+
+
+def test_by_probes_alone_tuning_takes_as_many_inputs_more() -> None:
+    whole, probes = tuned(), tuned()
+    replay(RECORDS, whole)
+    replay(RECORDS, probes, probe_N=np.random.default_rng(0).random(len(RECORDS)) < 0.5, stay=False)
+    assert 1.5 * whole.changes[0].at_s < probes.changes[0].at_s < 3 * whole.changes[0].at_s
+
+
+@pytest.mark.parametrize("way", ["guarantee", "once", "greedy once"])
+def test_a_division_loses_and_saves_something(way: str) -> None:
+    case = Case(name="", records=drawn_records(4, num_ramps=3, number=2000), hard_share=(0.02, 0.4))
+    found = division(case, way, 0)
+    assert 0 <= found.loss < 0.5
+    assert found.saved > -0.02
+    assert hard(case.records).mean() == pytest.approx((case.records.losses_NR[:, 0] > 0).mean())
+
+
+def test_greedy_looks_at_a_hundredth_of_what_the_grid_looks_at() -> None:
+    found = compare("", drawn_records(5, num_ramps=2), (0, 1), 128, 0.02)
+    assert found.grid_looked_at == 101**2
+    assert found.looked_at < found.grid_looked_at / 100
+    assert found.missing < 0.2
