@@ -28,7 +28,7 @@ from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.rounds import PROBE_HEADER
 from experiments.peers.search import Target
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
-from experiments.peers.turns import Rates, Turn, take_turn
+from experiments.peers.turns import Rates, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.jobs.provenance import provenance
 from optimizer.dispatch import PlanDispatch
@@ -269,7 +269,8 @@ def _idle_cores(server: Server) -> float:
 
 def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int) -> dict[str, Any]:
     per_s = best_closed_per_s(result)
-    before = [each["sides"][side.name]["goodput_per_s"] for each in result["rounds"] if side.name in each["sides"]]
+    turns = [each["sides"][side.name] for each in result["rounds"] if side.name in each["sides"]]
+    before = [sustained(each) or 0.0 for each in turns]
     closed = side.saturate(_workers(bench, result["limit_per_s"]["stock"]), SATURATED_S)  # which warms it up
     turn = Turn(
         workload=bench.workload,

@@ -9,6 +9,7 @@ from typing import Any
 from experiments.kit import Spread, spread
 from experiments.peers.compare import OURS, SERVICE
 from experiments.peers.processes import PARTS, REST
+from experiments.peers.turns import sustained
 from experiments.peers.workloads import FOLDER
 
 MIB = 2**20
@@ -54,11 +55,6 @@ def heavy_s(turn: Mapping[str, Any]) -> float | None:
 def light_s(turn: Mapping[str, Any]) -> float | None:
     """The same at light load."""
     return sum(turn["light"]["cpu_s"].values()) if turn["light"]["num_answered"] else None
-
-
-def sustained(turn: Mapping[str, Any]) -> float | None:
-    """The highest rate that passed, under the key that results have had from the first."""
-    return float(turn["goodput_per_s"]) or None
 
 
 def best_peer(result: Mapping[str, Any], of: Of, *, least: bool = False) -> str | None:

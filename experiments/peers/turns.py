@@ -73,10 +73,15 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
         "light": light,
         "heavy": heavy,
         "answers": check_answers(turn.workload, turn.drawn, answers),
-        "goodput_per_s": reached.sustained_per_s or 0.0,
+        "sustained_per_s": reached.sustained_per_s or 0.0,
         "ending": reached.ending,
         "probes": [probe.document() for probe in found.probes],
     }
+
+
+def sustained(turn: Mapping[str, Any]) -> float | None:
+    """The highest rate that passed in a turn, which results of before 23 November 2026 call goodput; None for none."""
+    return float(turn["sustained_per_s"] if "sustained_per_s" in turn else turn["goodput_per_s"]) or None
 
 
 def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[str, Any]:

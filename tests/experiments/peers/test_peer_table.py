@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.peers.table import best_peer, heavy_s, ratio, render, sustained
+from experiments.peers.table import best_peer, heavy_s, ratio, render
+from experiments.peers.turns import sustained
 
 MIB = 2**20
 
 
-def turn(cpu_ms: dict[str, float], goodput_per_s: float, p50_ms: float = 10.0) -> dict[str, Any]:
+def turn(cpu_ms: dict[str, float], sustained_per_s: float, p50_ms: float = 10.0) -> dict[str, Any]:
     load = {"num_answered": 100, "num_counted": 100, "duration_s": 0.5, "p50_s": p50_ms / 1e3, "p99_s": 0.04}
     cpu_s = {part: ms / 1e3 for part, ms in cpu_ms.items()}
     return {
         "light": load | {"cpu_s": cpu_s},
         "heavy": load | {"duration_s": 0.25, "cpu_s": cpu_s},
-        "goodput_per_s": goodput_per_s,
+        "sustained_per_s": sustained_per_s,
         "answers": {"accuracy": 0.9561, "as_recorded": None},
     }
 
@@ -58,6 +59,10 @@ def test_the_best_peer_has_the_highest_median_or_the_least_and_is_never_a_side_o
     assert best_peer(result(), sustained) == "mosec"
     assert best_peer(result(), heavy_s, least=True) == "litserve"
     assert best_peer(result() | {"rounds": []}, sustained) is None
+
+
+def test_results_that_call_the_sustained_rate_goodput_are_read_too() -> None:
+    assert [sustained(each) for each in ({"goodput_per_s": 90.0}, {"sustained_per_s": 80.0})] == [90.0, 80.0]
 
 
 def test_ratios_are_taken_within_a_round_and_then_their_median() -> None:

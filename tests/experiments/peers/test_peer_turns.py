@@ -74,7 +74,7 @@ def test_a_turn_is_a_light_rate_a_heavier_one_and_a_search_for_the_sustained_rat
     side, found = taken(tmp_path)
     # 80 passes; 80 x 1.15 passes; then its square above, which fails; then the mean of both, and so on to within 5 %.
     assert side.asked[:4] == [(30.0, 2000), (70.0, 2001), (80.0, 2002), (92.0, 2003)]
-    assert 95 < found["goodput_per_s"] <= 100
+    assert 95 < found["sustained_per_s"] <= 100
     assert found["answers"] == {"num_inputs": 1, "accuracy": 1.0, "as_recorded": None}
     assert (found["light"]["cpu_s"], found["heavy"]["p99_s"]) == ({"ingress": 0.0, "stages": pytest.approx(1e-3)}, 0.05)
 
