@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Sequence
 from copy import deepcopy
@@ -24,16 +23,15 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.reordered import reorder_linears
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, train_ramps
-from experiments.data import RUNS, require_data
-from experiments.trained import ag_news, mpnet
+from experiments.data import RUNS
+from experiments.trained import ag_news, imdb, mpnet
 from experiments.trained.features import features_of
+from experiments.trained.mpnet import labelled
 from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars
 
 DataName = Literal["imdb", "ag_news", "clinc150"]
 FOLDER = RUNS / "word_pruning"
-IMDB = "imdb/imdb.csv"
-OPINIONS = {"0": "negative", "1": "positive"}
 NEWS = 4000
 """Rows: half to learn from, half to test."""
 LONGEST = 512
@@ -119,11 +117,10 @@ def _targets(case: Case) -> IntArray:
 
 
 def _imdb(num_rows: int | None) -> tuple[LabelledRows, tuple[Half, ...]]:
-    with require_data(IMDB).open(newline="", encoding="utf-8") as file:
-        reviews = [(row["reviews"], OPINIONS[row["labels"]]) for row in csv.DictReader(file)]
+    reviews = imdb.pairs()
     drawn = np.random.default_rng(0).permutation(len(reviews))[:num_rows].tolist()
     order, middle = np.arange(len(drawn)), len(drawn) // 2
-    return _labelled([reviews[row] for row in drawn]), (
+    return labelled([reviews[row] for row in drawn]), (
         Half(learn=order[:middle], test=order[middle:]),
         Half(learn=order[middle:], test=order[:middle]),
     )
@@ -131,7 +128,7 @@ def _imdb(num_rows: int | None) -> tuple[LabelledRows, tuple[Half, ...]]:
 
 def _ag_news(num_rows: int | None) -> tuple[LabelledRows, tuple[Half, ...]]:
     size = (num_rows or NEWS) // 2
-    return _one_half(_labelled(ag_news.learn_pairs()[:size]), _labelled(ag_news.unseen_pairs()[:size]))
+    return _one_half(labelled(ag_news.learn_pairs()[:size]), labelled(ag_news.unseen_pairs()[:size]))
 
 
 def _clinc150(num_rows: int | None) -> tuple[LabelledRows, tuple[Half, ...]]:
@@ -145,10 +142,6 @@ DATA = {"imdb": _imdb, "ag_news": _ag_news, "clinc150": _clinc150}
 def _one_half(learn: LabelledRows, test: LabelledRows) -> tuple[LabelledRows, tuple[Half, ...]]:
     rows = LabelledRows.of_texts(texts=learn.texts + test.texts, labels=learn.labels + test.labels)
     return rows, (Half(learn=np.arange(len(learn)), test=np.arange(len(learn), len(rows))),)
-
-
-def _labelled(pairs: list[tuple[str, str]]) -> LabelledRows:
-    return LabelledRows.of_texts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))
 
 
 def _model(backbone: str, rows: LabelledRows, folder: Path) -> tuple[EarlyExitModel, TextCodec]:

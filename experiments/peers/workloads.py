@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
-from experiments.trained import ag_news, clinc150, mpnet, sst2
+from experiments.trained import ag_news, clinc150, imdb, mpnet, sst2
+from experiments.trained.mpnet import labelled
 from offramp.client.protocol import predict_body
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.packaged import resolve_backbone
@@ -44,7 +44,6 @@ from profiles.records import ExitRecords
 Name = Literal["clinc150", "mpnet", "mpnet-news", "bert-base", "long"]
 FOLDER = RUNS / "peers"
 ENTROPY = 0.4
-IMDB = "imdb/imdb.csv"
 LONGEST = 512
 """Tokens."""
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
@@ -116,7 +115,7 @@ def _long() -> Workload:
             backbone=resolve_backbone("minilm"),
             name="long",
             max_length=LONGEST,
-            source=f"{ag_news.LEARN}, {IMDB}",
+            source=f"{ag_news.LEARN}, {imdb.REVIEWS}",
         )
         with progress_bars() as progress:
             train(job, learn, folder, progress=progress)
@@ -166,19 +165,14 @@ def calibrated(name: str, folder: Path, test: LabelledRows, *, truncate: bool = 
 def _long_texts() -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     """To learn from, to calibrate with, to send: no text is in two of them."""
     news, test_news = ag_news.learn_pairs(), ag_news.unseen_pairs()
-    with require_data(IMDB).open(newline="", encoding="utf-8") as file:
-        reviews = [(row["reviews"], sst2.OPINIONS[row["labels"]]) for row in csv.DictReader(file)]
+    reviews = imdb.pairs()
     order = np.random.default_rng(0).permutation(len(reviews))
     reviews = [reviews[k] for k in order]
     return (
-        _labelled(news[:6000] + reviews[:1000]),
-        _labelled(news[6000:9000] + reviews[1000:1500]),
-        _labelled(test_news[:2000] + reviews[1500:]),
+        labelled(news[:6000] + reviews[:1000]),
+        labelled(news[6000:9000] + reviews[1000:1500]),
+        labelled(test_news[:2000] + reviews[1500:]),
     )
-
-
-def _labelled(pairs: Sequence[tuple[str, str]]) -> LabelledRows:
-    return LabelledRows.of_texts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))
 
 
 WORKLOADS: Mapping[Name, Callable[[], Workload]] = {

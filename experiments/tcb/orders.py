@@ -14,7 +14,6 @@ long inputs overdue sooner, the third has no deadlines at all. Simulated, seed 0
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -24,8 +23,9 @@ import numpy as np
 
 from earlyexit.order import OrderName, OrderSpec
 from earlyexit.split import Split
-from experiments.data import data_folder, require_data
+from experiments.data import data_folder
 from experiments.kit import show
+from experiments.trained import ag_news, imdb
 from optimizer.plan import Plan, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
@@ -108,16 +108,10 @@ def made_up(variance: float) -> Lengths:
 
 def real() -> Lengths:
     """As many reviews of IMDB as items of AG News, in turn at random."""
-    words = [_words("imdb/imdb.csv", 0, skip=1), _words("ag_news/test.csv", slice(1, 3))]
+    words = [[len(text.split()) for text, _ in pairs] for pairs in (imdb.pairs(), ag_news.unseen_pairs())]
     number = min(map(len, words))
     mixed = np.concatenate([np.array(each[:number]) for each in words])
     return Lengths(name="IMDB + AG News", tokens_N=np.random.default_rng(0).permutation(mixed).clip(1, LONGEST))
-
-
-def _words(name: str, columns: int | slice, skip: int = 0) -> list[int]:
-    with require_data(name).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[skip:]
-    return [len(" ".join(row[columns] if isinstance(columns, slice) else [row[columns]]).split()) for row in rows]
 
 
 def scenario(

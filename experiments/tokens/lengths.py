@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from earlyexit.dataset import read_labelled
 from earlyexit.tokenizer import TextTokenizer
 from experiments.data import require_data
+from experiments.trained import ag_news, imdb
 from offramp.jobs.packaged import resolve_backbone
 from simulator.decisions import IntArray
 
@@ -22,8 +22,8 @@ EACH = 2000
 
 def text_lengths() -> Mapping[str, IntArray]:
     """By name of the mix, in an order of chance (seed 0); ends the experiment where the data is absent."""
-    news = _tokens(f"{title} {text}" for _, title, text in _rows("ag_news/test.csv"))
-    reviews = _tokens(row[0] for row in _rows("imdb/imdb.csv", header=True))
+    news = _tokens(text for text, _ in ag_news.unseen_pairs())
+    reviews = _tokens(text for text, _ in imdb.pairs())
     intents = _tokens(read_labelled(require_data("clinc150/data_full.json"), part="test").texts)
     rng = np.random.default_rng(0)
     news = rng.permutation(news)
@@ -37,11 +37,6 @@ def text_lengths() -> Mapping[str, IntArray]:
 def batches(lengths: IntArray, size: int) -> list[list[int]]:
     """Full batches in order."""
     return [lengths[at : at + size].tolist() for at in range(0, len(lengths) - size + 1, size)]
-
-
-def _rows(name: str, *, header: bool = False) -> list[list[str]]:
-    with require_data(name).open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))[int(header) :]
 
 
 def _tokens(texts: Iterable[str]) -> IntArray:

@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.split import Split
-from experiments.data import RUNS, require_data
+from experiments.data import RUNS
 from experiments.kit import keep, show
+from experiments.trained import ag_news, imdb
 from profiles.latency import LatencyProfile
 from profiles.live_splits import LiveSplits
 from profiles.measure import LEAST_WARM_UPS, latency_tables, profile_splits, time_splits
@@ -56,13 +57,8 @@ class Timed:
 
 def text_lengths() -> tuple[list[int], list[int]]:
     """Tokens of AG News and of IMDB, by their words."""
-    import csv
-
-    with require_data("ag_news/test.csv").open(encoding="utf-8", newline="") as file:
-        news = [f"{row[1]} {row[2]}" for row in csv.reader(file)]
-    with require_data("imdb/imdb.csv").open(encoding="utf-8", newline="") as file:
-        films = [row["reviews"] for row in csv.DictReader(file)]
-    return [_tokens(text) for text in news], [_tokens(text) for text in films]
+    news, films = ag_news.unseen_pairs(), imdb.pairs()
+    return [_tokens(text) for text, _ in news], [_tokens(text) for text, _ in films]
 
 
 def drawn(budget: int, number: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
