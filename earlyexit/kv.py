@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.kv_places import Alone, Places, Run, Together
+from earlyexit.kv_places import Alone, Places, Run, Together, places_of
 from earlyexit.member import NO_SEQUENCE
 from earlyexit.memory import PAGE_TOKENS, MemoryUse
 
@@ -138,7 +138,7 @@ class KvStore:
         That is their sequences' sources, where `source`. `bias_DH`: what is added to the score of a key so many tokens
         before its query; None for nothing.
         """
-        return Places(self, runs, source=source, bias_DH=bias_DH)
+        return places_of(self, runs, source=source, bias_DH=bias_DH)
 
     def place_of(self, run: Run, first: int) -> npt.NDArray[np.int64]:
         """The store's places of a sequence's tokens `first` to `run.end` - 1."""

@@ -85,14 +85,36 @@ class Alone:
     """Whether the rows are all that they see, each up to itself."""
 
 
+@dataclass(frozen=True, slots=True)
 class Places:
     """Index tensors of a packed batch into a store, the same for all blocks."""
 
-    def __init__(self, store: Store, runs: Sequence[Run], *, source: bool, bias_DH: Tensor | None) -> None:
+    write_N: Tensor
+    """The place of every row's own keys and values."""
+    position_N: Tensor
+    """Its token, counted from its sequence's first."""
+    alone: Sequence[Alone]
+    together: Together | None
+    """None where all attend alone."""
+
+
+def places_of(store: Store, runs: Sequence[Run], *, source: bool, bias_DH: Tensor | None) -> Places:
+    """Those of the runs, or of what they read of their sources; see `KvStore.places`."""
+    return _Packed(store, runs, source, bias_DH).places()
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A packed batch whose places are asked for."""
+
+    store: Store
+    runs: Sequence[Run]
+    source: bool
+    bias_DH: Tensor | None
+
+    def places(self) -> Places:
         """Runs of few rows and of few tokens attend together; others, long ones and prompts, each alone."""
-        self._device = store.device
-        self._bias_DH = bias_DH
-        self.runs = tuple(runs)
+        store, runs, source = self.store, self.runs, self.source
         numbers = [(*store.stretch_of(run.sequence), run.start, run.length, run.source) for run in runs]
         begin_R, room_R, start_R, length_R, source_R = np.array(numbers, dtype=np.int64).T
         assert ((start_R + length_R <= room_R) | (begin_R < 0)).all(), "a sequence has no page for its last token"
@@ -102,28 +124,29 @@ class Places:
         write_N = np.repeat(begin_R, length_R) + position_N
         for k in np.flatnonzero(begin_R < 0).tolist():
             write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k], runs[k].start)
-        self.write_N, self.position_N = self._tensor(write_N), self._tensor(position_N)
         few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
         # Scattered pages are copied anyhow, and a GPU is kept waiting by a call for each sequence.
         few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
-        self.alone = [self._alone(store, runs[k], int(row_R[k]), source) for k in np.flatnonzero(~few_R).tolist()]
         run_S = np.repeat(np.where(few_R, np.arange(len(few_R)), -1), length_R)
         rows_S = np.flatnonzero(run_S >= 0)
         run_S, token_S = run_S[rows_S], position_N[rows_S]
         end_S = source_R[run_S] if source else token_S + 1
         padded = rows_S, run_S, begin_R[run_S], seen_R[run_S], end_S, token_S
-        self.together = self._padded(store, *padded) if len(rows_S) else None
+        return Places(
+            write_N=self._tensor(write_N),
+            position_N=self._tensor(position_N),
+            alone=[self._alone(runs[k], int(row_R[k])) for k in np.flatnonzero(~few_R).tolist()],
+            together=self._padded(*padded) if len(rows_S) else None,
+        )
 
-    def _alone(self, store: Store, run: Run, row: int, source: bool) -> Alone:
-        seen, (begin, _) = run.seen(source=source), store.stretch_of(run.sequence)
+    def _alone(self, run: Run, row: int) -> Alone:
+        seen, (begin, _) = run.seen(source=self.source), self.store.stretch_of(run.sequence)
         lie = slice(begin + seen.start, begin + seen.end)
-        read_T = lie if begin >= 0 else self._tensor(store.place_of(seen, seen.start))
-        mask = (None, False) if source else self._mask(run, seen)
+        read_T = lie if begin >= 0 else self._tensor(self.store.place_of(seen, seen.start))
+        mask = (None, False) if self.source else self._mask(run, seen)
         return Alone(slice(row, row + run.length), read_T, *mask)
 
-    def _padded(
-        self, store: Store, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints
-    ) -> Together:
+    def _padded(self, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints) -> Together:
         """Of rows that see tokens `first` to `end` - 1 of their sequences, and are token `token` themselves."""
         lengths_S1 = (end_S - first_S)[:, None]
         longest = int(lengths_S1.max())
@@ -133,9 +156,9 @@ class Places:
         for s in np.flatnonzero(begin_S < 0).tolist():
             first, end = int(first_S[s]), int(end_S[s])
             seen = replace(self.runs[run_S[s]], start=first, length=end - first)
-            read_ST[s] = np.resize(store.place_of(seen, first), longest)
+            read_ST[s] = np.resize(self.store.place_of(seen, first), longest)
         where = self._tensor(rows_S), self._tensor(read_ST.ravel())
-        if self._bias_DH is not None:
+        if self.bias_DH is not None:
             bias_STH = self._biased((token_S - first_S)[:, None] - tokens_1T)
             return Together(*where, bias_STH.transpose(1, 2)[:, :, None])
         if int(lengths_S1.min()) == longest:
@@ -146,7 +169,7 @@ class Places:
     def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
         """And whether it is causal."""
         distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
-        if self._bias_DH is not None:
+        if self.bias_DH is not None:
             return self._biased(distance_nT).permute(2, 0, 1)[None], False
         if run.start == seen.start or run.length == 1:
             return None, run.length > 1
@@ -154,9 +177,9 @@ class Places:
 
     def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
         """What is added to scores, by how far keys are before their queries, (*distance, H); none sees those behind."""
-        assert self._bias_DH is not None
-        bias: Tensor = self._bias_DH[self._tensor(distance.clip(0))]
+        assert self.bias_DH is not None
+        bias: Tensor = self.bias_DH[self._tensor(distance.clip(0))]
         return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.store.device, non_blocking=True)
