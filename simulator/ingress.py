@@ -7,6 +7,7 @@ import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -39,29 +40,37 @@ def ignore_settled(number: int, answered: bool) -> None:
     """Nobody wants to know."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Where an ingress stands."""
+
+    index: int
+    """Among the service's ingresses."""
+    scenario: Scenario
+    events: Events
+    ledger: Ledger
+    placed: PlacedPlan
+    """What it follows at first."""
+    slots: Mapping[str, Slot]
+    probing: Probing | None = None
+    """None without probes."""
+
+
 class SimulatedIngress:
     """One of several."""
 
-    def __init__(
-        self,
-        index: int,
-        scenario: Scenario,
-        events: Events,
-        ledger: Ledger,
-        placed: PlacedPlan,
-        slots: Mapping[str, Slot],
-        probing: Probing | None = None,
-    ) -> None:
-        self.index = index
+    def __init__(self, around: Surroundings) -> None:
+        scenario, probing = around.scenario, around.probing
+        self.index = around.index
         self.settled: Settled = ignore_settled
         rng = random.Random() if probing is None else probing.rng
         self.core: IngressCore[int, Slot] = IngressCore(
-            f"ingress#{index}", placed, slots, _rules(scenario, probing), rng, make_call=Trip
+            f"ingress#{self.index}", around.placed, around.slots, _rules(scenario, probing), rng, make_call=Trip
         )
         self._probing = probing
-        self._slots = slots
-        self._ledger = ledger
-        self._events = events
+        self._slots = around.slots
+        self._ledger = around.ledger
+        self._events = around.events
         self._slo_s = scenario.slo_s
         tokens_C = tokens_in_turn(scenario)
         self._tokens = None if tokens_C is None else NetworkTokens(scenario.problem, tokens_C)

@@ -6,7 +6,7 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from deployments.ingress.core.flights import Answered, Flight
 from deployments.ingress.core.homes import homes_of
@@ -15,12 +15,8 @@ from deployments.ingress.generation.loop import Course, Loop, LoopRules
 from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.generation.shown import Shown
 from optimizer.placement import PlacedPlan
-from simulator.decisions import Probing
-from simulator.events import COMES, WAKES, Events
-from simulator.ingress import SimulatedIngress
-from simulator.outcome import Ledger
-from simulator.scenario import Scenario
-from simulator.slot import Slot
+from simulator.events import COMES, WAKES
+from simulator.ingress import SimulatedIngress, Surroundings
 from simulator.steps import Step
 from simulator.trip import Trip
 
@@ -69,17 +65,9 @@ class SequenceLedger:
 class GeneratingIngress(SimulatedIngress):
     """One whose requests are sequences."""
 
-    def __init__(
-        self,
-        index: int,
-        scenario: Scenario,
-        events: Events,
-        ledger: Ledger,
-        placed: PlacedPlan,
-        slots: Mapping[str, Slot],
-        probing: Probing | None = None,
-    ) -> None:
-        super().__init__(index, scenario, events, ledger, placed, slots, probing)
+    def __init__(self, around: Surroundings) -> None:
+        super().__init__(around)
+        scenario, index = around.scenario, around.index
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
         rules = LoopRules(
@@ -88,7 +76,7 @@ class GeneratingIngress(SimulatedIngress):
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
         )
-        self.loop = Loop(rules, placed.plan, random.Random(index))
+        self.loop = Loop(rules, around.placed.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
         self._courses: dict[int, tuple[Course[int], SimulatedSequence]] = {}
         """By the number of the step that is under way."""

@@ -19,7 +19,7 @@ from optimizer.tokens import bytes_length
 from simulator.crossing import pruned_table
 from simulator.decisions import Decisions, IntArray, Probing
 from simulator.events import Events
-from simulator.ingress import SimulatedIngress
+from simulator.ingress import SimulatedIngress, Surroundings
 from simulator.outcome import Ledger
 from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
@@ -71,7 +71,17 @@ class SimulatedService:
         self._works: dict[tuple[str, float], Works] = {}
         make = SimulatedIngress if scenario.sequences is None else GeneratingIngress
         self.ingresses = [
-            make(index, scenario, events, self.ledger, placed, self.slots, probing(index))
+            make(
+                Surroundings(
+                    index=index,
+                    scenario=scenario,
+                    events=events,
+                    ledger=self.ledger,
+                    placed=placed,
+                    slots=self.slots,
+                    probing=probing(index),
+                )
+            )
             for index in range(scenario.num_ingresses)
         ]
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from optimizer.placement import PlacedPlan, initial_placement
 from simulator.events import Events
-from simulator.ingress import SimulatedIngress
+from simulator.ingress import SimulatedIngress, Surroundings
 from simulator.outcome import DROPS, Ledger
 from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
@@ -68,7 +68,9 @@ class IngressScene:
         self.calls: list[Trip] = []
         self.log: list[str] = []
         slots = cast(dict[str, Slot], self.slots)
-        self.ingress = SimulatedIngress(0, scenario, self.events, self.ledger, placed, slots)
+        self.ingress = SimulatedIngress(
+            Surroundings(index=0, scenario=scenario, events=self.events, ledger=self.ledger, placed=placed, slots=slots)
+        )
 
     def write(self, what: str) -> None:
         self.log.append(f"{self.events.time_s:g} {what}")
