@@ -92,7 +92,7 @@ class WholeResNet(nn.Module):
         from earlyexit.families.resnet import ResNetBackbone
         from earlyexit.families.resnet_config import cifar_layout
 
-        self.backbone = ResNetBackbone(cifar_layout(20))
+        self.backbone = ResNetBackbone(cifar_layout(14))
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class WholeResNet(nn.Module):
         return logits
 
 
-def resnet20() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def resnet14() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     return WholeResNet(), (torch.rand(2, 32, 32, 3) * 255,)
 

@@ -37,7 +37,7 @@ def exported(name: str, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-@pytest.mark.parametrize("name", ["plain", "resnet20", "small_bert"])
+@pytest.mark.parametrize("name", ["plain", "resnet14", "small_bert"])
 def test_an_exported_module_has_the_sites_of_the_module(name: str, tmp_path: Path) -> None:
     flow = read_onnx(exported(name, tmp_path), open_size=7).flow
     assert list(carriers(flow)) == carriers_by_removal(flow)
