@@ -124,8 +124,8 @@ class Admission:
         """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
 
         `unanswered`: what is inside costs so much. An idle service begins everything, so nothing learnt can keep it
-        idle, and nothing is too long for ever; nor is a request of many inputs too long for stages that wait for a
-        full batch, while less than one for each of them is inside.
+        idle, and nothing is too long for ever; nor is a request of many inputs too long for stages that wait for full
+        batches, while less is inside than there is room for (`_room_of`).
         """
         self._look_back(now_s)
         share = left_s / self._slo_s
