@@ -59,11 +59,6 @@ def answers(sequences: dict[int, TokenSequence]) -> list[list[int]]:
     return [each.tokens[len(source) :] for each, source in zip(sequences.values(), SOURCES, strict=True)]
 
 
-def end_all(model: EarlyExitModel) -> None:
-    for number in backbone_of(model).kv.sequences:
-        backbone_of(model).end(number)
-
-
 @pytest.mark.parametrize(("bounds", "chunk", "seed", "page_tokens"), ANYHOW, ids=str)
 def test_greedy_tokens_are_those_of_transformers(
     model: EarlyExitModel,
@@ -94,14 +89,16 @@ def test_one_that_begins_anew_elsewhere_goes_on_as_it_would_have(
 
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 1, 4, 5)], ids=str)
 def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_the_full_model_does(
-    model: EarlyExitModel, kind: str, bounds: tuple[int, ...]
+    reference: Any, kind: str, bounds: tuple[int, ...]
 ) -> None:
+    model = seq2seq(reference).double()  # in float32 rounding alone comes to 2e-5 of the largest on some processors
+    backbone = backbone_of(model)
+    backbone.open_store(64)
     sequences = sequences_of(kind)
     handfuls = Handfuls(model=model, policy=SOMETIMES, bounds=bounds, ramps=(1, 2))
     said = handfuls.run(sequences, end=False)
     assert {steps[0].exit for steps in said.values()} & {1, 2}, "a first token that leaves skips its source, too"
     assert {each.exit for steps in said.values() for each in steps} >= {1, NUM_BLOCKS - 1}
-    backbone = backbone_of(model)
     for number, each in sequences.items():
         _see(model, number, each, each.tokens[-1:])
         assert backbone.pending.num_waiting(number) == 0
@@ -109,8 +106,7 @@ def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_t
         for block in range(NUM_BLOCKS):
             filled, full = (backbone.kv.held(block, of, len(each.tokens)) for of in (number, number + 10))
             for mine, its in zip(filled, full, strict=True):
-                assert (mine - its).abs().max() < 1e-5 * its.abs().max()
-    end_all(model)
+                assert (mine - its).abs().max() < 1e-10 * its.abs().max()
 
 
 @pytest.mark.parametrize("fill", ["compute", "copy"])
