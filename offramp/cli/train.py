@@ -50,8 +50,8 @@ Codec = Annotated[str | None, typer.Option(help="Your own, module:function; defa
 TaskName = Annotated[
     str | None,
     typer.Option(
-        help="label (the default), regression, pose (--joints), segmentation (--classes), token (of decoders; the "
-        "default of a .gguf), or your own module:function."
+        help="label (the default), regression, pose (--joints), segmentation (--classes), token (the default of "
+        "decoders' and encoder-decoders' files and folders), or your own module:function."
     ),
 ]
 Answers = Annotated[
@@ -146,13 +146,14 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from offramp.jobs.train_job import TOKEN, TrainJob
+    from offramp.jobs.train_job import TOKEN, TrainJob, default_task
 
-    task = task or (TOKEN if backbone.endswith(".gguf") else "label")
+    backbone = _place(backbone)
+    task = task or default_task(backbone)
     texts = text_column, pair_column, None if task == TOKEN else label_column
     rows = _rows(data, texts, part=part, joints=joints, classes=classes)
     job = TrainJob(
-        backbone=_place(backbone),
+        backbone=backbone,
         tokenizer=tokenizer and _place(tokenizer),
         name=name or out.resolve().name,
         codec=codec,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earlyexit.boundary import FloatName
 from earlyexit.checkpoint import RampOptions
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.families import GENERATES
 from earlyexit.store import NAME_PATTERN
 
 if TYPE_CHECKING:  # a job is read without torch
     from earlyexit.training.augmentation import Augmentation
 
-TOKEN = "token"
-"""The task of decoders."""
+LABEL, TOKEN = "label", "token"
+"""Of most models; of decoders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class TrainJob:
     name: str
     codec: str | None = None
     """Your own, `module:function`; None for what the network and the data say."""
-    task: str = "label"
+    task: str = LABEL
     """`label`, `regression`, `pose`, `segmentation`, `token` of decoders, or your own, `module:function`."""
     tokenizer: str | None = None
     """Checkpoint folder, hub name or file; None: the backbone's."""
@@ -70,6 +73,21 @@ class TrainJob:
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
         if self.joint and self.dtype != "float32":
             raise InputError(f"--dtype {self.dtype} is of a frozen backbone: joint training chooses by itself")
+
+
+def default_task(backbone: str) -> str:
+    """What a backbone answers if nobody says: `token` by a decoder's file or checkpoint folder, else `label`.
+
+    Raises ModelFolderError where the checkpoint's config.json is not JSON.
+    """
+    config = Path(backbone) / "config.json"
+    if not config.is_file():
+        return TOKEN if backbone.endswith(".gguf") else LABEL
+    try:
+        says = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFolderError(f"{config}: not JSON: {error}") from error
+    return TOKEN if isinstance(says, dict) and says.get("model_type") in GENERATES else LABEL
 
 
 def check_name(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.families import FAMILIES, MEASURES_IMPORTANCE, find_family
+from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
 from earlyexit.prunable import check_prunable
 from earlyexit.store import CARD_FILE
 from tests.earlyexit.models import SMALL
@@ -49,6 +49,8 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"exported", "onnx"}))
-def test_the_list_of_families_is_that_of_their_backbones(family: str) -> None:
+def test_the_lists_of_families_are_those_of_their_backbones(family: str) -> None:
     sizes = {name: value for name, value in SMALL.items() if family in MEASURES_IMPORTANCE}
-    assert find_family(family).build(sizes).measures_importance == (family in MEASURES_IMPORTANCE)
+    backbone = find_family(family).build(sizes)
+    assert backbone.measures_importance == (family in MEASURES_IMPORTANCE)
+    assert (backbone.kept_bytes > 0) == (family in GENERATES)

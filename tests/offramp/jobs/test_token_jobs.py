@@ -18,7 +18,7 @@ from earlyexit.tasks.token import TokenTask
 from offramp.jobs.calibrated import CalibrateJob
 from offramp.jobs.calibration import calibrate, calibrate_records, read_calibration
 from offramp.jobs.token_training import spread
-from offramp.jobs.train_job import TrainJob
+from offramp.jobs.train_job import TrainJob, default_task
 from offramp.jobs.training import train
 from optimizer.risk import Guarantee
 from optimizer.sequences import differing, sequences_of
@@ -62,6 +62,20 @@ def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(job, PROMPTS, out)
     calibrate(out, PROMPTS, JOB)
     return out
+
+
+def test_a_checkpoint_that_generates_says_tokens_if_nobody_says_what_it_answers(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    assert default_task(str(checkpoint)) == "token"
+    assert default_task("somewhere/model.gguf") == "token"
+    assert default_task("somewhere/on-a-hub") == "label"
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "bert"}', encoding="utf-8")
+    assert default_task(str(tmp_path)) == "label"
+    config.write_text("{", encoding="utf-8")
+    with pytest.raises(ModelFolderError, match=r"config\.json: not JSON"):
+        default_task(str(tmp_path))
 
 
 def test_ramps_come_with_prompts_and_tokens(trained: Path, start: tuple[int, ...]) -> None:
