@@ -148,12 +148,10 @@ def train(
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
     from offramp.jobs.train_job import TOKEN, TrainJob, default_task
 
-    backbone = _place(backbone)
     task = task or default_task(backbone)
     texts = text_column, pair_column, None if task == TOKEN else label_column
-    rows = _rows(data, texts, part=part, joints=joints, classes=classes)
     job = TrainJob(
-        backbone=backbone,
+        backbone=_place(backbone),
         tokenizer=tokenizer and _place(tokenizer),
         name=name or out.resolve().name,
         codec=codec,
@@ -173,6 +171,7 @@ def train(
         seed=seed,
         source=str(data),
     )
+    rows = _rows(data, texts, part=part, joints=joints, classes=classes)
     _train(job, rows if hold_out is None else _hold_out(rows, hold_out, seed, out), out)
 
 
