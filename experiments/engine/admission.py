@@ -23,6 +23,7 @@ import numpy as np
 
 from cluster.pace import Pace
 from deployments.ingress.core import admission
+from earlyexit.counts import SplitCounts
 from earlyexit.split import Split
 from experiments.data import RUNS
 from experiments.kit import keep, show
@@ -87,8 +88,8 @@ class UnsteadyService(SimulatedService):
     unsteady: float
 
     def _work(self, split: Split, pace: Pace) -> Work:
-        steady = super()._work(split, pace)
-        work = UnsteadyWork(split, steady._leaves, pace, steady._counts)  # as the base has them
+        counts = self.counts.setdefault(split, SplitCounts(split.budget))
+        work = UnsteadyWork(split, self._leaves_of(split), pace, counts)
         work.rng, work.unsteady, work.factor = self.rng, self.unsteady, 1.0
         return work
 
