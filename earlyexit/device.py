@@ -151,11 +151,19 @@ class Device(Generic[P]):
             self.requeue(self.run(batch))
 
     def admit(self, wire: WirePiece, members: list[Member[P]]) -> list[Member[P]]:
-        """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`."""
-        if self._memory is None:
+        """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`.
+
+        A sequence that was ended while a batch has it is kept until that batch is over, and takes nothing more: what
+        came in behind would find nothing of it, and begin it anew for nobody.
+        """
+        if self._memory is None or self._hands is None:
             return members
         with self.lock:
             errors = self._memory.admit(wire, [member.sequence for member in members])
+            errors = [
+                _over(member).error if self._hands.is_over(member) else error
+                for member, error in zip(members, errors, strict=True)
+            ]
         pairs = list(zip(members, errors, strict=True))
         self._lose([Lost(member=member, error=error) for member, error in pairs if error is not None])
         return [member for member, error in pairs if error is None]

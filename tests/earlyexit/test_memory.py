@@ -130,6 +130,19 @@ def test_what_is_kept_of_a_sequence_stays_until_its_batch_is_over() -> None:
     assert scene.memory.ended == [1]
 
 
+def test_a_step_that_comes_in_behind_the_end_of_its_sequence_does_not_begin_it_anew() -> None:
+    """Its caller left while a batch still had the token before: kept until that batch is over, it may not come back."""
+    scene = Scene(FIRST)
+    scene.submit("ab")
+    batch = scene.batch()
+    scene.device.end([1])
+    assert scene.submit("ac") == ["c"]
+    assert scene.lost == [("a", SequenceLostError)]
+    scene.device.run(batch)
+    scene.run_until_idle()
+    assert scene.memory.kept == {2, 3}
+
+
 def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> None:
     scene = Scene()
     scene.submit("bc")
