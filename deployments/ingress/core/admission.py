@@ -29,14 +29,11 @@ SAFETY = 0.1
 BURST = 0.3
 """Share of the SLO that a plan's rate is not counted on for, before anything is known: a burst after quiet finds stages
 that are empty one behind the other, and fills them first."""
-CONTESTED = 0.8
+CONTESTED = 0.5
 """An input tells of the limit if so much of it was ahead. With less ahead its lateness is not the limit's fault,
-unless too many are late: a lower limit would not have spared it, and would refuse others."""
-LONG = 0.5
-"""Of the limit: what costs more itself is late by its own length."""
-LATE_SHARE = 0.1
-"""So many late are too many, whatever was ahead of them: a limit too high by far has nobody that tells of it. Of fewer
-a batch that took thrice as long may be the reason."""
+unless too many are late, and never of one that costs more than so much itself: its own length is why."""
+LATE_SHARE = 0.01
+"""So many late are too many, whatever was ahead of them."""
 FALL = 0.05
 """Share of the limit that a late input takes away."""
 DEEPEST_FALL = 0.3
@@ -51,9 +48,7 @@ LEAP = 2.0
 """What a limit is multiplied by at most, once a window, if inputs were refused while slow ones had time to spare."""
 SPARE = 0.8
 """Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slow ones have not:
-the slowest of all but `SLOW_SHARE`, since on shared processors some are slow at any limit."""
-SLOW_SHARE = 0.1
-"""Of those who tell of the limit."""
+the slowest of all but the share that may be late, since on shared processors one in a hundred is slow at any limit."""
 WINDOW = (0.25, 4.0)
 """Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
 FADE = 0.75
@@ -144,8 +139,9 @@ class Admission:
         """An input that went as deep as inputs go took so long; see `cost_of`."""
         self._look_back(now_s)
         self._seen += 1
-        is_contested, is_late = ahead >= CONTESTED * self._limit, latency_s >= self._counted_on_s
-        if is_late and (is_contested or cost <= LONG * self._limit):
+        half = CONTESTED * self._limit
+        is_contested, is_late = ahead >= half, latency_s >= self._counted_on_s
+        if is_late and (is_contested or cost <= half):
             self._late += 1
             if is_contested or self._late > LATE_SHARE * self._seen:
                 self._fall(ahead, now_s)
@@ -198,7 +194,7 @@ class Admission:
         if now_s < self._window_ends_s:
             return
         spare_s = SPARE * self._counted_on_s
-        if self._refused and self._took_s and (slow_s := _slowest(self._took_s)) < spare_s:
+        if self._refused and self._took_s and (slow_s := _all_but_late(self._took_s)) < spare_s:
             self._limit *= min(LEAP, spare_s / slow_s) if slow_s else LEAP
         self._seen, self._late = FADE * self._seen, FADE * self._late
         self._refused, self._took_s = False, []
@@ -206,9 +202,9 @@ class Admission:
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
 
 
-def _slowest(took_s: Sequence[float]) -> float:
-    """What all took at most but `SLOW_SHARE` of them: of fewer than ten, the slowest."""
-    return sorted(took_s)[-1 - int(SLOW_SHARE * len(took_s))]
+def _all_but_late(took_s: Sequence[float]) -> float:
+    """What all took at most but `LATE_SHARE` of them: of fewer than a hundred, the slowest."""
+    return sorted(took_s)[-1 - int(LATE_SHARE * len(took_s))]
 
 
 def _full_cost(split: Split, mean_cost: float | None) -> float:

@@ -125,9 +125,6 @@ def test_unless_too_many_of_them_are_late() -> None:
     admission = known()
     for _ in range(90):
         admission.answered(0.2, 10, 1, 0.1)
-    for _ in range(10):
-        admission.answered(1.2, 10, 1, 0.1)
-    assert admission.limit == BEGIN
     admission.answered(1.2, 10, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
 
@@ -218,8 +215,8 @@ def test_where_stages_fill_by_what_they_run_on_those_on_processors_have_room() -
     assert admission.limit == 2 * 8
 
 
-@pytest.mark.parametrize(("slow", "times"), [(10, 0.72 / 0.6), (11, 1.0)])
-def test_ten_slow_answers_of_a_hundred_do_not_keep_the_limit_from_leaping(slow: int, times: float) -> None:
+@pytest.mark.parametrize(("slow", "times"), [(1, 0.72 / 0.6), (2, 1.0)])
+def test_one_slow_answer_of_a_hundred_does_not_keep_the_limit_from_leaping(slow: int, times: float) -> None:
     admission = known()
     admission.late_s(1, 1.0, unanswered=0, now_s=0.0)  # a window begins
     admission.late_s(1, 1.0, unanswered=1000, now_s=0.1)

@@ -199,13 +199,13 @@ def test_under_overload_the_admitted_are_in_time_and_the_service_is_full(
 def test_a_service_whose_batches_take_now_half_as_long_now_twice_keeps_the_admitted_in_time(
     known_as: float, times: float
 ) -> None:
-    """Two full batches, one under way and one's own, take the SLO: a limit that keeps 99 of 100 allows 0.74."""
+    """Two full batches, one under way and one's own, take the SLO: at most 0.74 can be had if 99 of 100 are kept."""
     first = SimulatedStage(replicas=2, fixed_s=0.024, each_s=0.011, unsteady=0.4)
     service = Service(first, SimulatedStage(replicas=8, fixed_s=0.001, each_s=0.0), known_as=known_as)
     service.load(times * service.per_s, 0.0, 45.0)
     outcomes = service.run(5.0, 45.0)
-    assert kept(outcomes) >= 0.96
-    assert goodput(service, outcomes, 40.0) >= 0.7
+    assert kept(outcomes) >= 0.985
+    assert goodput(service, outcomes, 40.0) >= 0.6
 
 
 @pytest.mark.parametrize("build", [balanced, narrow_at_its_end], ids=["balanced", "last-stage-narrow"])

@@ -147,8 +147,7 @@ def test_an_input_that_is_late_by_its_own_length_takes_nobodys_place() -> None:
     for second in range(20):
         admission.answered(1.2, 0, 2000, float(second))
     assert admission.limit == pytest.approx(ROOM)
-    for _ in range(2):
-        admission.answered(1.2, 0, 1000, 20.0)  # some that are not so long: more than one in ten
+    admission.answered(1.2, 0, 1000, 20.0)  # one that is not so long
     assert admission.limit == pytest.approx(ROOM * (1 - FALL))
 
 
