@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 WATCHERS = ("start_log_monitor", "start_monitor")
 """Ray's log monitor passes lines on to drivers that ask for them; ours does not. Its monitor adds nodes to clusters."""
 API_SERVER = "start_api_server"
 """Of the dashboard; without one it starts all the same, for Ray's own command line."""
+FOR_SERVE = ("--modules-to-load=ServeHead", "--disable-frontend")
+"""What the controller asks the dashboard for; each of its other parts is a process more, and one of them takes jobs."""
 
 
 @contextmanager
 def without_watchers(*, dashboard: bool) -> Iterator[None]:
-    """Inside, `ray.init` leaves them out, and the dashboard's server too unless it is wanted.
+    """Inside, `ray.init` leaves them out, and the dashboard's server too unless it is wanted: then it has Serve's part.
 
-    Ray has parameters for it (`RayParams.include_log_monitor`, `no_monitor`) that `ray.init` does not pass on.
+    Ray has parameters for it (`RayParams.include_log_monitor`, `no_monitor`, `--modules-to-load`) that `ray.init` does
+    not pass on.
     """
+    from ray._private import ray_constants, services
     from ray._private.node import Node
 
     left_out = WATCHERS if dashboard else (*WATCHERS, API_SERVER)
-    kept = {name: getattr(Node, name) for name in left_out}
-    for name in left_out:
-        setattr(Node, name, _start_nothing)
-    try:
+    start_process = services.start_ray_process
+
+    def start_lean(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+        more = FOR_SERVE if process_type == ray_constants.PROCESS_TYPE_DASHBOARD else ()
+        return start_process([*command, *more], process_type, *args, **kwargs)
+
+    with ExitStack() as kept:
+        for name in left_out:
+            kept.enter_context(_instead(Node, name, _start_nothing))
+        kept.enter_context(_instead(services, "start_ray_process", start_lean))
         yield
-    finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
 
 
 @contextmanager
@@ -44,14 +52,12 @@ def on_loopback(*, alone: bool) -> Iterator[None]:
     if not alone:
         yield
         return
-    name, told = "ENABLE_RAY_CLUSTER", os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
-    kept = getattr(ray_constants, name)
-    setattr(ray_constants, name, False)
+    told = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # the dashboard asks for the node's address as well
     try:
-        yield
+        with _instead(ray_constants, "ENABLE_RAY_CLUSTER", value=False):
+            yield
     finally:
-        setattr(ray_constants, name, kept)
         _restore(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, told)
 
 
@@ -75,6 +81,16 @@ def _restore(name: str, told: str | None) -> None:
         del os.environ[name]
     else:
         os.environ[name] = told
+
+
+@contextmanager
+def _instead(owner: object, name: str, value: object) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
 
 
 def _start_nothing(*_: object, **__: object) -> None:

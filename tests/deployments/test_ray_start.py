@@ -68,6 +68,23 @@ def test_ray_has_what_is_left_out_again_afterwards(dashboard: bool) -> None:
     assert [getattr(Node, name) for name in names] == whole
 
 
+def test_of_ray_s_dashboard_only_serve_s_part_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    started: list[list[str]] = []
+
+    def start(command: list[str], process_type: str, *, fate_share: bool) -> None:
+        assert fate_share
+        started.append([process_type, *command])
+
+    monkeypatch.setattr(services, "start_ray_process", start)
+    with without_watchers(dashboard=True):
+        services.start_ray_process(["run"], "raylet", fate_share=True)
+        services.start_ray_process(["run"], "dashboard", fate_share=True)
+    assert started == [["raylet", "run"], ["dashboard", "run", "--modules-to-load=ServeHead", "--disable-frontend"]]
+    assert services.start_ray_process is start
+
+
 @pytest.mark.parametrize(("alone", "address_is_loopback"), [(True, True), (False, False)])
 def test_a_node_that_is_alone_is_found_on_loopback(
     alone: bool, address_is_loopback: bool, monkeypatch: pytest.MonkeyPatch
