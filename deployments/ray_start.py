@@ -12,7 +12,7 @@ WATCHERS = ("start_log_monitor", "start_monitor")
 """Ray's log monitor passes lines on to drivers that ask for them; ours does not. Its monitor adds nodes to clusters."""
 API_SERVER = "start_api_server"
 """Of the dashboard; without one it starts all the same, for Ray's own command line."""
-FOR_SERVE = ("--modules-to-load=ServeHead", "--disable-frontend")
+FOR_SERVE = ("--modules-to-load=ServeHead",)
 """What the controller asks the dashboard for; each of its other parts is a process more, and one of them takes jobs."""
 
 

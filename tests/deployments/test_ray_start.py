@@ -81,7 +81,7 @@ def test_of_ray_s_dashboard_only_serve_s_part_is_started(monkeypatch: pytest.Mon
     with without_watchers(dashboard=True):
         services.start_ray_process(["run"], "raylet", fate_share=True)
         services.start_ray_process(["run"], "dashboard", fate_share=True)
-    assert started == [["raylet", "run"], ["dashboard", "run", "--modules-to-load=ServeHead", "--disable-frontend"]]
+    assert started == [["raylet", "run"], ["dashboard", "run", "--modules-to-load=ServeHead"]]
     assert services.start_ray_process is start
 
 
