@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
 from deployments.bound import bind_calls
+from deployments.heap import settle
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import VersionFacts
@@ -172,6 +173,7 @@ class Ingress(RpcMethods):
                 waited_for.add(slot)
             else:
                 await asyncio.sleep(READY_PAUSE_S)
+        settle()
         self._ready = True
 
     async def _keep_telling(self) -> None:

@@ -14,6 +14,7 @@ import ray
 from ray import serve
 
 from deployments.bound import bind_calls
+from deployments.heap import settle
 from deployments.messages import Assignment
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
@@ -66,6 +67,7 @@ class StageReplica:
         assignment = await self._first_assignment()
         if assignment is not None:
             await self._host.prepare(assignment)
+        settle()
         self._host.start()
         self._telling = asyncio.get_running_loop().create_task(self._metrics.keep_telling(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
