@@ -34,7 +34,7 @@ FEW_TOKENS = 6
 TOGETHER = 40
 """Tokens of short inputs that attend in one call where `apart`: a call costs what the scores of a thousand pairs of
 tokens do, so that three or four questions of 11 tokens take half the time together
-(`experiments.tokens.attention_slots`)."""
+(`experiments.tokens.attention_slots@654e280`)."""
 
 
 class Layout:
@@ -86,7 +86,7 @@ class Layout:
         """How inputs attend; never `auto`.
 
         Of equal lengths the padded form holds neither padding nor mask, and is one operation. On a CPU by one thread
-        `apart` is as fast or faster (`python -m experiments.tokens.attention_slots`) but for inputs of a few tokens; by
+        `apart` is as fast or faster (`experiments.tokens.attention_slots@654e280`) but for inputs of a few tokens; by
         more threads it is taken where what it saves of them is more than what calling torch for every input costs the
         one that calls.
         """

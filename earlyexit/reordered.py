@@ -3,11 +3,11 @@
 Torch multiplies float32 matrices by MKL, and lays bfloat16 weights out anew in every call. oneDNN with the layout kept
 is 2.0 to 2.3 times as fast in float32, and 1.1 to 1.4 times in bfloat16, most where batches are small (one core of an
 AMD EPYC with AVX-512, the feed-forward layers of MiniLM and BERT-base, 10 to 800 tokens;
-`python -m experiments.networks.linear_layers`).
+`experiments.networks.linear_layers@654e280`).
 
 Convolutions too, with the norms behind them folded into their weights. Keeping weights channels-last instead gains
 little: hidden states are channels-last already, as images come in
-(`python -m experiments.networks.convolution_layers`).
+(`experiments.networks.convolution_layers@654e280`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Pure; needs neither torch nor a tokenizer. A word is what stands between white s
 one, and so is a Chinese sentence, which therefore stays unless all of it may go.
 
 Where we differ from the paper's equation 5: the mean is over words' tokens. Special tokens take a third of all
-attention (`python -m experiments.cascades.word_pruning` says how much), so that a mean over all would mean something
+attention (`experiments.cascades.word_pruning@654e280` says how much), so that a mean over all would mean something
 else for every length of text.
 """
 

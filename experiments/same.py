@@ -222,7 +222,7 @@ def main() -> None:
     if "simulations" in options.only:
         different += compare_simulations(older, ours, paths)
     if "speed" in options.only:
-        given = sorted((older.root / "experiments/problems").glob("*.yaml"))  # later ones it may not understand
+        given = sorted(older.root.glob("ex*/problems/*.yaml"))  # later ones it may not understand
         compare_speed(older, ours, [*paths[:TIMED_PROBLEMS], *given], options.rounds)
     if "studies" in options.only:
         different += compare_studies(older, ours)

@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-from experiments.demo.texts import generate, write_csv
+from offramp.demo.texts import generate, write_csv
 
 NUM_LABELS = 12
 

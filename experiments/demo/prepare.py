@@ -9,7 +9,7 @@ from pathlib import Path
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.store import read_card
 from experiments.demo.cascade import CASCADE, MODEL, make_cascade
-from experiments.demo.texts import LabelledText, divide, generate, write_csv
+from offramp.demo.texts import LabelledText, divide, generate, write_csv
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars

@@ -2,7 +2,7 @@
 
 Twelve blocks with a ramp after all but the last, exit records and a calibration card. The records are those of
 `experiments.recorded_exits`; where that data is absent, made-up ones with the survival of
-`experiments/problems/bert_base_16_v100.yaml`.
+`examples/problems/bert_base_16_v100.yaml`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from optimizer.space import Space
 from optimizer.what_if import with_batch_limit
 from profiles.table import LatencyTable
 
-PROBLEMS = Path(__file__).parents[1] / "problems"
+PROBLEMS = Path(__file__).parents[2] / "examples" / "problems"
 BATCHES = (1, 2, 4, 8)
 SLOS_S = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 ENTROPY = 0.4

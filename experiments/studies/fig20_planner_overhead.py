@@ -5,17 +5,28 @@ Measured, in process, on the machine that runs it. `best` searches Offramp's who
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from experiments.planning.e3_plans import PROBLEMS
-from experiments.planning.planner_speed import E3_S, timed
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts
-from optimizer.decision import Strategy
+from optimizer.decision import Planned, Strategy
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
 
+E3_S = {
+    "bert_base_16_v100": 0.87,
+    "bert_base_hetero": 2.09,
+    "bert_large_16_v100": 1.53,
+    "bert_large_hetero": 3.63,
+    "resnet50_16_v100": 1.13,
+    "resnet50_hetero": 2.62,
+}
+"""Seconds of E3's optimizer."""
 STRATEGIES: tuple[Strategy, ...] = ("e3", "best")
 ROUNDS = {"full": 5, "quick": 1}
 FILES = {
@@ -30,6 +41,24 @@ FILES = {
 
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """What `timed` gives, by problem and strategy."""
+
+
+def timed(name: str, problem: PlanProblem, rounds: int, strategy: Strategy) -> dict[str, Any]:
+    """Median seconds of so many rounds after a first one, and the plan's rate per second and gap."""
+    decision = solve(problem, strategy)
+    assert isinstance(decision, Planned), decision
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        solve(problem, strategy)
+        seconds.append(time.perf_counter() - start)
+    return {
+        "problem": name,
+        "seconds": median(seconds),
+        "e3_seconds": E3_S.get(name),
+        "rate_per_s": decision.figures.rate_per_s,
+        "gap": decision.gap,
+    }
 
 
 def measure(problems: Mapping[str, PlanProblem], rounds: int) -> Rows:

@@ -21,8 +21,8 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import arbitrary_tensors
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Segment
-from experiments.generation.stories import encode, read_pieces, read_stories
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, say, sequence
+from tests.earlyexit.stories import encode, read_pieces, read_stories
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 NOBODYS = torch.zeros(1, 5, dtype=torch.int32)

@@ -22,7 +22,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import exit_outputs
-from experiments.data import data_folder
+from tests.data import data_folder
 from tests.earlyexit.checkpoints import resnet_state
 
 TEST_IMAGES = "cifar10/lossless/cifar10_test_5000_webp.zip"

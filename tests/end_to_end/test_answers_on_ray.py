@@ -187,8 +187,8 @@ def test_the_description_is_served(http: httpx.Client) -> None:
 
 
 def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> None:
-    """The quick form of `python -m experiments.faults.fuzz`."""
-    from experiments.faults.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
+    """The quick form of `python -m tests.end_to_end.fuzz`."""
+    from tests.end_to_end.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
 
     findings = fuzz(url, num_cases=100)
     assert findings.problems == []

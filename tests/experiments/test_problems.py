@@ -10,7 +10,7 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from optimizer.problem import MinimizeLatency
 from optimizer.problem_file import read_problem
 
-FOLDER = Path(__file__).parents[2] / "experiments" / "problems"
+FOLDER = Path(__file__).parents[2] / "examples" / "problems"
 GENERATING = FOLDER / "llama_2_7b_a40.yaml"
 CLASSIFYING = sorted({*FOLDER.glob("*.yaml")} - {GENERATING})
 BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem

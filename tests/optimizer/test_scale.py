@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from earlyexit.errors import PlanError
-from experiments.planning.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact.solve import is_too_big
@@ -16,13 +15,13 @@ from optimizer.planner import OF_STRATEGIES, solve
 from optimizer.problem import MinimizeCost, Objective, PlanProblem
 from optimizer.scale.solve import solve_by_beam
 from optimizer.space import SPACES
+from tests.optimizer.big_cluster import BIG_CLUSTER, FAST_LINK, SLOW_LINK, bert_large_problem
 from tests.optimizer.random_problems import random_problem
 
 FEW, MANY = 5, 60
 """Small problems by default, and in `make test-all`."""
 # Sums in another order.
 AGREE = 1e-6
-SLOW_LINK, FAST_LINK = BIG_LINKS["10 Gbit/s"], BIG_LINKS["100 Gbit/s"]
 
 
 def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objective | None = None) -> PlanProblem:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from experiments.planning.mean_latency import with_batches
 from optimizer.decision import STRATEGIES, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.planner import solve
@@ -25,7 +24,7 @@ from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_problems import random_latency_problem
 
-PROBLEMS = Path(__file__).parents[2] / "experiments" / "problems"
+PROBLEMS = Path(__file__).parents[2] / "examples" / "problems"
 MANY = 300
 FEW: dict[Strategy, int] = {"best": 24, "stock": 12, "early-exit": 12, "e3": 12, "serial": 12, "apparate": 12}
 """Problems by default; the rest is for `make test-all`."""
@@ -156,10 +155,18 @@ def test_where_ramps_and_money_are_both_too_few_the_last_to_be_given_up_is_named
     assert [each.binding for each in bindings if isinstance(each, NoPlan)] == ["budget", "ramps"]
 
 
+def three_sizes(table: LatencyTable) -> LatencyTable:
+    columns = [index for index, batch in enumerate(table.batches) if batch in (1, 4, 16)]
+    sizes = tuple(table.batches[index] for index in columns)
+    return LatencyTable(batches=sizes, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
+
+
 def test_why_there_is_no_plan_is_told_in_seconds() -> None:
-    problem = with_batches(read_problem(PROBLEMS / "bert_base_hetero.yaml").problem, [1, 4, 16])
+    problem = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
     objective = MinimizeLatency(rate_per_s=500_000, ramp_budget=0.02)
-    asked = replace(problem, objective=objective)
+    asked = replace(
+        problem, objective=objective, latency={name: three_sizes(of) for name, of in problem.latency.items()}
+    )
     solve(two_blocks(objective=objective), "best")  # compiled before time counts
     began_s = process_time()
     refused = solve(asked, "best")

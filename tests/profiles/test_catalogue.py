@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from experiments.data import data_folder
 from profiles.catalogue import _compared, catalogue, published_profile
 from profiles.catalogue_file import ModelDocument, read_catalogue
 from profiles.latency import LatencyProfile
+from tests.data import data_folder
 
 BERT_BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 DATA = data_folder()

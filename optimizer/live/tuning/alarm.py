@@ -14,7 +14,7 @@ as the table of bets is long.
 How quick any alarm can be is bounded. To find a rise from 1 % to 5 % within 100 inputs in half of the cases takes a
 test that errs once in 416 stretches of 100 inputs at exactly 1 %. So an alarm that errs in a tenth of all runs of
 100,000 inputs can be that quick at 41 of the 1,000 places of a run, no more; and equally quick everywhere it needs
-162 inputs or more (both by Neyman and Pearson's lemma; `python -m experiments.tuning.alarm`). This one is quickest
+162 inputs or more (both by Neyman and Pearson's lemma; `experiments.tuning.alarm@654e280`). This one is quickest
 where thresholds are new.
 """
 

@@ -11,12 +11,10 @@ import pytest
 
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.model import EarlyExitModel
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from experiments.live.hops import judge
 from experiments.live.image_model import ImageModel, medians
-from experiments.networks.hop_precision import Crossing, cut_figures
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from tests.earlyexit.codecs.pictures import noise
@@ -47,15 +45,6 @@ def images(model: EarlyExitModel) -> ImageModel:
         encoded=tuple(Encoded(1, (np.asarray(noise(SIDE, SIDE, seed=k))[None],)) for k in range(NUM_IMAGES)),
         is_trained=False,
     )
-
-
-def test_a_cut_is_told_by_bytes_and_by_what_half_precision_changes(images: ImageModel) -> None:
-    crossing = Crossing(images.model, ConfidencePolicy(0.5), ())
-    figures = cut_figures(crossing, replace(crossing, ramps=(0, 1)), images.encoded, 1)
-    assert list(figures.bytes_per_input) == [32 * 4 * 4 * 4, 32 * 4 * 4 * 2]
-    assert min(figures.hop_s_per_input) > 0
-    assert 0 < figures.score < 1e-2, "some digits are lost"
-    assert (figures.answers, figures.exits) == (0, 0)
 
 
 def record(

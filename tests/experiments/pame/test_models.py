@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from experiments.engine import parallel_batches
 from experiments.pame import cases as pame_cases
-from experiments.pame import estimates as pame_estimates
-from experiments.pame import exit_checks
 from experiments.pame import models as pame_models
 from experiments.studies.study import StudyResult
 from experiments.trained import joint_cifar10, vision
@@ -35,18 +30,3 @@ def test_a_study_names_the_models_that_it_leaves_out(tmp_path: Path, monkeypatch
     (table,) = pame_models.telling_absent(StudyResult(comparisons=()), ("sst2", "cifar10", "lsp")).tables
     assert (table.title, table.rows) == ("Not here", (("cifar10", "python -m experiments.trained.joint_cifar10"),))
     assert not pame_models.telling_absent(StudyResult(comparisons=()), ("sst2", "lsp")).tables
-
-
-@pytest.mark.parametrize(
-    ("main", "arguments"),
-    [(exit_checks.main, ["{}"]), (pame_estimates.main, ["--model", "{}"]), (parallel_batches.main, ["{}"])],
-)
-def test_an_absent_model_is_said_in_a_sentence(
-    main: Callable[[], None], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = str(tmp_path / "lsp")
-    monkeypatch.setattr(sys, "argv", ["experiment", *(each.format(folder) for each in arguments)])
-    with pytest.raises(
-        SystemExit, match=r"lsp/model.json is not there; python -m experiments.trained.vision --case lsp makes"
-    ):
-        main()

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from earlyexit.errors import DataError, OfframpError
-from experiments.peers.capacity import null_server
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
@@ -57,8 +56,8 @@ async def test_workers_send_back_to_back_until_the_time_is_over(tmp_path: Path) 
 
 
 async def test_the_client_is_a_process_of_its_own(tmp_path: Path) -> None:
-    with null_server() as url:
-        options = options_for(tmp_path, url, rate_per_s=1000.0, duration_s=0.1)
+    async with scripted(then=(ANSWER,)) as server:
+        options = options_for(tmp_path, server.url, rate_per_s=1000.0, duration_s=0.1)
         result = await asyncio.to_thread(run_client, options)
     assert result.num_answered == result.num_sent == pytest.approx(100, abs=40)
     assert result.cpu_per_request_s > 0

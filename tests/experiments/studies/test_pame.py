@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from experiments.pame.cases import KINDS, Case, in_orders, in_steps, judged, promised
-from experiments.pame.estimates import BatchFigures
 from experiments.studies import pame_fig09_latency, pame_fig12_places, pame_fig14_moving_on, pame_fig15_number
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
@@ -76,8 +75,3 @@ def test_orders_hold_every_input_as_often() -> None:
     many = in_orders(records, orders=3)
     assert sorted(many.sample_ids) == sorted(records.sample_ids * 3)
     assert records.of_ramps((2,)).scores_NR.tolist() == records.scores_NR[:, [1]].tolist()
-
-
-def test_a_batchs_mean_counts_each_input_by_its_step() -> None:
-    assert BatchFigures(left=(3, 1), steps_s=(1.0, 2.0, 4.0)).mean_s(4) == (1 + 2 * 2 + 4) / 4
-    assert BatchFigures(left=(0,), steps_s=(1.0,)).mean_s(4) == 1

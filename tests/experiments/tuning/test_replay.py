@@ -3,14 +3,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tuning.divisions import Case, division, hard
 from experiments.tuning.replay import Fixed, TunedThresholds, observed, replay
-from experiments.tuning.threshold_search import compare, drawn_records
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question
 from optimizer.live.tuning.rows import never
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee
+from profiles.records import ExitRecords
+
+
+def drawn_records(seed: int, num_ramps: int, number: int) -> ExitRecords:
+    """Inputs of different ease: the deeper a ramp the surer it is, and it is as often right as its confidence says."""
+    rng = np.random.default_rng(seed)
+    ramps = tuple(range(num_ramps))
+    ease_N1 = rng.beta(1.2, 0.8, (number, 1))
+    depth_R = np.linspace(0.3, 1.3, num_ramps)
+    scores_NR = 0.5 + 0.5 * np.clip(ease_N1 * depth_R + rng.normal(0, 0.08, (number, num_ramps)), 0, 0.999)
+    return ExitRecords(
+        score="confidence",
+        num_blocks=num_ramps + 1,
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(number))),
+        scores_NR=scores_NR.astype(np.float32),
+        losses_NR=(rng.random((number, num_ramps)) > scores_NR).astype(np.float64),
+    )
+
 
 RECORDS = drawn_records(3, num_ramps=3, number=600)
 NOBODY = never("confidence", RECORDS.ramps)
@@ -50,19 +67,3 @@ def test_by_probes_alone_tuning_takes_as_many_inputs_more() -> None:
     replay(RECORDS, whole)
     replay(RECORDS, probes, probe_N=np.random.default_rng(0).random(len(RECORDS)) < 0.5, stay=False)
     assert 1.5 * whole.changes[0].at_s < probes.changes[0].at_s < 3 * whole.changes[0].at_s
-
-
-@pytest.mark.parametrize("way", ["guarantee", "once", "greedy once"])
-def test_a_division_loses_and_saves_something(way: str) -> None:
-    case = Case(name="", records=drawn_records(4, num_ramps=3, number=2000), hard_share=(0.02, 0.4))
-    found = division(case, way, 0)
-    assert 0 <= found.loss < 0.5
-    assert found.saved > -0.02
-    assert hard(case.records).mean() == pytest.approx((case.records.losses_NR[:, 0] > 0).mean())
-
-
-def test_greedy_looks_at_a_hundredth_of_what_the_grid_looks_at() -> None:
-    found = compare("", drawn_records(5, num_ramps=2), (0, 1), 128, 0.02)
-    assert found.grid_looked_at == 101**2
-    assert found.looked_at < found.grid_looked_at / 100
-    assert found.missing < 0.2

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.data import data_folder
-from experiments.recorded_exits import BERT12_SST2
 from profiles.records import ExitRecords
+from tests.data import BERT12_SST2, data_folder
 from tests.offramp.cli.runs import PROBLEM, Captured, played, refused, run, written
 
 HEADER = "sample_id,exit,confidence,prediction,label"

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.errors import DataError, InputError
-from experiments.data import data_folder
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.replay import CountReplay, StampReplay
+from tests.data import data_folder
 from tests.offramp.load.drawn import draw, per_second, trace
 
 

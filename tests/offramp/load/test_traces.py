@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from experiments.data import data_folder
 from offramp.load.traces import CountTrace, StampTrace, gaps, in_gaps, read_counts, read_trace
+from tests.data import data_folder
 
 FUNCTIONS = "HashFunction,HashApp,minute_1,minute_2\n"
 LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -1,1 +1,0 @@
-"""Models that nobody here wrote, from file to service."""

@@ -1,0 +1,1 @@
+"""The texts of the demo, which the project makes itself."""
