@@ -76,11 +76,10 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
+bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, kills (about 8 minutes)
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
 	$(BIN)/python -m experiments.costs.footprint
-	$(BIN)/python -m experiments.engine.early_answers runs/demo/model --data runs/demo/test.csv
 	$(BIN)/python -m experiments.faults.chaos runs/demo/model --data runs/demo/test.csv
 
 bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
@@ -97,7 +96,6 @@ bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, 
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
 	$(BIN)/python -m experiments.live.validation
-	$(BIN)/python -m experiments.live.token_batches --on emulated --batch 16
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.gpu

@@ -3,7 +3,6 @@
     python -m experiments.overhead bare          # beside a bare FastAPI app on Ray Serve (2 minutes)
     python -m experiments.overhead grpc          # the Open Inference Protocol over HTTP and over gRPC (1 minute)
     python -m experiments.overhead dashboard     # latency while the live page is looked at (6 minutes)
-    python -m experiments.overhead access        # keys and rates: the HTTP layer alone, no service (30 seconds)
     python -m experiments.overhead parts         # processor time by part, --beside a commit (2 min/round)
 
 Sides take turns; medians of rounds. The clients share the machine's cores with the service: ratios are what counts.
@@ -31,7 +30,6 @@ import psutil
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
-from experiments.costs.access import access
 from experiments.costs.request_parts import parts
 from experiments.models import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
@@ -142,7 +140,6 @@ BENCHES: Mapping[str, Callable[[Namespace], AbstractContextManager[Mapping[str, 
     "bare": bare,
     "grpc": grpc,
     "dashboard": dashboard,
-    "access": access,
     "parts": parts,
 }
 

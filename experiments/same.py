@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from experiments.beside import Side, checked_out
+from experiments.checkout import Checkout, checked_out
 from experiments.kit import show
 from experiments.peers.client import ROOT
 from profiles.catalogue import published_profile
@@ -111,12 +111,12 @@ def _survival(rng: Generator, num_blocks: int, ramps: Sequence[int]) -> list[flo
     return shares
 
 
-def planned(side: Side, paths: Sequence[Path]) -> list[dict[str, Any]]:
+def planned(side: Checkout, paths: Sequence[Path]) -> list[dict[str, Any]]:
     """What a checkout plans for each problem, and its seconds of processor time."""
     return _asked(side, paths, "plan", "--json")
 
 
-def _asked(side: Side, paths: Sequence[Path], *command: str) -> list[dict[str, Any]]:
+def _asked(side: Checkout, paths: Sequence[Path], *command: str) -> list[dict[str, Any]]:
     entry = tomllib.loads((side.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["offramp"]
     done = subprocess.run(
         [sys.executable, "-c", ASK_ALL, entry, json.dumps(command), *(str(path.resolve()) for path in paths)],
@@ -129,14 +129,14 @@ def _asked(side: Side, paths: Sequence[Path], *command: str) -> list[dict[str, A
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def compare_plans(older: Side, ours: Side, paths: Sequence[Path]) -> list[str]:
+def compare_plans(older: Checkout, ours: Checkout, paths: Sequence[Path]) -> list[str]:
     """Names of the problems of which the two say different things."""
     before, now = planned(older, paths), planned(ours, paths)
     print(f"plans: {len(paths)} problems, {sum('stages' in each['said'] for each in before)} with a plan")
     return [path.name for path, one, other in zip(paths, before, now, strict=True) if one["said"] != other["said"]]
 
 
-def compare_simulations(older: Side, ours: Side, paths: Sequence[Path]) -> list[str]:
+def compare_simulations(older: Checkout, ours: Checkout, paths: Sequence[Path]) -> list[str]:
     """Names of the problems whose plans the two simulate to different figures."""
     before, now = (
         [_without_commit(each["said"]) for each in _asked(side, paths, "simulate", *SIMULATED)]
@@ -155,7 +155,7 @@ def _without_commit(said: str) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name != "provenance"}
 
 
-def compare_speed(older: Side, ours: Side, paths: Sequence[Path], rounds: int) -> None:
+def compare_speed(older: Checkout, ours: Checkout, paths: Sequence[Path], rounds: int) -> None:
     """Print the processor time of both, each problem's least over the rounds, and the median ratio."""
     long = [path for path, each in zip(paths, planned(ours, paths), strict=True) if each["seconds"] >= ENOUGH_S]
     least = {side.name: np.full(len(long), np.inf) for side in (older, ours)}
@@ -172,7 +172,7 @@ def compare_speed(older: Side, ours: Side, paths: Sequence[Path], rounds: int) -
     print(f"speed: {before.sum() / now.sum():.3f} x in all, {median((before / now).tolist()):.3f} x the median problem")
 
 
-def compare_studies(older: Side, ours: Side) -> list[str]:
+def compare_studies(older: Checkout, ours: Checkout) -> list[str]:
     """Figures of the quick report that differ, by study."""
     different = []
     records = []
@@ -212,7 +212,10 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    older, ours = Side(name=options.revision, root=checked_out(options.revision)), Side(name="this checkout", root=ROOT)
+    older, ours = (
+        Checkout(name=options.revision, root=checked_out(options.revision)),
+        Checkout(name="this checkout", root=ROOT),
+    )
     rng = default_rng(SEED)
     WORK.mkdir(parents=True, exist_ok=True)
     paths = [WORK / f"problem-{number:03}.yaml" for number in range(options.problems)]

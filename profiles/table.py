@@ -4,7 +4,7 @@ Where inputs have several lengths, a batch of so many tokens takes what as many 
 hold these tokens; between measured sizes, linearly. Exact for all that costs the same per token. What it leaves out:
 attention costs squares of lengths, so that at equal tokens a batch of shorter inputs is quicker than the table says,
 and one of longer inputs slower; and what is paid per input, such as pooling, is paid per input of the table's length.
-How much that is, on real lengths: `experiments.tokens.times`.
+How much that is, on real lengths: `experiments.tokens.times@654e280`.
 """
 
 from __future__ import annotations

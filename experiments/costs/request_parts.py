@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.beside import Side as Checkout
-from experiments.beside import checked_out
+from experiments.checkout import Checkout, checked_out
 from experiments.peers.client import ROOT, ClientOptions, run_client, write_inputs
 from experiments.peers.processes import LOGS, Server, running
 from experiments.peers.turns import per_input

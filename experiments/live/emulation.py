@@ -14,7 +14,7 @@ from pathlib import Path
 from earlyexit.errors import PlanError
 from experiments.live.load import Phase
 from experiments.live.model import ensure_model, thresholds
-from experiments.planning.e3_plans import PROBLEMS, stretched
+from experiments.problems import PROBLEMS, stretched
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate

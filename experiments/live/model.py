@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.data import RUNS, data_folder
-from experiments.planning.e3_plans import ENTROPY, PROBLEMS
+from experiments.problems import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from offramp.jobs.calibration import outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard

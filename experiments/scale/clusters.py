@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.planning.e3_plans import PROBLEMS, stretched
+from experiments.problems import PROBLEMS, stretched
 from experiments.studies.sides import E3_SLOWER, plan_of
 from optimizer.decision import Planned
 from optimizer.planner import solve

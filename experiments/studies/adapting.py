@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.live.mixes import EASY_SHARES, mixed_records
-from experiments.planning.e3_plans import ENTROPY
+from experiments.problems import ENTROPY
 from experiments.studies.sides import E3_SLOWER, Workload, facing, plan_of, sst2
 from optimizer.decision import NoPlan, Strategy
 from optimizer.evaluate import evaluate

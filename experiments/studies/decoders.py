@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from experiments.data import require_data
-from experiments.planning.e3_plans import RAMPS_AT_SPLIT_ENDS
+from experiments.problems import RAMPS_AT_SPLIT_ENDS
 from experiments.studies.picture import Bars
 from experiments.studies.study import Ratios, Table, largest_ratios, ratio
 from optimizer.decision import Planned

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import numpy as np
 
 from experiments.data import require_data
-from experiments.planning.e3_plans import ENTROPY
+from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.distilbert_exits import DISTILBERT_IMDB, RAMPS, ImdbRun, read_imdb_runs
 from experiments.studies.picture import Bars, Lines, Picture

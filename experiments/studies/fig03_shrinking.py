@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from experiments.live.mixes import EASY_SHARES, mixed_rows
-from experiments.planning.e3_plans import ENTROPY
+from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.sides import SEED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.data import require_data
-from experiments.planning.e3_plans import ENTROPY
+from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.distilbert_exits import DISTILBERT_IMDB, ImdbRun, read_imdb_runs
 from experiments.studies.distilled import distilled_cluster, every_second_ramp, imdb

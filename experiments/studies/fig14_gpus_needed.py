@@ -7,7 +7,7 @@ the same.
 
 from __future__ import annotations
 
-from experiments.planning.e3_plans import RATE_PER_S
+from experiments.problems import RATE_PER_S
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.fixed_rate import FixedRate, e3_cases, fixed_rate, result_of
 from experiments.studies.sides import equal_cluster, sst2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.planning.e3_plans import RATE_PER_S
+from experiments.problems import RATE_PER_S
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.fixed_rate import FixedRate, dearer, e3_cases, fixed_rate, result_of, usd_per_hour
 from experiments.studies.sides import Workload, facing, mixed_cluster, sst2

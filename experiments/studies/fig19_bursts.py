@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from experiments.data import require_data
-from experiments.planning.forecasts import AZURE, TWITTER
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
@@ -29,6 +28,8 @@ from optimizer.what_if import with_batch_limit
 from simulator.outcome import Figures
 from simulator.scenario import FloatArray
 
+TWITTER = "traces/twitter_per_second_infadapter.txt.gz"
+AZURE = "traces/azure_functions_2019_sample_500_inv.csv.gz"
 RATE_PER_S = 1000.0
 """E3's mean."""
 UTILISATION = 0.5

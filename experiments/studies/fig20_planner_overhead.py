@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from experiments.planning.e3_plans import PROBLEMS
+from experiments.problems import PROBLEMS
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts
 from optimizer.decision import Planned, Strategy

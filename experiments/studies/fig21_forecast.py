@@ -6,27 +6,107 @@ windows holds the probes (2 % of the inputs), or every input.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from experiments.planning.drift import Kinds, draw_reach, easy_and_hard
-from experiments.planning.forecasts import (
-    ENTROPY,
-    HISTORY,
-    PROBE_SHARE,
-    RATE_RPS,
-    WINDOW_S,
-    WORKLOADS,
-    FloatArray,
-    Workload,
-)
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from profiles.forecast import SurvivalHistory, forecast_survival
+from profiles.outcome import ExitOutcome
 
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+ENTROPY = 0.4
+WINDOW_S = 120
+RATE_RPS = 100
+PROBE_SHARE = 0.02
+HISTORY = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """Easy and hard inputs: shares by the block they leave after."""
+
+    easy_K: FloatArray
+    hard_K: FloatArray
+
+    def exits(self, easy_W: FloatArray) -> FloatArray:
+        """Per window, the shares by exit (W, K) of a mix with so many easy inputs."""
+        return easy_W[:, None] * self.easy_K + (1 - easy_W[:, None]) * self.hard_K
+
+
+def easy_and_hard(outcome: ExitOutcome) -> Kinds:
+    """Easy is what leaves in the first half of the model, hard is the rest (E3 section 5.4 does not say its rule)."""
+    easy_N = outcome.exits_N < outcome.num_blocks // 2
+    shares = [
+        np.bincount(outcome.exits_N[rows], minlength=outcome.num_blocks) / rows.sum() for rows in (easy_N, ~easy_N)
+    ]
+    return Kinds(easy_K=shares[0], hard_K=shares[1])
+
+
+def switching(num_windows: int, every: int) -> FloatArray:
+    """Shares of easy inputs: 80:20, 50:50, 20:80 and back (E3 section 5.4)."""
+    return np.array([0.8, 0.5, 0.2, 0.5])[np.arange(num_windows) // every % 4]
+
+
+def gradual(num_windows: int, one_way: int) -> FloatArray:
+    """From 80:20 to 20:80 along a line, and back."""
+    return 0.2 + 0.6 * np.abs(np.arange(num_windows) / one_way % 2 - 1)
+
+
+def cycle(num_windows: int, period: int) -> FloatArray:
+    """A sine between 80:20 and 20:80; two-minute windows make 720 a day."""
+    return 0.5 + 0.3 * np.sin(2 * np.pi * np.arange(num_windows) / period)
+
+
+def bursts(num_windows: int, rng: np.random.Generator) -> FloatArray:
+    """80:20, broken by bursts of 20:80 that last one to four windows, about every twenty."""
+    easy_W = np.full(num_windows, 0.8)
+    window = 0
+    while window < num_windows:
+        window += int(rng.geometric(1 / 20))
+        length = int(rng.integers(1, 5))
+        easy_W[window : window + length] = 0.2
+        window += length
+    return easy_W
+
+
+def wandering(num_windows: int, rng: np.random.Generator) -> FloatArray:
+    """A random walk of 0.02 a window, reflected at 80:20 and 20:80."""
+    walk_W = 0.5 + np.cumsum(rng.normal(0, 0.02, num_windows))
+    return 0.2 + np.abs((walk_W - 0.2 + 0.6) % 1.2 - 0.6)
+
+
+def draw_reach(exits_WK: FloatArray, num_inputs_W: IntArray, rng: np.random.Generator) -> FloatArray:
+    """Numbers of inputs that reach each block (W, K), drawn at random from recorded ones."""
+    counts_WK = np.array([rng.multinomial(num, shares) for num, shares in zip(num_inputs_W, exits_WK, strict=True)])
+    return np.asarray(counts_WK[:, ::-1].cumsum(1)[:, ::-1], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A share of easy inputs per window."""
+
+    name: str
+    easy_W: Callable[[np.random.Generator], FloatArray]
+    stride: int = 1
+    drifts: bool = True
+
+
+WORKLOADS = (
+    Workload(name="switch every 15", easy_W=lambda _: switching(240, 15)),
+    Workload(name="switch every 30", easy_W=lambda _: switching(240, 30)),
+    Workload(name="gradual, 60 one way", easy_W=lambda _: gradual(240, 60)),
+    Workload(name="daily cycle", easy_W=lambda _: cycle(720, 720), stride=3),
+    Workload(name="four-hour cycle", easy_W=lambda _: cycle(240, 120)),
+    Workload(name="bursts", easy_W=lambda rng: bursts(240, rng)),
+    Workload(name="wandering", easy_W=lambda rng: wandering(240, rng)),
+    Workload(name="steady", easy_W=lambda _: np.full(120, 0.5), drifts=False),
+)
 INPUT_BATCH = 8
 WINDOWS = 10
 TWO_SWITCHES = Workload(

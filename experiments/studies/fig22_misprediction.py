@@ -6,10 +6,9 @@ Plans for wrong survivals, simulated on the true exits: 16 V100 at E3's speed, P
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
-from experiments.planning.misprediction import Mistakes, Simulate, mispredicted
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.decoders import LLAMA_2, LLAMA_EXITS, llama_of
 from experiments.studies.e3_case import LARGEST_BATCH, exits_at_once, made_up
@@ -19,6 +18,7 @@ from experiments.studies.study import Comparison, Effort, StudyResult, Table, de
 from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.reach import nested_reach
 from optimizer.what_if import with_batch_limit
@@ -41,6 +41,70 @@ LLAMA_GPUS, LLAMA_SLO_S = 16, 2.0
 
 Case = tuple[str, PlanProblem, int, Workload, tuple[float, ...], tuple[Strategy, ...]]
 """Name, cluster, largest batch, inputs, errors and strategies."""
+Simulate = Callable[[Planned], float]
+"""From a plan to its goodput in truth, in inputs per second."""
+
+
+def too_few_leave(share: float, error: float) -> float:
+    """Predicted survival when the forecast sees too few inputs leave."""
+    return share + error * (1 - share)
+
+
+def too_many_leave(share: float, error: float) -> float:
+    """Predicted survival when the forecast sees too many inputs leave."""
+    return share * (1 - error) if share < 1 else share
+
+
+DIRECTIONS = {"sees too few leave": too_few_leave, "sees too many leave": too_many_leave}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistakes:
+    """What one strategy's plans do in truth, wrong in one direction."""
+
+    case: str
+    strategy: Strategy
+    direction: str
+    errors: tuple[float, ...]
+    """From 0 on."""
+    goodput_per_s: tuple[float, ...]
+    """Per error."""
+    stock_per_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy} {self.direction}"
+
+    def at(self, error: float) -> float | None:
+        """Goodput there."""
+        return dict(zip(self.errors, self.goodput_per_s, strict=True)).get(error)
+
+
+def mispredicted(
+    case: str, truth: PlanProblem, strategy: Strategy, errors: tuple[float, ...], simulate: Simulate
+) -> list[Mistakes]:
+    """All errors of one strategy on one problem, in either direction."""
+    stock = solve(truth, "stock")
+    assert isinstance(stock, Planned), "the problems of this experiment have plans"
+    stock_per_s, found = simulate(stock), []
+    for direction, predict in DIRECTIONS.items():
+        rates = []
+        for error in errors:
+            seen = replace(truth, survival_N=tuple(predict(share, error) for share in truth.survival_N))
+            planned = solve(seen, strategy)
+            assert isinstance(planned, Planned), "other survival asks for no less latency than the truth"
+            rates.append(simulate(planned))
+        found.append(
+            Mistakes(
+                case=case,
+                strategy=strategy,
+                direction=direction,
+                errors=errors,
+                goodput_per_s=tuple(rates),
+                stock_per_s=stock_per_s,
+            )
+        )
+    return found
 
 
 def cases(cluster: PlanProblem, inputs: Workload, effort: Effort) -> list[Case]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.planning.e3_plans import SLOS_S
+from experiments.problems import SLOS_S
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Lines

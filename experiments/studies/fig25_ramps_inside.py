@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from experiments.planning.e3_plans import RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN
+from experiments.problems import RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import (
     LARGEST_BATCH,

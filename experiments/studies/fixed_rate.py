@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.planning.e3_plans import PLENTY
+from experiments.problems import PLENTY
 from experiments.studies.cheapest import Need, need
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, flat, like_e3
 from experiments.studies.picture import Bars, Values

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.live.mixes import mixed_rows
-from experiments.planning.e3_plans import ENTROPY, PROBLEMS, stretched
+from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2
 from experiments.studies.study import Effort
 from optimizer.decision import Decision, Planned, Strategy

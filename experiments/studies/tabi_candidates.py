@@ -19,7 +19,6 @@ from experiments.cascades.model_choice import Answering, cocktail, infaas
 from experiments.cascades.problems import chain_problem, layers_of
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from experiments.tokens.plans import answered_per_s
 from optimizer.decision import Planned
 from optimizer.exact.solve import solve_exactly
 from optimizer.networks import Part, choices, part_of
@@ -31,6 +30,7 @@ from optimizer.tabi import ProfiledModel, TabiCandidate, candidates, select
 from profiles.networks import survival_of
 from profiles.records import ExitRecords
 from simulator.decisions import recorded
+from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
 from simulator.sustained import poisson_arrivals
@@ -103,6 +103,12 @@ def played_per_s(of: Networks, planned: Planned, seconds: float) -> float:
         )
     )
     return answered_per_s(outcome, seconds / 4)
+
+
+def answered_per_s(outcome: Outcome, since_s: float) -> float:
+    """By when answers were given, while requests arrived."""
+    given_s = outcome.arrived_s_R + outcome.latency_s_N
+    return float(((given_s >= since_s) & (given_s < outcome.duration_s)).sum() / (outcome.duration_s - since_s))
 
 
 def planned_on(problem: PlanProblem, used: tuple[int, ...]) -> Planned:

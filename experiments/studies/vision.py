@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.apparate.cases import VISION_RAMP
-from experiments.planning.e3_plans import PROBLEMS
+from experiments.problems import PROBLEMS
 from experiments.studies.sides import NUM_ROWS, SEED, Workload, workload
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem

@@ -25,7 +25,7 @@ from profiles.networks import survival_of
 
 CROSSING_S = 0.0005
 """Of a chain, until survivors are on their way to the next network: 0.46 ms is the median of four texts, on two busy
-cores (`python -m experiments.costs.crossings`). By a clock, also where accelerators are emulated on a slower one."""
+cores (`experiments.costs.crossings@654e280`). By a clock, also where accelerators are emulated on a slower one."""
 CROWDED_TRIES = 3
 """Times that a first plan is made again with fewer accelerators; the slots give way after that."""
 

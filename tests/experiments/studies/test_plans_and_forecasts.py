@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from earlyexit.split import Split
-from experiments.planning.drift import Kinds
-from experiments.planning.forecasts import HISTORY, Workload
-from experiments.planning.misprediction import Mistakes
 from experiments.studies import fig20_planner_overhead as fig20
 from experiments.studies import fig21_forecast as fig21
 from experiments.studies import fig22_misprediction as fig22
@@ -18,6 +15,8 @@ from experiments.studies import fig23_error_tolerance as fig23
 from experiments.studies import fig24_slo as fig24
 from experiments.studies import fig25_ramps_inside as fig25
 from experiments.studies import fig26_no_model_parallelism as fig26
+from experiments.studies.fig21_forecast import HISTORY, Kinds, Workload
+from experiments.studies.fig22_misprediction import Mistakes
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import facing
 from optimizer.decision import Decision, NoPlan, Planned

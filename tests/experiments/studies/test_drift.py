@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -8,27 +7,22 @@ import pytest
 
 from earlyexit.errors import DataError
 from experiments.data import data_folder
-from experiments.planning.drift import (
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2, binary_entropy, read_bert12
+from experiments.studies.fig21_forecast import (
+    ENTROPY,
+    TWO_SWITCHES,
+    WORKLOADS,
     Kinds,
-    azure_function_rates,
     bursts,
+    cuts_of,
     cycle,
     draw_reach,
     easy_and_hard,
+    forecast_batches,
     gradual,
-    rates_without_holes,
     switching,
-    twitter_rates,
     wandering,
 )
-from experiments.planning.forecasts import (
-    ENTROPY,
-    WORKLOADS,
-    backtest,
-    rate_errors,
-)
-from experiments.recorded_exits import BERT12_SST2, bert12_sst2, binary_entropy, read_bert12
-from experiments.studies.fig21_forecast import TWO_SWITCHES, cuts_of, forecast_batches
 from profiles.outcome import ExitOutcome
 
 KINDS = Kinds(easy_K=np.array([0.5, 0.5, 0]), hard_K=np.array([0, 0.2, 0.8]))
@@ -70,39 +64,6 @@ def test_drawn_counts_never_rise_and_start_with_all_inputs() -> None:
     assert (np.diff(reach_WK, axis=1) <= 0).all()
     # 0.4 leave after block 0, 0.44 after block 1.
     np.testing.assert_allclose(reach_WK[0] / 100_000, [1, 0.6, 0.16], atol=0.01)
-
-
-def test_the_last_value_is_exact_on_a_stream_without_change() -> None:
-    reach_WK = np.tile([100.0, 50, 20], (14, 1))
-    errors = backtest(reach_WK, reach_WK / 100)
-    assert (errors["last"], errors["mean"]) == pytest.approx((0, 0), abs=1e-12)
-    assert errors["forecast"] == pytest.approx(0, abs=1e-3)  # the logit's bias of so few inputs is taken off
-    assert errors["coverage"] == 1
-
-
-def test_rates_in_holes_and_after_them_are_not_forecast() -> None:
-    rates_W = np.tile([5.0, 6.0], 35)
-    rates_W[64] = np.nan
-    row = rate_errors(rates_W, 1)
-    assert (row["windows"], row["last"]) == (8, 1)  # 10 windows, less the hole and the one after it
-    assert row["forecast"] < 1
-
-
-def test_long_runs_of_zeros_are_holes_and_short_ones_are_quiet(tmp_path: Path) -> None:
-    per_second_S = np.ones(480)
-    per_second_S[100:170] = 0  # 70 s, over the edge of the first two windows
-    per_second_S[300:330] = 0
-    rates_W = rates_without_holes(per_second_S, 120)
-    np.testing.assert_array_equal(rates_W, [np.nan, np.nan, 0.75, 1.0])
-    with gzip.open(tmp_path / "t.gz", "wt", encoding="utf-8") as file:
-        file.write(" ".join(str(int(rate)) for rate in per_second_S))
-    np.testing.assert_array_equal(twitter_rates(tmp_path / "t.gz"), rates_W)
-
-
-def test_minutes_of_all_functions_are_added_in_twos(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "a.gz", "wt", encoding="utf-8") as file:
-        file.write("HashFunction,minute_1,minute_2,minute_3,minute_4\nf,60,0,120,0\ng,0,60,0,240\n")
-    assert azure_function_rates(tmp_path / "a.gz").tolist() == [1.0, 3.0]
 
 
 def exits_file(path: Path) -> Path:

@@ -1,0 +1,32 @@
+"""E3's clusters and models as problem files, and what its figures (SOSP'24) ask of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer.problem import PlanProblem
+from optimizer.space import Space
+from profiles.table import LatencyTable
+
+PROBLEMS = Path(__file__).parents[1] / "examples" / "problems"
+SLOS_S = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
+ENTROPY = 0.4
+RATE_PER_S = 6000.0
+"""What figures 14 and 15 fix."""
+PLENTY = 64
+"""Devices of a type where their number is the question; more only make the question longer."""
+RAMPS_AT_SPLIT_ENDS = Space(strategy="e3", ramps="split-ends", splits_per_stage=False, one_batch=True)
+"""E3 section 5.8.6: exits inside a split are off, its last one stays."""
+RAMPS_CHOSEN = Space(strategy="e3", ramps="choose", splits_per_stage=False, one_batch=True)
+
+
+def stretched(problem: PlanProblem, times: float) -> PlanProblem:
+    """The same model on accelerators so many times slower."""
+    slower = {
+        device: LatencyTable(
+            batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times
+        )
+        for device, table in problem.latency.items()
+    }
+    return replace(problem, latency=slower)

@@ -1,1 +1,0 @@
-"""Inputs of unequal lengths: batches bounded by tokens, what they take, and who is let in."""
