@@ -1,4 +1,4 @@
-"""The size of the code is a budget: `[tool.offramp.size-budget]` of pyproject.toml has the most Python lines per folder."""
+"""The code has a size budget: `[tool.offramp.size-budget]` in pyproject.toml has the most Python lines per folder."""
 
 from __future__ import annotations
 
