@@ -177,6 +177,9 @@ class IngressSettings(Settings):
     max_queued: int = Field(default=2000, ge=1)
     """Inputs that one ingress holds unanswered before it refuses more with 503."""
     default_timeout_s: float = Field(default=30.0, gt=0)
+    """Of requests that name no timeout; of models that generate, until the first token."""
+    token_timeout_s: float = Field(default=30.0, gt=0)
+    """Of models that generate: between two tokens. The whole answer has no limit but the request's own."""
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)

@@ -30,8 +30,8 @@ class SequenceLengths:
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
     timeout_s: float = math.inf
-    """Of a sequence, from its arrival. Whose is over sooner goes first, where more are there than a batch holds: those
-    who came before. None who has all the time there is goes before another, so that all take turns."""
+    """For each token, from the arrival or from the token before. Where more sequences run than a batch holds, the step
+    whose limit comes first goes first, so the sequences take turns."""
 
     def __post_init__(self) -> None:
         if len(self.prompt_K) != len(self.answer_K) or not len(self.prompt_K):

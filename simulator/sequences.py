@@ -119,7 +119,7 @@ class GeneratingIngress(SimulatedIngress):
                 course.home,
                 tokens=course.step(),
                 arrived_s=now_s,
-                deadline_s=course.arrived_s + self._lengths.timeout_s,
+                deadline_s=course.awaited_from_s + self._lengths.timeout_s,
                 now_s=now_s,
             )
         except OfframpError as error:

@@ -122,6 +122,11 @@ class TokenSequence:
             text += self._text.finish()
         return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block, likeliest_2k=answer_2k)
 
+    def cut(self) -> str:
+        """End the sequence before its length; returns the text that was held back."""
+        self.ended = "length"
+        return self._text.finish()
+
 
 def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
     """Tokens that a decoder is shown of a sequence, of which it has `seen` so many before; see `run_of`."""

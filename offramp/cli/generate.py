@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,7 @@ def generate(
     exits: Annotated[
         bool, typer.Option("--exits", help="Colour tokens by where they left; a table at the end.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option(callback=above_zero, help="For the whole answer.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option(callback=above_zero, help="For the first text, and between two.")] = 120.0,
     url: Url = "http://127.0.0.1:8000",
     api_key_file: ApiKeyFile = None,
 ) -> None:
@@ -55,7 +56,9 @@ def generate(
                 console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
             console.print()
             if exits:
-                console.print(table_of(pieces.whole(), colours))
+                console.print(table_of(pieces.whole(), colours, ours["num_blocks"]))
+            if (cut_short := pieces.whole().cut_short) is not None:
+                print(f"note: {cut_short}", file=sys.stderr)
 
 
 def colours_of(ramps: Iterable[int]) -> Mapping[int, str]:
@@ -63,8 +66,8 @@ def colours_of(ramps: Iterable[int]) -> Mapping[int, str]:
     return {block: COLOURS[k % len(COLOURS)] for k, block in enumerate(sorted(ramps))}
 
 
-def table_of(found: Generation, colours: Mapping[int, str]) -> Table:
-    """How many tokens left where; the legend of the colours, too."""
+def table_of(found: Generation, colours: Mapping[int, str], num_blocks: int) -> Table:
+    """Returns the number of tokens that left after each ramp or ran all blocks, in the ramps' colours."""
     from rich.table import Table
 
     table = Table(title=f"{len(found.exits)} tokens after {found.num_prompt}, ended by {found.ended}")
@@ -73,5 +76,6 @@ def table_of(found: Generation, colours: Mapping[int, str]) -> Table:
     table.add_column("share", justify="right")
     for block, number in sorted(Counter(found.exits).items()):
         share = f"{number / len(found.exits):.1%}"
-        table.add_row(str(block), str(number), share, style=colours.get(block))
+        name = "all blocks" if block == num_blocks - 1 else str(block)
+        table.add_row(name, str(number), share, style=colours.get(block))
     return table

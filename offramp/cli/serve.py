@@ -92,7 +92,12 @@ KvFill = Annotated[
 MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
 MaxBodyBytes = Annotated[int | None, typer.Option(min=1, help="Of a request, before 413; default: 2000000.")]
 TimeoutS = Annotated[
-    float | None, typer.Option(callback=above_zero, help="Timeout of requests that name none; default: 30.")
+    float | None,
+    typer.Option(callback=above_zero, help="Timeout of requests that name none, and of a first token; default: 30."),
+]
+TokenTimeoutS = Annotated[
+    float | None,
+    typer.Option(callback=above_zero, help="Of models that generate: timeout between two tokens; default: 30."),
 ]
 GrpcPort = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port of the Open Inference Protocol over gRPC; default: none.")
@@ -139,6 +144,7 @@ def serve(
     max_queued: MaxQueued = None,
     max_body_bytes: MaxBodyBytes = None,
     timeout_s: TimeoutS = None,
+    token_timeout_s: TokenTimeoutS = None,
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     otlp_endpoint: OtlpEndpoint = None,
@@ -163,7 +169,10 @@ def serve(
     )
     kind = _chosen(dtype=dtype, hop_dtype=hop_dtype, backend=backend, attention=attention, kv_fill=kv_fill)
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
-    limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}
+    limits = {
+        **{"max_queued": max_queued, "max_body_bytes": max_body_bytes},
+        **{"default_timeout_s": timeout_s, "token_timeout_s": token_timeout_s},
+    }
     access = {"keys_file": None if api_keys is None else str(api_keys), "rate_per_s": rate_limit}
     document = _document(
         model=kind | {"folder": str(model), "threads_per_replica": threads, "kv_tokens": kv_tokens},

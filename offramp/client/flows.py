@@ -186,7 +186,11 @@ class Flows:
         body = generate_body(prompt, self.known_names["model"], options, streams=streams)
         limit_s = options.get("timeout_s", self.timeout_s)
         path = generate_path(prompt)
-        return (yield from self._exchange("POST", path, request_id, limit_s, body, streams=streams))
+        # Of a stream the limit is on each wait for a part, which is the client's own affair.
+        tells = not streams or "timeout_s" in options
+        return (
+            yield from self._exchange("POST", path, request_id, limit_s, body, streams=streams, tells_timeout=tells)
+        )
 
     def _predictions(
         self, body: dict[str, object] | TensorBody, num_inputs: int, asked: Asked

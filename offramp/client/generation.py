@@ -37,11 +37,13 @@ class Generation:
 
     text: str
     ended: str
-    """`stop`: by itself, or at a stop string; `length`: at `max_tokens`."""
+    """`stop`: by itself, or at a stop string; `length`: at `max_tokens`, or at a limit of time: see `cut_short`."""
     exits: tuple[int, ...]
     """Of every token the block after which it left."""
     num_prompt: int
     """Tokens."""
+    cut_short: str | None = None
+    """Which limit of time ended the answer, where one did."""
     request_id: str = field(default="", compare=False)
 
 
@@ -59,7 +61,7 @@ class Options(TypedDict, total=False):
     stop: Sequence[str]
     """Texts that end the answer, and are not said."""
     timeout_s: float
-    """For the whole answer."""
+    """For the whole answer; streams have no such limit by default."""
     request_id: str
 
 
@@ -87,6 +89,7 @@ def read_generation(payload: Any, request_id: str) -> Generation:
             ended=choice["finish_reason"],
             exits=tuple(payload["offramp"]["token_exits"]),
             num_prompt=payload["usage"]["prompt_tokens"],
+            cut_short=payload["offramp"].get("cut_short"),
             request_id=request_id,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -101,6 +104,7 @@ class Reading:
         self._texts: list[str] = []
         self._exits: list[int] = []
         self._ended: str | None = None
+        self._cut_short: str | None = None
         self._num_prompt = 0
         self._is_done = False
 
@@ -122,7 +126,9 @@ class Reading:
             raise self._noted(error_of(Reply(status=STREAM_STATUS, payload=event)))
         if event.get("usage"):
             self._num_prompt = event["usage"]["prompt_tokens"]
-        exits = tuple(event.get("offramp", {}).get("token_exits", ()))
+        ours = event.get("offramp", {})
+        exits = tuple(ours.get("token_exits", ()))
+        self._cut_short = ours.get("cut_short", self._cut_short)
         self._exits += exits
         for choice in event["choices"]:
             self._ended = choice["finish_reason"] or self._ended
@@ -141,6 +147,7 @@ class Reading:
             ended=self._ended,
             exits=tuple(self._exits),
             num_prompt=self._num_prompt,
+            cut_short=self._cut_short,
             request_id=self._request_id,
         )
 

@@ -26,7 +26,8 @@ def event(content: object) -> bytes:
 
 
 def _exits(telling: Telling) -> dict[str, Any]:
-    return {"exits": telling.exits_by_block}
+    why = {} if telling.cut_short is None else {"cut_short": telling.cut_short}
+    return {"exits": telling.exits_by_block, **why}
 
 
 def _of_tokens(said: Iterable[Said]) -> dict[str, Any]:

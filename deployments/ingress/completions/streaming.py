@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from deployments.ingress.api.endpoint import json_response
 from deployments.ingress.api.face import FAILED, log_error
 from deployments.ingress.completions.forms import Form
-from deployments.ingress.completions.told import Telling
-from deployments.ingress.generation.stream import Stream
+from deployments.ingress.completions.told import Stretch, Telling
+from deployments.ingress.generation.stream import CutShortError, Stream
 from deployments.quiet import WithoutWords
 from earlyexit.errors import OfframpError
 from earlyexit.generation.sequence import Said
@@ -62,13 +62,21 @@ async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool
 
 
 async def _whole(stream: Stream, first: Said, form: Form) -> Response:
-    telling, parts, said = Telling(num_prompt=stream.num_prompt), [], first
+    telling = Telling(num_prompt=stream.num_prompt)
+    part, parts = telling.take(first), []
     while True:
-        part = telling.take(said)
         parts += [] if part is None else [part]
-        if said.ended is not None:
+        if telling.ended is not None:
             return json_response(form.whole(telling, parts, telling.rest()))
-        said = await _next(stream)
+        part = await _next_part(stream, telling)
+
+
+async def _next_part(stream: Stream, telling: Telling) -> Stretch | None:
+    """The text of what is said next; None where that brings no text. Raises what `_next` raises."""
+    try:
+        return telling.take(await _next(stream))
+    except CutShortError as error:
+        return telling.cut(error)
 
 
 async def _next(stream: Stream) -> Said:
@@ -108,16 +116,15 @@ class TokenStream(Response):
 
     async def _tell(self, send: Send) -> None:
         form, telling = self._form, Telling(num_prompt=self._stream.num_prompt)
-        begun, said = b"".join(form.begin()), self._first
+        begun, part = b"".join(form.begin()), telling.take(self._first)
         try:
             while True:
-                part = telling.take(said)
                 if part is not None or begun:
                     await _send(send, begun + (b"" if part is None else form.part(part)))
                     begun = b""
-                if said.ended is not None:
+                if telling.ended is not None:
                     break
-                said = await _next(self._stream)
+                part = await _next_part(self._stream, telling)
             await _send(send, b"".join(form.end(telling, telling.rest())))
         except ClientDisconnect:
             return

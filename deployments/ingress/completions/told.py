@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from deployments.ingress.generation.stream import CutShortError
 from earlyexit.generation.sequence import Ended, Said
 
 
@@ -25,6 +26,8 @@ class Telling:
     exits: Counter[int] = field(default_factory=Counter)
     """Tokens by the block that they left after."""
     ended: Ended | None = None
+    cut_short: str | None = None
+    """Which limit of time ended the sequence, where one did."""
     _held: list[Said] = field(default_factory=list)
 
     def take(self, said: Said) -> Stretch | None:
@@ -34,6 +37,11 @@ class Telling:
         self.ended = said.ended
         self._held.append(said)
         return self._let_go(said.text) if said.text else None
+
+    def cut(self, error: CutShortError) -> Stretch | None:
+        """A limit of time came instead of a token; None where no text was held back."""
+        self.ended, self.cut_short = "length", str(error)
+        return self._let_go(error.text) if error.text else None
 
     def rest(self) -> Stretch:
         """Tokens at the end that brought no text, such as the one that ends it."""

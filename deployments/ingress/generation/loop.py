@@ -77,6 +77,11 @@ class Course(Generic[G]):
         return self.sequence.step()
 
     @property
+    def awaited_from_s(self) -> float:
+        """Since when the next token is awaited: the sequence's arrival, or its last token."""
+        return self.last_s if self.num_said else self.arrived_s
+
+    @property
     def ttft_s(self) -> float:
         """Time to first token; NaN before it."""
         return self.first_s - self.arrived_s

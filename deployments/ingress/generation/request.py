@@ -21,6 +21,6 @@ class GenerateRequest:
     ignores_ends: bool = False
     """Whether it goes on after a token that ends sequences, up to its length: for measurements."""
     timeout_s: float | None = None
-    """For the whole sequence, from its arrival; None for the service's own."""
+    """For the whole sequence, from its arrival; None: only the service's limits on each token apply."""
     request_id: str = ""
     """For logs and traces."""

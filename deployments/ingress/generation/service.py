@@ -17,7 +17,7 @@ from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.generation.loop import Course, Loop, LoopRules
 from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.stream import Stream
+from deployments.ingress.generation.stream import CutShortError, Stream
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
@@ -34,20 +34,21 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 class _Running:
     """One sequence, its stream, and the step that is under way."""
 
-    __slots__ = ("course", "deadline_s", "flight", "request_id", "sequence", "settle", "stream", "timer")
+    __slots__ = ("course", "flight", "request_id", "sequence", "settle", "stream", "timeout_s", "timer")
 
     def __init__(
         self,
         sequence: TokenSequence,
         course: Course[Encoded],
-        deadline_s: float,
+        timeout_s: float,
         request_id: str,
         settle: Callable[[_Running, LiveFlight, Answer | OfframpError], None],
     ) -> None:
         self.sequence = sequence
         self.course = course
         self.stream = Stream(sequence.num_prompt)
-        self.deadline_s = deadline_s
+        self.timeout_s = timeout_s
+        """For the whole sequence; infinite where its caller named none."""
         self.request_id = request_id
         self.settle = partial(settle, self)
         self.flight: LiveFlight | None = None
@@ -103,7 +104,7 @@ class GenerateService:
         where an SLO would not be kept, OverloadedError and StageUnavailableError.
         """
         now_s = self._clock.now_s()
-        timeout_s = self._timeout_s(request.timeout_s)
+        timeout_s = self._whole_s(request.timeout_s)
         sequence = TokenSequence(
             request.prompt,
             TextStream(self._tokenizer, request.prompt if self._task.start is None else (), request.stops),
@@ -117,7 +118,7 @@ class GenerateService:
         self._dispatcher.check(1, math.inf)
         self.loop.admit(sequence.num_prompt, now_s)
         course = self.loop.begin(sequence, now_s)
-        running = _Running(sequence, course, now_s + timeout_s, request.request_id, self._settle)
+        running = _Running(sequence, course, timeout_s, request.request_id, self._settle)
         try:
             self._step(running)
         except OfframpError as refusal:
@@ -126,14 +127,26 @@ class GenerateService:
         if self._trace is not None and running.flight is not None:
             self._trace([running.flight])
         running.stream.when_aborted = partial(self._abort, running)
-        running.timer = self._later(timeout_s, partial(self._expire, running, timeout_s))
+        self._watch(running, -math.inf)
         return running.stream
 
-    def _timeout_s(self, asked: float | None) -> float:
+    def _whole_s(self, asked: float | None) -> float:
+        """The limit on a whole sequence, in seconds."""
         longest = self._settings.max_timeout_s
         if asked is not None and not 0 < asked <= longest:
             raise InputError(f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken")
-        return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
+        return math.inf if asked is None else asked
+
+    def _limit(self, running: _Running) -> tuple[float, float, str]:
+        """When the next token comes too late, the limit in seconds, and what the limit is for.
+
+        The limit on a token starts again with every token. `slo_s` is the latency of a step, hence of a token.
+        """
+        course, settings = running.course, self._settings
+        token_s = settings.token_timeout_s if course.num_said else settings.default_timeout_s
+        token_s = min(token_s, settings.slo_s or math.inf)
+        of_token = course.awaited_from_s + token_s, token_s, "the next token" if course.num_said else "the first token"
+        return min(of_token, (course.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"))
 
     def _step(self, running: _Running) -> None:
         """Have a decoder run what comes next; raises what `Dispatcher.step` does."""
@@ -141,7 +154,7 @@ class GenerateService:
         running.flight = self._dispatcher.step(
             course.step(),
             course.home,
-            running.deadline_s,
+            self._limit(running)[0],
             running.settle,
             arrived_s=self._clock.now_s(),
             request_id=running.request_id,
@@ -167,6 +180,9 @@ class GenerateService:
             if said.ended is not None:
                 self._end(running, said.ended)
                 return
+            if running.course.num_said == 1 and running.timer is not None:  # the limit between tokens may be shorter
+                running.timer.cancel()
+                self._watch(running, -math.inf)
         self._send_soon(running)
 
     def _send_soon(self, running: _Running) -> None:
@@ -197,6 +213,9 @@ class GenerateService:
             self._dispatcher.end(home)
             self._send_soon(running)
             return
+        if isinstance(error, DeadlineError):
+            self._cut(running)
+            return
         if not is_lost and not (home.is_again and is_full):
             self._fail(running, error)
             return
@@ -222,12 +241,29 @@ class GenerateService:
             self._dispatcher.give_up((running.flight,), ABANDONED)
         self._end(running, ABANDONED)
 
-    def _expire(self, running: _Running, timeout_s: float) -> None:
+    def _watch(self, running: _Running, reached_s: float) -> None:
+        """Set the timer to the limit; where it was set to the limit of now, the limit is reached."""
+        limit_s = self._limit(running)[0]
+        if limit_s > reached_s:
+            left_s = max(0.0, limit_s - self._clock.now_s())
+            running.timer = self._later(left_s, partial(self._watch, running, limit_s))
+            return
         flight, running.flight = running.flight, None
         if flight is not None:
             self._dispatcher.expire(flight)
         if not running.course.is_over:
-            self._fail(running, DeadlineError(f"not everything was said within {timeout_s:g} s"))
+            self._cut(running)
+
+    def _cut(self, running: _Running) -> None:
+        """A limit of time ends a sequence."""
+        course, (_, limit_s, what) = running.course, self._limit(running)
+        took_s, limit = self._clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
+        if course.num_said:
+            told = f"{course.num_said} token{'s' if course.num_said > 1 else ''}"
+            why = f"the answer was cut short after {told} and {took_s:.1f} s: the next one exceeds {limit}"
+            self._fail(running, CutShortError(why, text=running.sequence.cut()))
+        else:
+            self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
 
     def _end(self, running: _Running, reason: str) -> None:
         """Whatever it holds is free; of one whose step a call has still, the timer sees to that call."""

@@ -6,7 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from earlyexit.errors import DeadlineError
 from earlyexit.generation.sequence import Said
+
+
+class CutShortError(DeadlineError):
+    """A limit of time ended a sequence after its first token; its caller keeps what was said."""
+
+    def __init__(self, message: str, *, text: str) -> None:
+        """`text`: the text that was held back, because it might have become a stop string."""
+        super().__init__(message)
+        self.text = text
 
 
 def _nobody() -> None:

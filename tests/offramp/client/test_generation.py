@@ -13,7 +13,7 @@ from earlyexit.errors import ExecutionError, InputError, OfframpError, UnknownMo
 from offramp.cli.app import main
 from offramp.client.client import AsyncClient, Client
 from offramp.client.generation import Reading
-from tests.deployments.ingress.completions.generating import Teller, listening
+from tests.deployments.ingress.completions.generating import CUT_SHORT, Teller, listening
 from tests.earlyexit.codecs.prompts import prompt_codec
 
 MESSAGES = [{"role": "user", "content": "Tell"}]
@@ -48,6 +48,22 @@ async def test_texts_and_messages_are_answered_whole(teller: Teller) -> None:
     assert (text.request_id, text.sampling.temperature, text.stops) == ("r7", 0, ("!",))
     assert text.timeout_s is not None
     assert messages.prompt == teller.codec.chat(MESSAGES)
+
+
+async def test_an_answer_that_a_limit_of_time_ends_says_so_and_a_stream_asks_for_no_limit_on_the_whole(
+    teller: Teller,
+) -> None:
+    teller.cut_after = 4
+
+    def ask(client: Client) -> None:
+        found = client.generate("Once", max_tokens=50)
+        assert (found.ended, found.cut_short) == ("length", CUT_SHORT)
+        with client.stream("Once", max_tokens=50) as pieces:
+            list(pieces)
+        assert pieces.whole().cut_short == CUT_SHORT
+
+    await with_client(teller, ask)
+    assert [request.timeout_s is None for request in teller.asked] == [False, True]
 
 
 async def test_a_stream_brings_pieces_with_their_exits(teller: Teller) -> None:
@@ -135,5 +151,5 @@ async def test_the_command_prints_what_comes_and_where_it_left(
     printed = capsys.readouterr().out
     assert printed.startswith("a 🐭!\n")
     rows = [line.replace("│", " ").split() for line in printed.splitlines() if "%" in line]
-    assert rows == [["1", "4", "50.0%"], ["3", "4", "50.0%"]]
+    assert rows == [["1", "4", "50.0%"], ["all", "blocks", "4", "50.0%"]]
     assert teller.asked[0].prompt == teller.codec.chat(MESSAGES)

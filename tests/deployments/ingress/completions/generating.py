@@ -19,7 +19,7 @@ from deployments.ingress.api.http import build_app, build_lane
 from deployments.ingress.api.signature import Signature
 from deployments.ingress.completions.http import generate_paths
 from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.stream import Stream
+from deployments.ingress.generation.stream import CutShortError, Stream
 from deployments.ingress.server.server import HttpServer
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
@@ -35,6 +35,7 @@ from tests.model_cards import a_card
 VOCABULARY = 259
 OTHER = 48
 """The second likeliest token of every answer; never drawn."""
+CUT_SHORT = "the answer was cut short after 4 tokens and 30.0 s"
 NOW_S = 1_800_000_000.0
 TEXT = {"model": "tales", "prompt": "Once", "max_tokens": 50}
 CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Tell"}], "max_tokens": 50}
@@ -58,6 +59,8 @@ class Teller(FakeBackend):
     """Whether it never comes to an end by itself."""
     breaks_after: int | None = None
     """Tokens after which the model fails."""
+    cut_after: int | None = None
+    """Tokens after which a limit of time ends it."""
     may_say: asyncio.Semaphore | None = None
     """Permits, one for every token."""
     asked: list[GenerateRequest] = field(default_factory=list)
@@ -100,6 +103,9 @@ class Teller(FakeBackend):
                 await self.may_say.acquire()
             if place == self.breaks_after:
                 stream.fail(ExecutionError("the model failed on this input: ValueError"))
+                return
+            if place == self.cut_after:
+                stream.fail(CutShortError(CUT_SHORT, text=sequence.cut()))
                 return
             token = tokens[place % len(tokens)] if self.goes_on or place < len(tokens) else END
             self.computed += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.deployments.ingress.completions.generating import ASKED, V2, Teller, client_of, events, text_of
+from tests.deployments.ingress.completions.generating import ASKED, CUT_SHORT, V2, Teller, client_of, events, text_of
 from tests.earlyexit.codecs.prompts import prompt_codec
 
 HEAD = {"model_name": "tales", "model_version": "1", "id": "7"}
@@ -80,3 +80,11 @@ async def test_errors_in_mid_stream_and_unknown_models_are_too(teller: Teller) -
     assert (text_of(parts), list(last)) == ("a ", ["error"])
     assert (await asked(teller, "/v2/models/others/generate", ASKED)).status_code == 404
     assert (await asked(teller, "/v2/models/tales/versions/2/generate", ASKED)).status_code == 404
+
+
+async def test_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(teller: Teller) -> None:
+    teller.cut_after = 4
+    whole = (await asked(teller, V2, ASKED)).json()
+    assert (whole["text_output"], whole["finish_reason"], whole["cut_short"]) == ("a mo", "length", CUT_SHORT)
+    *parts, last = events((await asked(teller, f"{V2}_stream", ASKED)).text)
+    assert (text_of(parts), last["finish_reason"], last["cut_short"]) == ("a mo", "length", CUT_SHORT)

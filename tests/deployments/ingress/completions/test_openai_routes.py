@@ -14,6 +14,7 @@ from tests.deployments.ingress.api.faces import BEARER, FakeBackend, gate
 from tests.deployments.ingress.api.faces import client_of as client_of_labels
 from tests.deployments.ingress.completions.generating import (
     CHAT,
+    CUT_SHORT,
     NOW_S,
     TEXT,
     Teller,
@@ -332,3 +333,19 @@ async def test_the_lane_has_every_route_that_generates(teller: Teller) -> None:
             assert text_of(events(response.text)) == "a mouse"
             assert response.headers["x-request-id"] == "r7"
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tales"
+
+
+@BOTH
+async def test_an_answer_that_a_limit_of_time_ends_is_told_as_far_as_it_came(
+    teller: Teller, path: str, body: dict[str, Any]
+) -> None:
+    teller.cut_after = 4
+    body = body | {"stop": ["mouse"]}  # what may be its beginning is held back, and told at the end
+    whole = (await asked(teller, path, body)).json()
+    [choice] = whole["choices"]
+    assert (choice.get("text") or choice["message"]["content"], choice["finish_reason"]) == ("a mo", "length")
+    assert whole["offramp"] == {"exits": {"1": 2, "3": 2}, "cut_short": CUT_SHORT}
+    assert whole["usage"]["completion_tokens"] == 4
+    *chunks, last, done = events((await asked(teller, path, body | {"stream": True})).text)
+    assert (text_of(chunks), last["choices"][0]["finish_reason"], done) == ("a mo", "length", "[DONE]")
+    assert last["offramp"] == whole["offramp"]

@@ -24,7 +24,7 @@ from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
-from earlyexit.errors import OfframpError, SequenceLostError
+from earlyexit.errors import DeadlineError, OfframpError, SequenceLostError
 from earlyexit.generation.sequence import sequence_of
 from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
@@ -73,6 +73,8 @@ class FakeReplicas:
         """What sequences that begin get instead,"""
         self.full: set[str] = {"r1", "r2"}
         """at these."""
+        self.is_late = False
+        """Whether a replica drops the next step because it cannot meet its deadline."""
         self.garbles: int | None = None
         """An answer to this sequence is none."""
         self.ended: list[tuple[str, int]] = []
@@ -141,6 +143,9 @@ class FakeReplicas:
             tokens = shown.get(number, [])
             if start == 0 and self.refuses is not None and name in self.full:
                 lost.append((sample_id, self.refuses))
+            elif self.is_late:
+                self.is_late = False
+                lost.append((sample_id, DeadlineError("the input was not run")))
             elif len(tokens) != start:
                 lost.append((sample_id, SequenceLostError(f"{len(tokens)} tokens, not {start}", retry_after_s=1.0)))
             else:

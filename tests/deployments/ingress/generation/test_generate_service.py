@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from deployments.ingress.generation.stream import Stream
+from deployments.ingress.generation.stream import CutShortError, Stream
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
@@ -189,17 +189,55 @@ async def test_a_sequence_that_nobody_wants_any_more_before_a_replica_had_it_is_
     assert scene.is_empty
 
 
-async def test_the_deadline_is_the_whole_sequences() -> None:
-    scene = GenerateScene(default_timeout_s=2.0)
+async def test_an_answer_takes_as_long_as_its_tokens_take_where_each_comes_in_time() -> None:
+    scene = GenerateScene(default_timeout_s=2.0, token_timeout_s=1.0)
+    scene.replicas.holds = True
     stream = scene.start(1, max_tokens=20)
-    await anext(stream)
+    for place in range(20):
+        await turns()
+        await scene.alarms.until(0.9 * (place + 1))
+        scene.replicas.answer()
+        await turns()
+    assert stream.is_over
+    assert await tokens_of(stream) == expected((1,), 20)
+    assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
+
+
+LIMITS = {
+    "between tokens": ({"token_timeout_s": 2.0}, {}, 2.0, "the limit of 2 s for the next token"),
+    "on the whole": ({}, {"timeout_s": 5.0}, 5.0, "the limit of 5 s for the whole answer"),
+}
+
+
+@pytest.mark.parametrize(("settings", "changes", "at_s", "limit"), LIMITS.values(), ids=LIMITS)
+async def test_an_answer_that_reaches_a_limit_is_cut_there(
+    settings: dict[str, float], changes: dict[str, float], at_s: float, limit: str
+) -> None:
+    scene = GenerateScene(**settings)
+    stream = scene.start(1, max_tokens=20, **changes)
+    said = [(await anext(stream)).chosen.token]
     scene.replicas.holds = True
     await turns()
-    await scene.alarms.until(2.0)
-    with pytest.raises(DeadlineError, match="within 2 s"):
-        await tokens_of(stream)
-    await scene.alarms.until(10.0)  # the call is hung up
+    await scene.alarms.until(at_s)
+    with pytest.raises(CutShortError, match=f"after 1 token and {at_s:.1f} s: the next one exceeds {limit}"):
+        await anext(stream)
+    assert said == expected((1,), 1)
+    await scene.alarms.until(20.0)  # the call is hung up
     assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
+    assert scene.service.loop.counts.ended == {"cut_short": 1}
+
+
+async def test_a_step_that_a_replica_drops_because_it_would_be_late_cuts_the_answer_too() -> None:
+    scene = GenerateScene()
+    stream = scene.start(1, max_tokens=20, timeout_s=8.0)
+    said = [(await anext(stream)).chosen.token for _ in range(3)]
+    scene.replicas.is_late = True
+    with pytest.raises(CutShortError, match=r"after 3 tokens and 0\.0 s: the next one exceeds the limit of 8 s"):
+        await tokens_of(stream)
+    assert said == expected((1,), 3)
+    scene.replicas.is_late = True
+    with pytest.raises(DeadlineError, match=r"no token came within 0\.0 s: the first one exceeds the limit of 30 s"):
+        await anext(scene.start(2))
 
 
 async def test_who_has_no_token_by_his_deadline_is_told_and_the_others_go_on() -> None:
@@ -208,7 +246,7 @@ async def test_who_has_no_token_by_his_deadline_is_told_and_the_others_go_on() -
     hurried, patient = scene.start(1, timeout_s=1.0), scene.start(2, timeout_s=50.0)
     await turns()
     await scene.alarms.until(1.0)
-    with pytest.raises(DeadlineError, match="within 1 s"):
+    with pytest.raises(DeadlineError, match=r"no token came within 1\.0 s.* limit of 1 s for the whole answer"):
         await anext(hurried)
     scene.replicas.holds = False
     scene.replicas.answer()
