@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -211,7 +212,7 @@ LIMITS = {
 
 @pytest.mark.parametrize(("settings", "changes", "at_s", "limit"), LIMITS.values(), ids=LIMITS)
 async def test_an_answer_that_reaches_a_limit_is_cut_there(
-    settings: dict[str, float], changes: dict[str, float], at_s: float, limit: str
+    settings: dict[str, Any], changes: dict[str, Any], at_s: float, limit: str
 ) -> None:
     scene = GenerateScene(**settings)
     stream = scene.start(1, max_tokens=20, **changes)
