@@ -9,6 +9,7 @@ OfframpError                        500 INTERNAL
 │   ├── MethodNotAllowedError       405
 │   ├── NotAcceptableError          406                     an answer of a kind that is not given
 │   ├── PayloadTooLargeError        413 RESOURCE_EXHAUSTED
+│   ├── ContextLengthError          400 INVALID_ARGUMENT    a prompt and its answer are longer than the model takes
 │   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
 │   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
 │   ├── DataError                   422                     training or calibration data that cannot be used
@@ -112,6 +113,10 @@ class PayloadTooLargeError(InputError):
 
     http_status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class ContextLengthError(InputError):
+    """A prompt that, alone or with the answer asked for, is longer than the model takes."""
 
 
 class UnprocessableInputError(InputError):

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.generation.sampling import Chosen, Sampling, choose
 from earlyexit.generation.shown import Shown
 from earlyexit.generation.text import TextStream, Unread
@@ -63,14 +63,14 @@ class TokenSequence:
 
         `max_length`: of prompt and answer together, the model's; `ends`: tokens that end it; `chunk`: the most tokens
         of a prompt in one step; `start`: of an encoder-decoder, the token that answers start with: the prompt is then
-        its source, which is not cut. Raises InputError, and UnprocessableInputError for a prompt that is too long.
+        its source, which is not cut. Raises InputError, and ContextLengthError for a prompt that is too long.
         """
         if not prompt:
             raise InputError("the prompt is empty; at least one token is needed")
         if max_tokens < 1:
             raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
         if len(prompt) + (start is not None) >= max_length:
-            raise UnprocessableInputError(
+            raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
             )
         self.tokens = [*prompt] if start is None else [*prompt, start]

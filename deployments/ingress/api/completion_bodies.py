@@ -34,7 +34,7 @@ Tokens = Annotated[int, Field(ge=1)]
 
 
 class _Asked(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     def check_served(self) -> None:
         """Raise InputError that names the parameters which are not served."""
@@ -64,37 +64,43 @@ class DrawnBody(_Asked):
     """How tokens are drawn, and when an answer is over; None stands for the default, wherever it may be said."""
 
     temperature: float | None = None
-    """0: always the likeliest token."""
+    """The temperature of sampling; 0 always takes the likeliest token. Default: 1 on /v1, 0 on /v2."""
     top_p: float | None = None
+    """Sample from the likeliest tokens whose probabilities reach this sum. Default: 1."""
     top_k: int | None = None
+    """Sample from this many of the likeliest tokens. Default: all that the model reports."""
     seed: int | None = None
-    """None: another one every time."""
+    """The same seed draws the same tokens. Default: a random seed."""
     stop: Stop | None = None
-    """Texts that end the answer, and are not said."""
+    """A text, or up to 16 texts, that end the answer and are not part of it."""
     max_tokens: Tokens | None = None
+    """The most tokens of the answer. Default: 16, for messages 256."""
     ignore_eos: bool | None = None
-    """Go on after tokens that end answers: for measurements."""
+    """Go on after tokens that end answers, for measurements. Default: false."""
     timeout_s: TimeoutSeconds | None = None
-    """Seconds for the whole answer."""
+    """A limit on the whole answer, in seconds. Default: none; the service limits each token."""
     exits: bool | None = None
-    """Say of every token at which block it left."""
+    """Report the block after which each token left. Default: false."""
 
 
 class _OpenAiBody(DrawnBody):
     model: str
+    """The model's name, also with a version: `name:2`."""
     stream: bool | None = None
+    """Answer as server-sent events, one for each part. Default: false."""
     stream_options: StreamOptions | None = None
+    """Options of a stream."""
 
 
 class CompletionBody(_OpenAiBody):
     """`POST /v1/completions`."""
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    """A text, whose own words make no special tokens, or tokens; or a list of one of them."""
+    """A text, in which nothing is read as a special token, or a list of tokens; or a list of one of them."""
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    """Of every token its log-probability, and those of so many of the likeliest."""
+    """Report each token's log-probability, and those of this many of the likeliest tokens."""
     echo: bool | None = None
-    """Say the prompt, too."""
+    """Put the prompt before the answer. Default: false."""
 
 
 class TextPart(BaseModel):
@@ -110,8 +116,11 @@ class ChatMessage(_Asked):
     """A message; what else it may have must be null or empty."""
 
     role: Annotated[str, Field(min_length=1)]
+    """`system`, `user` or `assistant`, as the model's chat template knows them."""
     content: str | list[TextPart]
+    """A text, or parts that are texts."""
     name: str | None = None
+    """The speaker's name, where the chat template uses it."""
 
     def as_text(self) -> dict[str, str]:
         """As a chat template takes it; raises InputError for parts that are no text, and for calls of tools."""
@@ -130,10 +139,13 @@ class ChatBody(_OpenAiBody):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    """The conversation so far."""
     max_completion_tokens: Tokens | None = None
     """The newer name of `max_tokens`."""
     logprobs: bool | None = None
+    """Report each token's log-probability. Default: false."""
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    """With `logprobs`, report those of this many of the likeliest tokens, too."""
 
 
 class GenerateParameters(DrawnBody):
@@ -144,8 +156,11 @@ class GenerateBody(DrawnBody):
     """`POST /v2/models/{model}/generate`, and `/generate_stream`; parameters may stand beside the text, too."""
 
     text_input: str
+    """The prompt."""
     id: str | None = None
+    """The request's id, which the answer repeats."""
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)
+    """The parameters of the answer; they may also stand beside `text_input`."""
 
     def drawn(self) -> DrawnBody:
         """All parameters, wherever they stood; raises InputError for those that are not served, or said twice."""

@@ -43,9 +43,10 @@ OPENAI_CODES = {
     "unauthorized": "invalid_api_key",
     "unknown_model": "model_not_found",
     "rate_limit": "rate_limit_exceeded",
+    "context_length": "context_length_exceeded",
 }
-GENERATED = ("/generate", "/generate_stream")
-"""Ends of paths that only models have which generate, beside all below /v1."""
+GENERATED = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/models")
+"""Ends of the paths that only models which generate have."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -173,8 +174,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 def _hint(request: Request) -> str:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    generates = path.startswith("/v1/") or path.endswith(GENERATED)
-    return " here, models that generate have it" if generates else ""
+    return " here, models that generate have it" if path.endswith(GENERATED) else ""
 
 
 def _error(request: Request, error: OfframpError) -> Response:

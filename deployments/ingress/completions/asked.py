@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deployments.ingress.api.completion_bodies import ChatBody, CompletionBody, DrawnBody, GenerateBody
 from deployments.ingress.generation.request import GenerateRequest
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.errors import InputError
+from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.generation.sampling import LARGEST_SEED, Sampling
 
 COMPLETION_TOKENS = 16
@@ -94,7 +94,9 @@ def _request(
         raise InputError("the prompt is empty; a token at least is needed")
     max_tokens = lengths[0] or min(lengths[1], codec.max_length - 1)
     if max_tokens >= codec.max_length:
-        raise InputError(f"max_tokens is {max_tokens}; this model takes {codec.max_length} tokens with the prompt")
+        raise ContextLengthError(
+            f"max_tokens is {max_tokens}; this model takes {codec.max_length} tokens with the prompt"
+        )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
         prompt=tuple(tokens),

@@ -57,6 +57,8 @@ class GenerateRoutes:
         self._gate = gate
         self._face = Face(backend, gate)
         self._clock = clock
+        self._created_s = int(clock.now_s())
+        """When this service began: a model's folder does not say when it was made."""
 
     async def completions(self, request: Request) -> Response:
         """OpenAI's `/v1/completions`."""
@@ -144,7 +146,7 @@ class GenerateRoutes:
         return {
             "id": card.name,
             "object": "model",
-            "created": 0,  # a model's folder does not say when it was made
+            "created": self._created_s,
             "owned_by": OWNER,
             "max_model_len": self._codec.max_length,
             "offramp": {**ours, "ramps": list(card.ramps)},

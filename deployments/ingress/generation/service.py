@@ -100,7 +100,7 @@ class GenerateService:
     def start(self, request: GenerateRequest) -> Stream:
         """Begin a sequence, whose first token comes as soon as it can.
 
-        Raises InputError for what means nothing, UnprocessableInputError for a prompt that is too long, AdmissionError
+        Raises InputError for what means nothing, ContextLengthError for a prompt that is too long, AdmissionError
         where an SLO would not be kept, OverloadedError and StageUnavailableError.
         """
         now_s = self._clock.now_s()

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.generation.sequence import Said, TokenSequence
 from earlyexit.kv_memory import places_of
 from earlyexit.wire import entering
@@ -116,7 +116,7 @@ def test_it_comes_to_what_the_model_takes_at_most() -> None:
     [
         ([], {}, InputError, "the prompt is empty; at least one token is needed"),
         ([1], {"max_tokens": 0}, InputError, "max_tokens must be at least 1, not 0"),
-        ([1, 2, 3], {"max_length": 3}, UnprocessableInputError, "the prompt has 3 tokens; this model takes 3 with the"),
+        ([1, 2, 3], {"max_length": 3}, ContextLengthError, "the prompt has 3 tokens; this model takes 3 with the"),
     ],
 )
 def test_what_cannot_be_begun_is_refused(
@@ -142,5 +142,5 @@ def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() 
 
 
 def test_a_source_has_to_leave_room_for_what_the_answer_starts_with() -> None:
-    with pytest.raises(UnprocessableInputError, match="the prompt has 3 tokens; this model takes 4 with the answer"):
+    with pytest.raises(ContextLengthError, match="the prompt has 3 tokens; this model takes 4 with the answer"):
         sequence([1, 2, 3], start=9, max_length=4)

@@ -10,12 +10,12 @@ import pytest
 
 from deployments.ingress.generation.stream import CutShortError, Stream
 from earlyexit.errors import (
+    ContextLengthError,
     DeadlineError,
     ExecutionError,
     InputError,
     OverloadedError,
     StageUnavailableError,
-    UnprocessableInputError,
 )
 from tests.deployments.ingress.generation.generate_scene import (
     MAX_LENGTH,
@@ -320,7 +320,7 @@ async def test_what_means_nothing_is_refused_before_anything_runs() -> None:
     scene = GenerateScene()
     for prompt, changes, error in (
         ((), {}, InputError),
-        ((1,) * MAX_LENGTH, {}, UnprocessableInputError),
+        ((1,) * MAX_LENGTH, {}, ContextLengthError),
         ((1,), {"max_tokens": 0}, InputError),
         ((1,), {"timeout_s": 0.0}, InputError),
         ((1,), {"timeout_s": 1e6}, InputError),
