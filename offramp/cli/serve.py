@@ -32,6 +32,7 @@ from offramp.cli.options import (
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
+    from earlyexit.store import ModelCard
     from offramp.service.shape import ApplicationDocument, IngressDocument
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
@@ -251,13 +252,24 @@ def _serve_until_stopped(
             print(f"serving {card.name} at {url}   API: {url}/docs")
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
-            print(f"try: offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')} --url {url}", flush=True)
+            if cluster.metrics_port is not None:
+                print(f"metrics at http://{cluster.address}:{cluster.metrics_port}/metrics")
+            else:
+                print("metrics at a free port of Ray's; --metrics-port chooses it")
+            print(f"try: {example_of(card)} --url {url}", flush=True)
             has_keys = settings.access is not None and settings.access.has_keys
             for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
             signal.pause()
     except KeyboardInterrupt:
         print("stopped")
+
+
+def example_of(card: ModelCard) -> str:
+    """Returns a command that asks a model, but for the service's address."""
+    if card.generates:
+        return "offramp generate 'Why is the sky blue?'"
+    return f"offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')}"
 
 
 def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:

@@ -67,6 +67,11 @@ OF_CONTENT = {
     SCORE_HEADER: {"description": "How sure the exit was; of answers that are no JSON.", "schema": {"type": "number"}},
     EXIT_HEADER: {"description": "The block it left after; the same.", "schema": {"type": "integer"}},
 }
+GENERATE_EXAMPLES: dict[str, dict[str, Any]] = {
+    "CompletionBody": {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20},
+    "ChatBody": {"model": "smollm2", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True},
+    "GenerateBody": {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}},
+}
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 LIMIT = {
     "name": "limit",
@@ -180,6 +185,8 @@ def generate_schemas() -> dict[str, Any]:
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     found: dict[str, Any] = schemas["$defs"]
+    for name, example in GENERATE_EXAMPLES.items():
+        found[name]["examples"] = [example]
     return found
 
 

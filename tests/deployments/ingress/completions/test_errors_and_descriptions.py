@@ -1,0 +1,59 @@
+"""What a model that generates says of itself, and of requests that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offramp.cli.serve import example_of
+from tests.deployments.ingress.completions.generating import ASKED, CHAT, NOW_S, TEXT, V2, Teller, client_of, tales
+from tests.earlyexit.codecs.prompts import prompt_codec
+from tests.model_cards import a_card
+
+LONG = "a" * 200
+TOO_LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", TEXT | {"prompt": LONG}),
+    ("/v1/completions", TEXT | {"prompt": [5] * 128}),
+    ("/v1/completions", TEXT | {"max_tokens": 128}),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": LONG}]}),
+    (V2, ASKED | {"text_input": LONG}),
+    (V2, ASKED | {"max_tokens": 128}),
+]
+
+
+@pytest.fixture
+def teller(tmp_path: Path) -> Teller:
+    return Teller(codec=prompt_codec(tmp_path))
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_LONG)
+async def test_what_is_longer_than_the_model_takes_has_one_status_and_code(
+    teller: Teller, path: str, body: dict[str, Any]
+) -> None:
+    async with client_of(teller) as client:
+        refused = await client.post(path, json=body)
+    assert refused.status_code == 400
+    assert path == V2 or refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_an_unknown_path_is_not_said_to_be_elsewhere(teller: Teller) -> None:
+    async with client_of(teller) as client:
+        refused = await client.post("/v1/embeddings", json={})
+        created = (await client.get("/v1/models")).json()["data"][0]["created"]
+    assert (refused.status_code, "models that generate" in refused.text) == (404, False)
+    assert created == NOW_S
+
+
+@pytest.mark.parametrize("name", ["CompletionBody", "ChatBody", "GenerateBody"])
+async def test_every_parameter_is_described_and_every_body_has_an_example(teller: Teller, name: str) -> None:
+    async with client_of(teller) as client:
+        schema = (await client.get("/openapi.json")).json()["components"]["schemas"][name]
+    assert [field for field, each in schema["properties"].items() if not each.get("description")] == []
+    assert schema["examples"]
+
+
+def test_a_service_that_starts_names_the_command_of_its_model() -> None:
+    assert example_of(tales()).startswith("offramp generate ")
+    assert example_of(a_card()).startswith("offramp predict ")
