@@ -183,6 +183,10 @@ class IngressSettings(Settings):
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)
+    """Of one request; of a gzip body, decompressed."""
+    max_held_bytes: int = Field(default=256_000_000, ge=1)
+    """Of all bodies that one ingress receives or has not answered, before it refuses more with 503; one body of the
+    largest size is always let in."""
     prompt_chunk: int = Field(default=256, ge=1)
     """Of models that generate: tokens of a prompt that run in one step, beside the steps of others. More make a first
     token sooner, and everybody else's next one later."""

@@ -22,6 +22,7 @@ from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.api.http import build_app, build_lane
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
 from deployments.ingress.completions.http import generate_paths
@@ -39,7 +40,7 @@ from deployments.ingress.generation.request import GenerateRequest
 from deployments.ingress.generation.stream import Stream
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.server.in_serve import replace_server
-from deployments.ingress.server.outright import Outright, Site
+from deployments.ingress.server.server import Outright, Site
 from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.transport.link import ReplicaLink
@@ -118,6 +119,7 @@ class Ingress(RpcMethods):
             codec, self.task, self._dispatcher, self._settings, self._clock, trace=trace
         )
         self.version = self._settings.version
+        self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         store, repository = RayStore(), self._settings.repository
         self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)
         self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
@@ -143,7 +145,7 @@ class Ingress(RpcMethods):
         self._telling = loop.create_task(self._keep_telling())
         self._looking = loop.create_task(self.versions.run())
         origins = () if access is None else access.cors_origins
-        paths = version_paths(self.versions, self._repository, self.card.name, self.max_body_bytes)
+        paths = version_paths(self.versions, self._repository, self.card.name, self.bodies)
         endpoint = None if self._tracing is None else self._tracing.endpoint
         settings = self._settings
         generated = generate_paths(self, self._gate)
@@ -209,10 +211,6 @@ class Ingress(RpcMethods):
             await self._outright.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
-
-    @property
-    def max_body_bytes(self) -> int:
-        return self._settings.max_body_bytes
 
     @property
     def max_timeout_s(self) -> float:

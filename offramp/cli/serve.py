@@ -92,6 +92,9 @@ KvFill = Annotated[
 ]
 MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
 MaxBodyBytes = Annotated[int | None, typer.Option(min=1, help="Of a request, before 413; default: 2000000.")]
+MaxHeldBytes = Annotated[
+    int | None, typer.Option(min=1, help="Of all bodies an ingress holds, before 503; default: 256000000.")
+]
 TimeoutS = Annotated[
     float | None,
     typer.Option(callback=above_zero, help="Timeout of requests that name none, and of a first token; default: 30."),
@@ -117,6 +120,10 @@ ApiKeys = Annotated[
 ]
 RateLimit = Annotated[
     float | None, typer.Option(callback=above_zero, help="Requests per second that one key, or all, may send.")
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(help="Origin whose pages browsers let use the service, or *; may be repeated. Default: none."),
 ]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Start anew when Ray's head has died, rather than end with status 4.")
@@ -144,6 +151,7 @@ def serve(
     kv_fill: KvFill = None,
     max_queued: MaxQueued = None,
     max_body_bytes: MaxBodyBytes = None,
+    max_held_bytes: MaxHeldBytes = None,
     timeout_s: TimeoutS = None,
     token_timeout_s: TokenTimeoutS = None,
     grpc_port: GrpcPort = None,
@@ -152,6 +160,7 @@ def serve(
     trace_ratio: TraceRatio = None,
     api_keys: ApiKeys = None,
     rate_limit: RateLimit = None,
+    cors_origin: CorsOrigin = None,
     restart: Restart = False,
 ) -> None:
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
@@ -171,10 +180,11 @@ def serve(
     kind = _chosen(dtype=dtype, hop_dtype=hop_dtype, backend=backend, attention=attention, kv_fill=kv_fill)
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
     limits = {
-        **{"max_queued": max_queued, "max_body_bytes": max_body_bytes},
+        **{"max_queued": max_queued, "max_body_bytes": max_body_bytes, "max_held_bytes": max_held_bytes},
         **{"default_timeout_s": timeout_s, "token_timeout_s": token_timeout_s},
     }
-    access = {"keys_file": None if api_keys is None else str(api_keys), "rate_per_s": rate_limit}
+    keys_file = None if api_keys is None else str(api_keys)
+    access = {"keys_file": keys_file, "rate_per_s": rate_limit, "cors_origins": cors_origin or None}
     document = _document(
         model=kind | {"folder": str(model), "threads_per_replica": threads, "kv_tokens": kv_tokens},
         ingress=ingress | limits,
@@ -191,7 +201,7 @@ def _chosen(**given: str | None) -> dict[str, str | None]:
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
-    given = {name for name, value in context.params.items() if value is not None}
+    given = {name for name, value in context.params.items() if value not in (None, [])}
     refused = sorted(f"--{name.replace('_', '-')}" for name in given - BESIDE_A_FILE)
     if refused:
         allowed = "--port, --grpc-port, --metrics-port, --restart"

@@ -1,4 +1,4 @@
-"""What every path of an ingress has in common: who may ask, errors as JSON, requests counted, bodies bounded."""
+"""What every path of an ingress has in common: who may ask, errors as JSON, requests counted, bodies released."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from starlette.websockets import WebSocketClose
 from deployments.ingress.access.gate import Gate
 from deployments.ingress.api.face import FAILED, GONE, log_error, own_id, retry_after
 from deployments.ingress.api.forming import compressed
+from deployments.ingress.api.request_body import Bodies
 from deployments.quiet import WithoutWords
 from earlyexit.errors import (
-    InputError,
     MethodNotAllowedError,
     OfframpError,
-    PayloadTooLargeError,
     RateLimitError,
     UnauthorizedError,
     UnknownPathError,
@@ -32,8 +31,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
 
 JSON = "application/json"
-MAX_DIGITS = 12
-"""Of a length; Python refuses to read numbers of thousands."""
 CALLER = "offramp.caller"
 """Of an ASGI scope: whom the gate let in."""
 REQUEST_ID = "offramp.request_id"
@@ -51,7 +48,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Counting(Protocol):
-    """Who is told of every finished request."""
+    """What is told of every finished request."""
+
+    @property
+    def bodies(self) -> Bodies: ...
 
     def count_request(self, route: str, status: int) -> None: ...
 
@@ -91,10 +91,12 @@ class Endpoint:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        response = await self._respond(request)
-        self._backend.count_request(self._path, response.status_code)
-        await response(scope, receive, send)
+        try:
+            response = await self._respond(Request(scope, receive))
+            self._backend.count_request(self._path, response.status_code)
+            await response(scope, receive, send)
+        finally:
+            self._backend.bodies.release(scope)
 
     async def _respond(self, request: Request) -> Response:
         return await compressed(request, await self._answer(request))
@@ -132,29 +134,6 @@ def nowhere(endpoint: Endpoint) -> ASGIApp:
         await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
 
     return answer
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises PayloadTooLargeError, and InputError for a compressed one."""
-    for name, value in request.scope["headers"]:  # what is refused is not read
-        if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > max_bytes):
-            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
-        if name == b"content-encoding" and value != b"identity":
-            encoding = value.decode("latin-1")
-            raise InputError(f"content-encoding {encoding!r}; only plain bodies are taken")
-    parts: list[bytes] = []
-    num_bytes = 0
-    while True:  # Starlette's own stream is a generator around the same, at twice the cost
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part: bytes = message.get("body", b"")
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
-        if not message.get("more_body", False):
-            return part if len(parts) == 1 else b"".join(parts)
 
 
 def request_id(request: Request) -> str:
@@ -212,7 +191,7 @@ def _authorization(scope: Scope) -> str | None:
     return None
 
 
-SENT = ("Authorization", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
+SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
 SCORE_HEADER, EXIT_HEADER = "X-Offramp-Score", "X-Offramp-Exit"
 """Of an answer that is no JSON."""
 READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from deployments.ingress.access.gate import Gate
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.api.signature import Signature
 from earlyexit.errors import AdmissionError, InputError, OfframpError, RateLimitError, UnknownModelError
 from earlyexit.store import ModelCard
@@ -81,7 +82,7 @@ class Backend(Served, Protocol):
     def versions(self) -> Names: ...
 
     @property
-    def max_body_bytes(self) -> int: ...
+    def bodies(self) -> Bodies: ...
 
     def choose(self, request_id: str) -> Chooser | None: ...
 

@@ -21,7 +21,6 @@ from deployments.ingress.api.endpoint import (
     CALLER,
     EXIT_HEADER,
     JSON,
-    MAX_DIGITS,
     SCORE_HEADER,
     Endpoint,
     EndpointOf,
@@ -30,7 +29,6 @@ from deployments.ingress.api.endpoint import (
     cross_origin,
     json_response,
     nowhere,
-    read_body,
     request_id,
 )
 from deployments.ingress.api.face import Backend, Face, Served
@@ -38,9 +36,10 @@ from deployments.ingress.api.forming import formed
 from deployments.ingress.api.negotiation import ANYTHING, preferred
 from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
+from deployments.ingress.api.request_body import MAX_DIGITS
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.server.lane import Lane, LanePath
+from deployments.ingress.server.apps import Lane, LanePath
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.wire import Answer
 
@@ -76,7 +75,7 @@ class Routes:
 
     async def predict(self, request: Request) -> Response:
         """One input or a list of them, in JSON; or one input as the body."""
-        body = await read_body(request, self._backend.max_body_bytes)
+        body = await self._backend.bodies.read(request)
         infer_request, many = self._parse_predict(request, body)
         kind = self._answer_type(request, many=many)
         served, answers = await self._answer(request, infer_request)
@@ -114,7 +113,7 @@ class Routes:
     async def v2_infer(self, request: Request) -> Response:
         """Open Inference Protocol, tensors in JSON or in the binary extension."""
         self._check_model(request)
-        body = await read_body(request, self._backend.max_body_bytes)
+        body = await self._backend.bodies.read(request)
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
         card = served.card

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from deployments.ingress.access.gate import Gate
 from deployments.ingress.api.bodies import validated
 from deployments.ingress.api.completion_bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.ingress.api.endpoint import CALLER, Handler, json_response, read_body, request_id
+from deployments.ingress.api.endpoint import CALLER, Handler, json_response, request_id
 from deployments.ingress.api.face import Backend, Face
 from deployments.ingress.completions.asked import Asked, asked_chat, asked_completion, asked_generate
 from deployments.ingress.completions.forms import ChatForm, CompletionForm, Form, GenerateForm, OpenAiFacts
@@ -114,7 +114,7 @@ class GenerateRoutes:
         return await self._respond(request, asked, GenerateForm(card.name, version, given_id, exits=asked.exits))
 
     async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
-        body = await read_body(request, self._backend.max_body_bytes)
+        body = await self._backend.bodies.read(request)
         return read(body) if len(body) < LONG_BODY_BYTES else await asyncio.to_thread(partial(read, body))
 
     async def _respond(self, request: Request, asked: Asked, form: Form) -> Response:

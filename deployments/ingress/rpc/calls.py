@@ -22,7 +22,6 @@ from deployments.quiet import WithoutWords
 from earlyexit.errors import (
     DeadlineError,
     OfframpError,
-    PayloadTooLargeError,
     UnknownModelError,
 )
 
@@ -96,9 +95,8 @@ class Rpcs:
             if self._gate is not None:
                 owner = self._gate.admit("POST", f"/{SERVICE}/{name}", caller.metadata.get("authorization"))
                 caller = replace(caller, owner=owner)
-            if len(request) > self._backend.max_body_bytes:
-                raise PayloadTooLargeError(f"the message is larger than {self._backend.max_body_bytes} bytes")
-            return await self._handlers[name](read_message(f"{name}Request", request), caller)
+            with self._backend.bodies.holding(len(request)):
+                return await self._handlers[name](read_message(f"{name}Request", request), caller)
         except OfframpError as error:
             status, code = error.http_status, grpc.StatusCode[error.grpc_status]
             log_error(logger, caller.request_id, error)

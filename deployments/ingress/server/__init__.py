@@ -1,1 +1,1 @@
-"""The HTTP server of an ingress: httptools on the event loop that Serve has, in the place where Serve puts uvicorn."""
+"""The HTTP server of an ingress: uvicorn on the event loop that Serve has, with bounds on what callers may send."""

@@ -1,349 +1,342 @@
-"""A caller's connection: requests out of its bytes, one after the other, and answers in their order."""
+"""A caller's connection: uvicorn's, with bounds on everything that a caller may send, and refusals in JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from typing import Protocol, cast
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
 
 import httptools
+from pydantic_core import to_json
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from deployments.ingress.server.exchange import App, Exchange
-from deployments.ingress.server.heads import address_of, head_of_request, size_of
-from deployments.ingress.server.lane import Lane
-from deployments.ingress.server.limits import Limits
-from deployments.ingress.server.replies import plain
-from deployments.ingress.server.timers import Deadlines
+from deployments.ingress.server.apps import App, Serving
+from deployments.ingress.server.heads import (
+    REQUEST_ID,
+    RefusedHeadError,
+    check_head,
+    new_id,
+    origin_form,
+    size_of,
+    without_upgrade,
+)
 from deployments.quiet import WithoutWords
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
 
-VERSIONS = ("1.1", "1.0")
+IDLE, HEAD, BODY = "idle", "head", "body"
 
 
-class Host(Protocol):
-    """What connections have of their server."""
+class Connection(HttpToolsProtocol):
+    """Parses as bytes come; of the requests whose head is complete, one at a time is answered."""
 
-    app: App
-    lane: Lane
-    outright: bool
-    limits: Limits
-    is_ending: bool
-    loop: asyncio.AbstractEventLoop
-    deadlines: Deadlines[Connection]
-
-    def admit(self, connection: Connection) -> bool: ...
-
-    def forget(self, connection: Connection) -> None: ...
-
-
-class Connection(asyncio.Protocol):
-    """Parses as bytes come; of the requests that are whole one at a time is answered."""
-
-    def __init__(self, server: Host) -> None:
-        self._server = server
-        self._limits = server.limits
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: it is never looked at
-        self._transport: asyncio.Transport
-        self._client: tuple[str, int] | None = None
-        self._address: tuple[str, int] | None = None
-        self._stage: str = "idle"
-        """Where the parser is: `idle` between requests, in a `head`, in a `body`."""
-        self._armed: str | None = None
-        self._num_bytes = 0
-        """Read of a head that is not whole, or of a body since its deadline was set."""
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._incoming: Exchange | None = None
-        """The request whose body is read."""
-        self._is_offered = False
-        """Whether that one waits, or is being answered, already."""
-        self._current: Exchange | None = None
-        """The one that is being answered."""
+    def __init__(self, served: Serving, **given: Any) -> None:
+        super().__init__(**given)
+        self._served = served
+        self._limits = served.limits
+        self._phase = IDLE
+        """What the parser reads: nothing yet, a `head`, or a `body`."""
+        self._num_begun = 0
+        """Requests."""
+        self._head_bytes = 0
+        """Of the head that is read."""
+        self._body_bytes = 0
+        """Of all bodies so far."""
+        self._other_bytes = 0
+        """Read in a body since its last byte: sizes of chunks, and trailers."""
+        self._seen = b""
+        """What was read with the head, and before it in the same read."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered."""
         self._task: asyncio.Task[None] | None = None
-        self._waiting: deque[Exchange | bytes] = deque()
-        """What comes after it; bytes are the connection's last words."""
+        self._last_words = b""
+        """A refusal that waits for the answers before it."""
         self._is_deaf = False
-        """Whether nothing that comes is read as requests any more."""
-        self._is_paused = False
-        self._room: asyncio.Future[None] | None = None
-        """Set while the caller does not take what was written."""
-        self._unsent_bytes = 0
+        """Whether what arrives is thrown away, because the connection was refused or is closing."""
+        self._is_ending = False
+        """Whether the server ends."""
+        self._has_left = False
+        """Whether the caller sends no more, but may still read."""
+        self._state: Hashable = None
+        self._since_s = 0.0
 
     # What a transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
-        if not self._server.admit(self):
-            self._is_deaf = True
-            self._transport.write(plain(503, "too many connections"))
-            self._transport.close()
-            return
-        self._client = address_of(transport.get_extra_info("peername"))
-        self._address = address_of(transport.get_extra_info("sockname"))
-        self._watch()
+        super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, but not the class
+        if len(self.connections) > self._limits.connections:
+            self._refuse(503, "overloaded", f"more than {self._limits.connections} connections; try again later")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_deaf = True
-        self._arm(None)
-        self._waiting.clear()
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
-        if self._current is not None:
-            self._current.leave()
-            if self._current.request_id is not None and self._task is not None:
-                self._task.cancel()  # the others are told by Serve
-        self._server.forget(self)
+        self._unset_keepalive_if_required()
+        running, self._running = self._running, None
+        if running is not None:
+            self._give_up(running)
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        self.cycle = self.scope = self.headers = None  # type: ignore[assignment] # they refer to the connection
 
     def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         if self._is_deaf:
             return
-        if self._stage != "body":
-            self._num_bytes += len(data)
+        phase, num_begun, body_bytes = self._phase, self._num_begun, self._body_bytes
+        self._seen = self._seen + data if phase is HEAD else data
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # is answered as if it had asked for none; nothing behind it is read
-            self._is_deaf = True
-        except httptools.HttpParserError:
-            self._refuse(400, "this is no HTTP request")
-        if self._stage == "head" and self._num_bytes > self._limits.head_bytes:
-            self._refuse(431, "the request's head is too large")
-        self._watch()
+            self._feed(data)
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__
+            is_ours = isinstance(reason, RefusedHeadError)
+            self._refuse(*(reason.args if is_ours else (400, "input", "the target is no path or URL")))
+        except httptools.HttpParserError as error:
+            self._refuse(400, "input", f"the bytes are no HTTP/1.1 request: {error}")
+        if self._phase is HEAD:
+            is_whole_read = phase is not BODY and self._num_begun - num_begun == (phase is IDLE)
+            self._head_bytes = self._head_bytes + len(data) if is_whole_read else size_of(self.url, self.headers)
+            if self._head_bytes > self._limits.head_bytes:
+                self._refuse(431, "input", self._too_large())
+        elif self._phase is BODY:
+            self._other_bytes = self._other_bytes + len(data) if self._body_bytes == body_bytes else 0
+            if self._other_bytes > self._limits.head_bytes:
+                self._refuse(400, "input", f"more than {self._limits.head_bytes} bytes of trailers or chunk extensions")
+        if self._phase is not HEAD:
+            self._seen = b""
 
-    def pause_writing(self) -> None:
-        self._room = asyncio.get_running_loop().create_future()
-        self._unsent_bytes = self._transport.get_write_buffer_size()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
-        if self._current is None:
-            self._next()
-        self._watch()
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """A caller that closes its half after its requests still gets its answers."""
+        self._has_left = True
+        if self._phase is not IDLE:
+            self._refuse(400, "input", f"the connection was closed in the middle of the request's {self._phase}")
+        running = self._running
+        return running is not None and not running.response_started  # else a caller of a stream has gone
 
     # What the parser calls
 
     def on_message_begin(self) -> None:
-        self._stage = "head"
-        self._target = b""
-        self._headers = []
-
-    def on_url(self, part: bytes) -> None:
-        self._target += part
+        self._phase = HEAD
+        self._num_begun += 1
+        self._head_bytes = 0
+        super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._phase is HEAD:  # else it is a trailer, which is ignored
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stage = "body"
-        if self._is_deaf:
-            return
-        limits, headers = self._limits, self._headers
-        if self._num_bytes > limits.head_bytes and size_of(self._target, headers) > limits.head_bytes:
-            self._refuse(431, "the request's head is too large")
-            return
-        self._num_bytes = 0
-        if self._parser.get_http_version() not in VERSIONS:
-            self._refuse(400, "HTTP/1.1 and 1.0 are spoken here")
-            return
-        self._incoming, waits = self._exchange()
-        self._is_offered = waits
-        if waits:
-            self._offer(self._incoming)
+        if self.parser.should_upgrade():
+            return  # `_feed` reads it again, without its Upgrade
+        if len(self._seen) > self._limits.head_bytes and size_of(self.url, self.headers) > self._limits.head_bytes:
+            raise RefusedHeadError(431, "input", self._too_large())
+        if len(self.pipeline) >= self._limits.waiting:
+            raise RefusedHeadError(
+                503, "overloaded", f"more than {self._limits.waiting} requests wait on this connection"
+            )
+        name, has_serves_timeout = check_head(self.headers, self.parser.get_http_version())
+        if b" RTSP/" in self._seen and self.url + b" RTSP/" in self._seen:
+            raise RefusedHeadError(400, "input", "the protocol is RTSP, not HTTP")
+        self._phase = BODY
+        self._other_bytes = -len(self._seen)  # of this read, what belongs to the head is not counted
+        self.url = origin_form(self.url)
+        served = self._served
+        is_lane = self.parser.get_method() == b"POST" and (served.outright or not has_serves_timeout)
+        path = served.lane.get(self.url.partition(b"?")[0]) if is_lane else None
+        self.app = served.app if path is None else path.app
+        super().on_headers_complete()
+        cycle = self.cycle
+        cycle.transport = self  # type: ignore[assignment] # it writes and closes by our methods
+        cycle.keep_alive = self.parser.should_keep_alive()
+        if path is not None:
+            self.scope.update(path.scope)  # type: ignore[typeddict-item]
+        if path is not None or served.outright:
+            if not name:
+                name = new_id()
+                self.headers.append((REQUEST_ID, name))
+            cycle.default_headers = [*cycle.default_headers, (REQUEST_ID, name)]
 
-    def on_body(self, data: bytes) -> None:
-        incoming = self._incoming
-        if incoming is None or self._is_deaf:
-            return
-        incoming.feed(data)
-        self._num_bytes += len(data)
-        if self._num_bytes > self._limits.kept_bytes:
-            self._num_bytes = 0
-            self._arm(None)  # and set anew
-        if incoming.unread_bytes > self._limits.kept_bytes:
-            self._pause()
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._stage = "idle"
-        self._num_bytes = 0
-        incoming, self._incoming = self._incoming, None
-        if incoming is None or self._is_deaf:
+        if self.parser.should_upgrade():
             return
-        incoming.end()
-        if not self._is_offered:
-            self._offer(incoming)
+        self._phase = IDLE
+        super().on_message_complete()
+        if not self.parser.should_keep_alive():  # a trailer may have said so: the parser reads nothing behind it
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.close()
 
-    def _exchange(self) -> tuple[Exchange, bool]:
-        """The request whose head is whole, and whether it begins before its body is."""
-        server, parser = self._server, self._parser
-        method, version = parser.get_method(), parser.get_http_version()
-        head = head_of_request(self._target, self._headers)
-        is_lane = method == b"POST" and (server.outright or not head.has_serves_timeout)
-        path = server.lane.get(head.raw_path) if is_lane else None
-        scope = head.scope(method.decode("ascii"), version, self._client, self._address)
-        if path is not None:
-            scope |= path.scope
-        request_id = None
-        if path is not None or server.outright:
-            request_id = head.name()
-        app = server.app if path is None else path.app
-        exchange = Exchange(self, app, scope, keep_alive=parser.should_keep_alive(), request_id=request_id)
-        exchange.expects = head.expects and version != "1.0"
-        return exchange, head.chunked or head.expects or head.length > self._limits.kept_bytes
+    def _feed(self, data: bytes) -> None:
+        """Parse; a request to upgrade, which a server may ignore, again without that, or its body would be lost."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            method, [offset] = self.parser.get_method(), upgrade.args
+            if method == b"CONNECT":
+                self._refuse(501, "input", "CONNECT is not supported: this is no proxy")
+                return
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._num_begun -= 1
+            self._feed(without_upgrade(method, self.url, self.headers) + data[offset:])
+
+    def _too_large(self) -> str:
+        return f"request line and headers are larger than {self._limits.head_bytes} bytes"
 
     # Answers
 
-    @property
-    def is_ending(self) -> bool:
-        return (self._is_deaf and not self._waiting) or self._server.is_ending
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: App) -> None:  # type: ignore[override]
+        self._running = cycle
+        self._task = task = self.loop.create_task(self._answer(cycle, app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for an answer here."""
-        return self._current is None and not self._waiting
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
-
-    async def drained(self) -> None:
-        if self._room is not None:
-            await self._room
-
-    def want_more(self) -> None:
-        if self._is_paused and len(self._waiting) < self._limits.pipelined:
-            self._is_paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
-            self._watch()
-
-    def close(self) -> None:
-        """End it; what was written is still sent."""
-        self._transport.close()
-
-    def abort(self) -> None:
-        """End it at once."""
-        self._transport.abort()
-
-    def _pause(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def _offer(self, what: Exchange | bytes) -> None:
-        if self._current is not None or self._waiting or self._room is not None:
-            self._waiting.append(what)
-            if len(self._waiting) >= self._limits.pipelined:
-                self._pause()
-            if len(self._waiting) > self._limits.waiting:
-                self._refuse(503, "too many requests at once on this connection")
-        else:
-            self._begin(what)
-
-    def _begin(self, what: Exchange | bytes) -> None:
-        if isinstance(what, bytes):
-            self.write(what)
-            self._linger()
-            return
-        self._current = what
-        self._task = self._server.loop.create_task(self._answer(what))
-
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, cycle: RequestResponseCycle, app: App) -> None:
+        send = partial(self._send, cycle)
         try:
-            await exchange.app(exchange.scope, exchange.receive, exchange.send)
+            await app(cycle.scope, cycle.receive, send)  # type: ignore[arg-type]
         except asyncio.CancelledError:
-            if not exchange.gone:
+            if not cycle.disconnected:
                 raise
         except Exception:
             logger.exception("a request failed in the HTTP server")
-        finally:
-            self._end(exchange)
+        if cycle.response_started and not cycle.response_complete:
+            self.transport.abort()
+        elif not (cycle.response_started or cycle.disconnected):
+            failure = {"error": {"kind": "internal", "message": "the request failed; the service's log says why"}}
+            body = to_json(failure)
+            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            cycle.keep_alive = False
+            await send({"type": "http.response.start", "status": 500, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+        cycle.on_response = _nothing
 
-    def _end(self, exchange: Exchange) -> None:
-        """A request is over, one way or the other."""
-        self._current = self._task = None
-        if self._transport.is_closing():
-            return
-        goes_on = exchange.answered and exchange.keep_alive and not self._server.is_ending
-        if goes_on or (exchange.gone and self._waiting):
-            self._next()
-        elif exchange.is_whole and (exchange.answered or exchange.gone):
-            self.close()
-        elif exchange.answered or exchange.gone:
-            self._linger()
-        elif exchange.started:
-            self.abort()
+    async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
+        """ASGI's: uvicorn's, but for bodies that were not read, and for callers that know no chunks."""
+        is_old = cycle.scope["http_version"] == "1.0"
+        if message["type"] == "http.response.start":
+            if cycle.more_body or (self._is_ending and not self.pipeline):
+                cycle.keep_alive = False  # the rest of a body would be taken for a request
+            if is_old and not any(name == b"content-length" for name, _ in message["headers"]):
+                cycle.keep_alive = cycle.chunked_encoding = False  # its end is the connection's
+            elif is_old and cycle.keep_alive:
+                message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
+        elif is_old:
+            cycle.expected_content_length = max(cycle.expected_content_length, len(message.get("body", b"")))
+        await cycle.send(message)
+
+    def on_response_complete(self) -> None:
+        self._running = None
+        super().on_response_complete()
+        if self._running is None and not self.transport.is_closing():
+            if self._last_words:
+                self._linger(self._last_words)
+            elif self._has_left:
+                self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server ends, after the answers to what was accepted."""
+        self._is_ending = True
+        super().shutdown()
+
+    def write(self, data: bytes) -> None:
+        """What an answer sends."""
+        self.transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether nothing can be sent."""
+        return self.transport.is_closing()
+
+    def close(self) -> None:
+        """End it after an answer."""
+        if self._phase is IDLE:
+            self.transport.close()
         else:
-            self.write(plain(500, "the server failed on this request; its log says why"))
-            self._linger()
+            self._linger(b"")
 
-    def _next(self) -> None:
-        if self._room is None and self._waiting and not self._transport.is_closing():
-            self._begin(self._waiting.popleft())
-        if self._is_paused and len(self._waiting) < self._limits.pipelined:
-            self.want_more()
-        self._watch()
+    def abort(self) -> None:
+        """End it at once."""
+        self.transport.abort()
 
-    def _refuse(self, status: int, words: str) -> None:
-        """The last words of a connection, after the answers to what it asked before."""
-        if not self._is_deaf:  # what it sent is not kept until it leaves
-            self._is_deaf = True
-            self._headers, self._target = [], b""
-            if self._incoming is not None and self._is_offered:
-                self._incoming.leave()
-            self._offer(plain(status, words))
-
-    def _linger(self) -> None:
-        """Say that this was all, and close when the caller does, or soon: what it still sends is thrown away."""
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        """The last answer of a connection, after those to the requests before."""
+        if self._is_deaf:
+            return
+        body = to_json({"error": {"kind": kind, "message": message}})
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [(b"connection", b"close"), *self.server_state.default_headers]
+        if status == 503:
+            headers.append((b"retry-after", b"1"))
+        head = b"".join(b"%b: %b\r\n" % each for each in headers)
+        words = STATUS_LINE[status] + head + b"\r\n" + body
+        if self._phase is BODY and self.pipeline:
+            self.pipeline.popleft()  # the request that is read
+        elif self._phase is BODY and self._running is not None:
+            running, self._running = self._running, None
+            self._give_up(running)
+            if running.response_started:
+                self.transport.abort()
         self._is_deaf = True
-        self._waiting.clear()
-        self._transport.write_eof()
-        self._arm("linger")
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
+        self.headers, self._seen = [], b""
+        if self._running is None:
+            self._linger(words)
+        else:
+            self._last_words = words
+
+    def _give_up(self, cycle: RequestResponseCycle) -> None:
+        """The caller reads no answer to this request."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self._task is not None and any(name == REQUEST_ID for name, _ in cycle.default_headers):
+            self._task.cancel()  # the others are told by Serve
+
+    def _linger(self, words: bytes) -> None:
+        """Close once the caller does, or soon: closed at once, it might lose its answer for what it still sends."""
+        self._is_deaf = True
+        self.pipeline.clear()
+        if not self.transport.is_closing():
+            self.transport.write(words)
+            if self._has_left:
+                self.transport.close()
+            else:
+                self.transport.write_eof()
+                self.flow.resume_reading()
 
     # Deadlines
 
-    def _watch(self) -> None:
-        """Set the deadline that goes with what is waited for."""
-        if self._room is not None:
-            self._arm("stuck")
-        elif self._is_paused or self._transport.is_closing():
-            self._arm(None)
-        elif self._is_deaf:
-            self._arm("linger" if self._armed == "linger" else None)
-        elif self._stage != "idle":
-            self._arm(self._stage)
-        else:
-            self._arm("idle" if self._current is None else None)
+    def sweep(self, now_s: float) -> None:
+        """End what has been in the same state for too long; called every second or so."""
+        state = self._state_now()
+        if state != self._state:
+            self._state, self._since_s = state, now_s
+            return
+        kind, limits, waited_s = state[0], self._limits, now_s - self._since_s
+        if (kind == "stuck" and waited_s >= limits.stuck_s) or (kind == "left" and waited_s >= limits.left_s):
+            self.transport.abort()
+        elif (kind == "linger" and waited_s >= limits.linger_s) or (kind == IDLE and waited_s >= limits.idle_s):
+            self.transport.close()
+        elif (kind == HEAD and waited_s >= limits.head_s) or (kind == BODY and waited_s >= limits.body_s):
+            self._refuse(408, "timeout", f"the request's {kind} did not arrive in {waited_s:.0f} s")
 
-    def _arm(self, kind: str | None) -> None:
-        armed = self._armed
-        if kind != armed:
-            deadlines = self._server.deadlines
-            if armed is not None:
-                deadlines.disarm(self, armed)
-            if kind is not None:
-                deadlines.arm(self, kind)
-            self._armed = kind
+    def _state_now(self) -> tuple[object, ...]:
+        """What is waited for, first of all, and what changes when that goes on."""
+        if self.flow.write_paused:
+            return ("stuck", self.transport.get_write_buffer_size())
+        if self._is_deaf and self._running is None:
+            return ("linger",)
+        if self._has_left and self._running is not None and not self._running.response_started:
+            return ("left", self._num_begun)
+        if self._is_deaf or self.flow.read_paused:
+            return ("busy",)
+        if self._phase is not IDLE:
+            return (self._phase, self._num_begun, self._body_bytes // self._limits.kept_bytes)
+        return (IDLE, self._num_begun) if self._running is None else ("busy",)
 
-    def expire(self, kind: str) -> None:
-        """A deadline is over."""
-        self._armed = None
-        if kind in ("idle", "linger"):
-            self.close()
-        elif kind == "stuck":
-            unsent_bytes = self._transport.get_write_buffer_size()
-            if unsent_bytes >= self._unsent_bytes:
-                self.abort()
-            self._unsent_bytes = unsent_bytes
-            self._watch()
-        else:
-            self._refuse(408, f"the request's {kind} did not come")
-            self._watch()
+
+def _nothing() -> None:
+    """In the place of a method whose object would refer to itself."""

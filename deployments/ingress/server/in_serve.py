@@ -1,4 +1,4 @@
-"""Our server in the place of Serve's: Serve gives it its port, watches it and ends it, as it does uvicorn.
+"""Our server in the place of Serve's: Serve gives it its port, watches it and ends it, as it does its own.
 
 Serve 2.60 has no setting for that. `ray.serve._private.replica` starts the server of an ingress replica once the
 application is built, by a function of its module, which is replaced in this process.
@@ -15,9 +15,9 @@ from ray.serve._private import http_util, replica
 from ray.serve.config import HTTPOptions
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from deployments.ingress.server.lane import Lane
+from deployments.ingress.server.apps import Lane
 from deployments.ingress.server.limits import Limits
-from deployments.ingress.server.server import HttpServer
+from deployments.ingress.server.server import BACKLOG, HttpServer
 
 THEIRS = http_util.start_asgi_http_server
 
@@ -37,8 +37,8 @@ async def _start(
 ) -> tuple[asyncio.Task[None], Any]:
     """As Serve's function of this name does: a task that ends with the server, and what has its `should_exit`.
 
-    Raises RuntimeError, caused by an OSError, where the port is taken. TLS, a root path and a timeout for all requests
-    are left to uvicorn and Serve.
+    Raises RuntimeError, caused by an OSError, where the port is taken. TLS and a root path are left to Serve's
+    own server, and a timeout for all requests to its layers.
     """
     if http_options.ssl_certfile or http_options.root_path:
         return await THEIRS(app, http_options, event_loop=event_loop, enable_so_reuseport=enable_so_reuseport)
@@ -50,8 +50,7 @@ async def _start(
         lane={} if http_options.request_timeout_s or http_options.middlewares else lane,
         limits=Limits(idle_s=http_options.keep_alive_timeout_s),
     )
-    await server.listen([bound])
-    return event_loop.create_task(server.serve()), server
+    return event_loop.create_task(server.serve([bound])), server
 
 
 def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
@@ -61,6 +60,7 @@ def _bound(host: str, port: int, *, reuse_port: bool) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind((host, port))
+        bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         raise RuntimeError(f"Failed to bind to address '{host}:{port}'.") from error

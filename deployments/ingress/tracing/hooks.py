@@ -46,6 +46,7 @@ class TracedEndpoint(Endpoint):
             response.headers.update(self._tracer.headers(record))
             await response(scope, receive, send)
         finally:
+            self._backend.bodies.release(scope)
             self._tracer.end(
                 record,
                 {} if status is None else {"http.response.status_code": status},

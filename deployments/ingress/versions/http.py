@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.ingress.api.bodies import validated
-from deployments.ingress.api.endpoint import Handler, json_response, read_body
+from deployments.ingress.api.endpoint import Handler, json_response
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.versions.store import IndexRow
 from earlyexit.errors import UnknownModelError
 
@@ -47,14 +48,14 @@ class VersionDesk(Protocol):
 class VersionRoutes:
     """Handlers over the versions of one model."""
 
-    def __init__(self, versions: VersionDesk, repository: RepositoryDesk, model: str, max_body_bytes: int) -> None:
+    def __init__(self, versions: VersionDesk, repository: RepositoryDesk, model: str, bodies: Bodies) -> None:
         self._versions = versions
         self._repository = repository
         self._model = model
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
 
     async def index(self, request: Request) -> Response:
-        body = validated(_INDEX, await read_body(request, self._max_body_bytes) or b"{}")
+        body = validated(_INDEX, await self._bodies.read(request) or b"{}")
         rows = await self._repository.index(ready_only=body.ready)
         return json_response([asdict(row) for row in rows])
 
@@ -67,7 +68,7 @@ class VersionRoutes:
         return await self._order(request, self._repository.unload)
 
     async def _order(self, request: Request, carry_out: Callable[[str, LoadParameters], Awaitable[None]]) -> Response:
-        body = validated(_LOAD, await read_body(request, self._max_body_bytes) or b"{}")
+        body = validated(_LOAD, await self._bodies.read(request) or b"{}")
         await carry_out(request.path_params["model"], body.parameters)
         return json_response({})
 
@@ -77,7 +78,7 @@ class VersionRoutes:
 
     async def set_canary(self, request: Request) -> Response:
         self._check_model(request)
-        await self._versions.set_canary(validated(_CANARY, await read_body(request, self._max_body_bytes)))
+        await self._versions.set_canary(validated(_CANARY, await self._bodies.read(request)))
         return await self.side_by_side(request)
 
     async def end_canary(self, request: Request) -> Response:
@@ -87,7 +88,7 @@ class VersionRoutes:
 
     async def set_default(self, request: Request) -> Response:
         self._check_model(request)
-        body = validated(_DEFAULT, await read_body(request, self._max_body_bytes))
+        body = validated(_DEFAULT, await self._bodies.read(request))
         await self._versions.set_default(body.version)
         return await self.side_by_side(request)
 
@@ -98,10 +99,10 @@ class VersionRoutes:
 
 
 def version_paths(
-    versions: VersionDesk, repository: RepositoryDesk, model: str, max_body_bytes: int
+    versions: VersionDesk, repository: RepositoryDesk, model: str, bodies: Bodies
 ) -> list[tuple[str, Mapping[str, Handler]]]:
     """For `build_app`."""
-    routes = VersionRoutes(versions, repository, model, max_body_bytes)
+    routes = VersionRoutes(versions, repository, model, bodies)
     canary = {"GET": routes.side_by_side, "PUT": routes.set_canary, "DELETE": routes.end_canary}
     return [
         ("/v2/repository/index", {"POST": routes.index}),

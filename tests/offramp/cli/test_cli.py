@@ -167,8 +167,8 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
     kept = ("--kv-tokens", 600, "--kv-fill", "copy")
-    limits = ("--max-queued", 7, "--max-body-bytes", 8, "--timeout-s", 9)
-    access = ("--api-keys", "/keys", "--rate-limit", 5)
+    limits = ("--max-queued", 7, "--max-body-bytes", 8, "--max-held-bytes", 10, "--timeout-s", 9)
+    access = ("--api-keys", "/keys", "--rate-limit", 5, "--cors-origin", "https://a.b", "--cors-origin", "http://c:1")
     tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
     assert (
         run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *kept, *limits, *access, *tracing) == 0
@@ -185,8 +185,9 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
         ingress_replicas=2,
         max_queued=7,
         max_body_bytes=8,
+        max_held_bytes=10,
         default_timeout_s=9.0,
-        access=AccessSettings(keys_file="/keys", rate_per_s=5.0),
+        access=AccessSettings(keys_file="/keys", rate_per_s=5.0, cors_origins=("https://a.b", "http://c:1")),
         tracing=TracingSettings(endpoint="http://collector:4318", ratio=0.5),
     )
     assert (ingress.host, ingress.front, ports, metrics_port) == (

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.api.signature import Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.tasks.base import Task
@@ -31,7 +32,7 @@ Answers = list[tuple[npt.NDArray[Any], float, int]]
 class DenseBackend(FakeBackend):
     """Answers the k-th image of a request with what follows from the k-th of some outputs."""
 
-    max_body_bytes: int = 1_000_000
+    bodies: Bodies = field(default_factory=lambda: Bodies(1_000_000, 10_000_000))
     dense: Task = STREET
     outputs: torch.Tensor = field(default_factory=lambda: MAPS)
 

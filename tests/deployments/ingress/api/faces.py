@@ -16,6 +16,7 @@ from deployments.ingress.access.rates import Limit, RateLimits
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.face import Chooser
 from deployments.ingress.api.http import build_app
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.rpc.messages import message_class
@@ -42,7 +43,7 @@ class FakeBackend(Described):
     version: str = "1"
     versions: FakeDesk = field(default_factory=FakeDesk)
     chosen: Chooser | None = None
-    max_body_bytes: int = MAX_BODY_BYTES
+    bodies: Bodies = field(default_factory=lambda: Bodies(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES))
     max_timeout_s: float = 60.0
     ready: bool = True
     failure: BaseException | None = None
@@ -122,7 +123,7 @@ def gate(
 
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
     """An `httpx.AsyncClient` of the whole application, the routes of versions too."""
-    paths = version_paths(backend.versions, backend.versions, backend.card.name, backend.max_body_bytes)
+    paths = version_paths(backend.versions, backend.versions, backend.card.name, backend.bodies)
     app = build_app(backend, gate, more=paths, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 

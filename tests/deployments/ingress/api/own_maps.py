@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.request_body import Bodies
 from deployments.ingress.api.signature import Signature
 from earlyexit.signature import Column
 from earlyexit.tasks.base import ValueArray
@@ -55,7 +56,7 @@ def map_of(row: object) -> npt.NDArray[np.uint8]:
 class MapBackend(FakeBackend):
     """Answers texts with maps."""
 
-    max_body_bytes: int = 1_000_000
+    bodies: Bodies = field(default_factory=lambda: Bodies(1_000_000, 10_000_000))
     own_task: OwnMaps = field(default_factory=lambda: OwnMaps(tuple("abc")))
 
     @property

@@ -205,8 +205,8 @@ async def test_an_endless_body_is_refused_without_being_read_to_its_end(client: 
 async def test_what_headers_say_of_the_body_must_make_sense(client: httpx.AsyncClient) -> None:
     for path in ("/predict", V2_INFER):
         body = gzip.compress(b'{"inputs": "pay"}')
-        response = await client.post(path, content=body, headers={"content-encoding": "gzip"})
-        assert (response.status_code, "content-encoding 'gzip'; only plain" in response.text) == (400, True)
+        response = await client.post(path, content=body, headers={"content-encoding": "br"})
+        assert (response.status_code, "content-encoding 'br'; gzip and identity" in response.text) == (400, True)
     for length in ("-1", "ten", "1.5", "٣", "9" * 30):
         headers: Any = {"inference-header-content-length": length.encode()}  # bytes are taken too
         status, message = v2_error(await client.post(V2_INFER, json=V2_BODY, headers=headers))

@@ -20,6 +20,7 @@ from deployments.ingress.api.signature import Signature
 from deployments.ingress.completions.http import generate_paths
 from deployments.ingress.generation.request import GenerateRequest
 from deployments.ingress.generation.stream import CutShortError, Stream
+from deployments.ingress.server.limits import Limits
 from deployments.ingress.server.server import HttpServer
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
@@ -137,11 +138,11 @@ async def listening(teller: Teller, gate: Gate | None = None, *, lane: bool = Tr
     paths = generate_paths(teller, gate, ManualClock(NOW_S))
     lanes = build_lane(teller, gate, more=paths) if lane else {}
     app: Any = build_app(teller, gate, more=paths)
-    server = HttpServer(app, lane=lanes, outright=lane)
+    server = HttpServer(app, lane=lanes, outright=lane, limits=Limits(left_s=0.05, sweep_s=0.02))
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    await server.listen([bound])
-    task = asyncio.create_task(server.serve())
+    bound.listen()
+    task = asyncio.create_task(server.serve([bound]))
     try:
         yield bound.getsockname()[1]
     finally:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deployments.ingress.server.lane import LanePath
+from deployments.ingress.server.apps import LanePath
 from deployments.ingress.server.limits import Limits
 from deployments.ingress.server.server import HttpServer
 
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
-LIMITS = Limits(head_bytes=2000, kept_bytes=100, pipelined=4, waiting=32, connections=8)
+LIMITS = Limits(head_bytes=2000, kept_bytes=100, waiting=32, connections=8)
 
 
 def post(body: bytes, *lines: str, path: str = "/echo") -> bytes:
@@ -75,6 +76,12 @@ class Caller:
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
+
+    def reset(self) -> None:
+        """Go at once, and say so: a connection that is merely closed may have a half that still reads."""
+        linger = struct.pack("ii", 1, 0)
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.writer.transport.abort()
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         """The next one; (0, {}, b"") where the connection is closed instead."""
@@ -139,8 +146,8 @@ async def serving(limits: Limits = LIMITS, *, lane: bool = False, outright: bool
     server = HttpServer(app, lane=paths, limits=limits, outright=outright)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
-    await server.listen([bound])
-    task = asyncio.create_task(server.serve())
+    bound.listen()
+    task = asyncio.create_task(server.serve([bound]))
     place = Place(app, server, bound.getsockname()[1], task)
     try:
         yield place

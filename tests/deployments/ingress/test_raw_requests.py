@@ -1,0 +1,255 @@
+"""Requests as bytes, and what each gets: statuses, headers, the answer's JSON, and whether the connection is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from deployments.ingress.api.http import build_app, build_lane
+from deployments.ingress.api.request_body import Bodies
+from deployments.ingress.server.limits import Limits
+from deployments.ingress.server.server import HttpServer, Site
+from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
+from tests.deployments.ingress.server.places import Caller, post
+
+LIMITS = Limits(head_bytes=2000)
+BODY = b'{"inputs": "pay"}'
+CHUNKS = b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r\n0\r\n"
+HEAD = b"POST /predict HTTP/1.1\r\nHost: here\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+GOOD = post(BODY, path="/predict")
+GET = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
+LIVE = '{"live":true}'
+CARD, INPUT = '"label":"card"', '"kind":"input"'
+"""Of an answer, and of a refusal of what is wrong."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is sent at once, and what comes back: of each answer the status and a part of its JSON."""
+
+    sent: bytes
+    answers: tuple[tuple[int, str], ...]
+    closes: bool = False
+    half: bool = False
+    """Whether the caller closes its half behind it."""
+    keys: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    """Of the last answer."""
+
+
+def refused(sent: bytes, status: int = 400, kind: str = "input", **more: Any) -> Case:
+    return Case(sent, ((status, f'"kind":"{kind}"'),), closes=True, **more)
+
+
+def answered(sent: bytes, **more: Any) -> Case:
+    """With a request behind it, which is answered too."""
+    return Case(sent + GET, ((200, CARD), (200, LIVE)), **more)
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
+CASES = {
+    # what is no request
+    "words": refused(b"nonsense\r\n\r\n"),
+    "TLS": refused(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+    "a negative length": refused(HEAD + b"Content-Length: -1\r\n\r\n"),
+    "two lengths": refused(HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+    "length and chunks": refused(HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    "a wrong chunk": refused(CHUNKED + b"zz\r\n"),
+    "a space in a name": refused(b"GET /v2 HTTP/1.1\r\nHost: here\r\nA : b\r\n\r\n"),
+    "HTTP/0.9": refused(b"GET /v2\r\n\r\n"),
+    "HTTP/2": refused(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+    "RTSP": refused(b"OPTIONS /v2 RTSP/1.0\r\n\r\n"),
+    "RTSP/1.1": refused(b"GET /v2 RTSP/1.1\r\nHost: here\r\n\r\n"),
+    "RTSP in a path": Case(b"GET /v2?a=RTSP/1.0 HTTP/1.1\r\nHost: here\r\n\r\n", ((200, "extensions"),)),
+    "CONNECT": refused(b"CONNECT here:1 HTTP/1.1\r\nHost: here\r\n\r\n", 501),
+    "no Host": refused(b"GET /v2 HTTP/1.1\r\n\r\n"),
+    "two Hosts": refused(b"GET /v2 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
+    "two Hosts of HTTP/1.0": refused(b"GET /v2 HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n"),
+    "a refusal behind a request": Case(GOOD + b"nonsense\r\n\r\n", ((200, CARD), (400, INPUT)), closes=True),
+    "a head that is too long, and more": refused(
+        b"GET /v2 HTTP/1.1\r\nHost: here\r\nX: " + b"a" * 5000 + b"\r\n\r\n" + CHUNKED + GET, 431
+    ),
+    "a head without end": refused(b"GET /v2 HTTP/1.1\r\nX-Filler: " + b"a" * 3000, 431),
+    "a head of too many lines": refused(b"GET /v2 HTTP/1.1\r\n" + b"A: b\r\n" * 500, 431),
+    # codings
+    "gzip, chunked": refused(HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "gzip, and chunked below": refused(
+        HEAD + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501
+    ),
+    "chunked": answered(CHUNKED + CHUNKS + b"\r\n"),
+    "Chunked": answered(HEAD + b"Transfer-Encoding: Chunked\r\n\r\n" + CHUNKS + b"\r\n"),
+    "gzip": answered(post(gzip.compress(BODY), "Content-Encoding: gzip", path="/predict")),
+    "GZIP in chunks": answered(
+        HEAD
+        + b"Content-Encoding: GZIP\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(gzip.compress(BODY)), gzip.compress(BODY))
+    ),
+    "gzip that is cut off": Case(
+        post(gzip.compress(BODY)[:-4], "Content-Encoding: gzip", path="/predict") + GET, ((400, "cut off"), (200, LIVE))
+    ),
+    "gzip with more behind": Case(
+        post(gzip.compress(BODY) * 2, "Content-Encoding: gzip", path="/predict"), ((400, "follow the end"),)
+    ),
+    "gzip that is none": Case(post(BODY, "Content-Encoding: gzip", path="/predict"), ((400, "not gzip"),)),
+    "gzip that grows": Case(
+        post(gzip.compress(b" " * 100 * MAX_BODY_BYTES), "Content-Encoding: gzip", path="/predict") + GET,
+        ((413, "payload_too_large"), (200, LIVE)),
+    ),
+    "br": Case(post(BODY, "Content-Encoding: br", path="/predict"), ((400, "gzip and identity"),)),
+    # trailers are ignored, and bounded
+    "a key in a trailer": Case(
+        CHUNKED + CHUNKS + b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n" + GET,
+        ((401, "unauthorized"), (200, LIVE)),
+        keys=True,
+    ),
+    "a kind in a trailer": answered(CHUNKED + CHUNKS + b"Content-Type: image/png\r\nAccept: image/png\r\n\r\n"),
+    "an encoding in a trailer": answered(CHUNKED + CHUNKS + b"Content-Encoding: br\r\n\r\n"),
+    "an Upgrade in a trailer": answered(CHUNKED + CHUNKS + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n"),
+    "close in a trailer": Case(CHUNKED + CHUNKS + b"Connection: close\r\n\r\n" + GET, ((200, CARD),), closes=True),
+    "a length in a trailer": refused(CHUNKED + CHUNKS + b"Content-Length: 4\r\n\r\n"),
+    # a request to change the protocol
+    "Upgrade": answered(HEAD + UPGRADE + LENGTH + BODY),
+    "Upgrade and chunks": answered(HEAD + UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKS + b"\r\n"),
+    "Upgrade without a body": Case(GET[:-2] + UPGRADE + b"\r\n" + GET, ((200, LIVE), (200, LIVE))),
+    "Upgrade and close": Case(
+        HEAD + b"Connection: upgrade, close\r\nUpgrade: h2c\r\n" + LENGTH + BODY + GET, ((200, CARD),), closes=True
+    ),
+    "Upgrade without Host": refused(GET.replace(b"Host: here\r\n", UPGRADE)),
+    "Upgrade to a web socket": Case(
+        GET[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n\x81\x85",
+        ((200, LIVE), (400, INPUT)),
+        closes=True,
+    ),
+    # ends
+    "half a connection": Case(GOOD, ((200, CARD),), closes=True, half=True),
+    "half a connection, two requests": Case(GOOD + GET, ((200, CARD), (200, LIVE)), closes=True, half=True),
+    "half a connection, nonsense": Case(
+        GOOD + b"nonsense\r\n\r\n", ((200, CARD), (400, INPUT)), closes=True, half=True
+    ),
+    "half a body": refused(GOOD[:-3], half=True),
+    "half a head": refused(GOOD[:30], half=True),
+    "nothing": Case(b"", (), closes=True, half=True),
+    "HTTP/1.0": Case(
+        b"GET /v2/health/live HTTP/1.0\r\n\r\n", ((200, LIVE),), closes=True, headers=(("connection", "close"),)
+    ),
+    "HTTP/1.0 that stays": Case(
+        b"GET /v2/health/live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" * 2,
+        ((200, LIVE), (200, LIVE)),
+        headers=(("connection", "keep-alive"),),
+    ),
+    # targets and names
+    "a whole URL": answered(GOOD.replace(b"/predict", b"http://here/predict")),
+    "a host alone": Case(b"GET http://here HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
+    "no URL": refused(b"GET http:// HTTP/1.1\r\nHost: here\r\n\r\n"),
+    "a star": Case(b"OPTIONS * HTTP/1.1\r\nHost: here\r\n\r\n", ((404, "unknown_path"),)),
+    "a name": Case(
+        post(b"{", "X-Request-ID: r-1", path="/predict"),
+        ((400, '"request_id":"r-1"'),),
+        headers=(("x-request-id", "r-1"),),
+    ),
+    "two names": Case(
+        post(b"{", "X-Request-ID: r-1", "X-Request-ID: r-2", path="/predict"),
+        ((400, '"request_id":"r-1"'),),
+        headers=(("x-request-id", "r-1"),),
+    ),
+}
+
+
+class Served:
+    """A server of this process over a fake backend."""
+
+    def __init__(self, *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None) -> None:
+        self.backend = backend or FakeBackend()
+        guard = gate() if keys else None
+        site = Site(router=build_app(self.backend, guard), prefix="/", name="offramp")
+        paths = build_lane(self.backend, guard) if lane else {}
+        self._server = HttpServer(site, lane=paths, limits=LIMITS, outright=True)
+        self._callers: list[Caller] = []
+
+    async def __aenter__(self) -> Served:
+        bound = socket.socket()
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        self._task = asyncio.create_task(self._server.serve([bound]))
+        self._port = bound.getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for caller in self._callers:
+            caller.writer.close()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def call(self, data: bytes) -> Caller:
+        caller = Caller(*await asyncio.open_connection("127.0.0.1", self._port))
+        self._callers.append(caller)
+        caller.send(data)
+        return caller
+
+
+@pytest.mark.parametrize("lane", [False, True], ids=["router", "lane"])
+@pytest.mark.parametrize("name", CASES)
+async def test_a_request_gets_its_answers(name: str, lane: bool) -> None:
+    case = CASES[name]
+    async with Served(lane=lane, keys=case.keys) as site:
+        caller = await site.call(case.sent)
+        if case.half:
+            caller.writer.write_eof()
+        for status, part in case.answers:
+            found, headers, body = await caller.answer()
+            assert (found, part in body.decode()) == (status, True), body
+            assert headers["content-type"] == "application/json", headers
+            assert isinstance(json.loads(body), dict)
+        if case.headers:
+            assert {name: headers[name] for name, _ in case.headers} == dict(case.headers)
+        if case.closes:
+            assert await caller.is_closed()
+        else:
+            caller.send(GET)
+            assert await caller.status() == 200
+
+
+async def test_trailers_and_extensions_of_chunks_without_end_are_refused() -> None:
+    async with Served() as site:
+        for filler in (b"A: b\r\n" * 300, b"X: " + b"a" * 2000):
+            for first in (CHUNKED + CHUNKS, CHUNKED + b"1;"):
+                caller = await site.call(first)
+                for _ in range(50):
+                    caller.send(filler)
+                    await asyncio.sleep(0)
+                found, _, body = await caller.answer()
+                assert (found, INPUT in body.decode()) == (400, True)
+                assert await caller.is_closed()
+
+
+async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() -> None:
+    backend = FakeBackend(bodies=Bodies(MAX_BODY_BYTES, 2 * MAX_BODY_BYTES))
+
+    async def holding(num_bytes: int) -> None:
+        for _ in range(500):
+            if backend.bodies.held_bytes == num_bytes:
+                break
+            await asyncio.sleep(0.01)
+        assert backend.bodies.held_bytes == num_bytes
+
+    stalled = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1)
+    async with Served(backend=backend) as site:
+        callers = [await site.call(stalled) for _ in range(2)]
+        await holding(2 * MAX_BODY_BYTES - 2)
+        caller = await site.call(post(BODY, path="/predict"))
+        found, headers, body = await caller.answer()
+        assert (found, headers["retry-after"], b'"kind":"overloaded"' in body) == (503, "1", True)
+        assert await (await site.call(GET)).status() == 200
+        callers[0].send(b" ")
+        assert (await callers[0].answer())[0] == 400
+        assert await (await site.call(GOOD)).status() == 200
+        callers[1].reset()
+        await holding(0)
