@@ -81,9 +81,9 @@ class Bodies:
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Hold what was read elsewhere; raises as `read` does."""
+        """Hold a message that was read elsewhere; raises as `read` does."""
         if num_bytes > self.max_bytes:
-            raise self._too_large()
+            raise PayloadTooLargeError(f"the message is larger than {self.max_bytes} bytes")
         scope: Scope = {}
         self._hold(scope, num_bytes)
         try:
