@@ -179,20 +179,21 @@ def serve(
     )
     kind = _chosen(dtype=dtype, hop_dtype=hop_dtype, backend=backend, attention=attention, kv_fill=kv_fill)
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
-    limits = {
-        **{"max_queued": max_queued, "max_body_bytes": max_body_bytes, "max_held_bytes": max_held_bytes},
-        **{"default_timeout_s": timeout_s, "token_timeout_s": token_timeout_s},
-    }
-    keys_file = None if api_keys is None else str(api_keys)
-    access = {"keys_file": keys_file, "rate_per_s": rate_limit, "cors_origins": cors_origin or None}
+    limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "max_held_bytes": max_held_bytes}
+    times = {"default_timeout_s": timeout_s, "token_timeout_s": token_timeout_s}
     document = _document(
         model=kind | {"folder": str(model), "threads_per_replica": threads, "kv_tokens": kv_tokens},
-        ingress=ingress | limits,
+        ingress=ingress | limits | times,
         tracing=tracing_options(otlp_endpoint, trace_ratio),
-        access=access if any(value is not None for value in access.values()) else None,
+        access=_access(None if api_keys is None else str(api_keys), rate_limit, cors_origin or None),
     )
     settings = application_settings(document, chosen)
     _serve_until_stopped(settings, document.ingress, ports, metrics_port, restart=restart)
+
+
+def _access(keys_file: str | None, rate_per_s: float | None, origins: list[str] | None) -> dict[str, Any] | None:
+    access = {"keys_file": keys_file, "rate_per_s": rate_per_s, "cors_origins": origins}
+    return access if any(value is not None for value in access.values()) else None
 
 
 def _chosen(**given: str | None) -> dict[str, str | None]:
