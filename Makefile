@@ -116,7 +116,6 @@ bench-peers: $(COMPILED) peers  ## Against Ray Serve, LitServe, mosec and BentoM
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
-	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
 	$(BIN)/python -m experiments.peers.emulated
 
 report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)

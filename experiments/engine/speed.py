@@ -22,6 +22,7 @@ from typing import get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deployments.stage.build import build_policy, warm_up
 from earlyexit.backends import BACKENDS, computed_by, open_segments
@@ -40,7 +41,6 @@ from earlyexit.wire import entering
 from experiments.gpu.plans import Plan
 from experiments.gpu.side import Side as OneDevice
 from experiments.gpu.side import members_of
-from experiments.peers.stock import pad, pool_padded
 from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard
@@ -72,11 +72,27 @@ def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
     @torch.inference_mode()
     def run(encoded: Sequence[Encoded]) -> None:
         for start in range(0, len(encoded), batch):
-            ids_BT, mask_BT = pad(encoded[start : start + batch])
+            ids_BT, mask_BT = _pad(encoded[start : start + batch])
             hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
-            model.head.classify(pool_padded(hidden_BTD, mask_BT, "mean")).argmax(-1).tolist()
+            model.head.classify(_mean(hidden_BTD, mask_BT)).argmax(-1).tolist()
 
     return run
+
+
+def _pad(encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, int64 (B, T)."""
+    ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, each in enumerate(encoded):
+        ids_BT[row, : each.length] = torch.from_numpy(each.tensors[0])
+        mask_BT[row, : each.length] = 1
+    return ids_BT, mask_BT
+
+
+def _mean(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The mean over tokens (B, D) of a padded hidden state."""
+    weight_BT1 = mask_BT[:, :, None].float()
+    return ((hidden_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)).to(hidden_BTD.dtype)
 
 
 def engine(

@@ -1,7 +1,6 @@
 """Offramp against the servers that one would pick instead, on this machine, the same model behind all of them.
 
-    python -m experiments.peers {clinc150,mpnet,mpnet-news,bert-base,long} [--dtype bfloat16] [--inputs 8]
-    python -m experiments.peers clinc150 --more 2            # two more rounds, with the plans and settings of before
+    python -m experiments.peers {clinc150,mpnet,bert-base} [--dtype bfloat16] [--inputs 8]
 
 Measures and plans, takes the compute-bound limit, sweeps every peer's settings. Then come rounds. In its turn a server
 is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its
@@ -37,12 +36,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes with the model, on every side")
     parser.add_argument("--threads", type=int, default=1, help="of each")
     parser.add_argument("--rounds", type=int, default=5, help="0: only measure, plan and sweep")
-    parser.add_argument("--more", type=int, metavar="ROUNDS", help="only so many rounds more than the last run's")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a run of the client, after its warm-up")
     parser.add_argument("--sides", nargs="+", choices=(*OURS, *PEERS), default=[*OURS, *PEERS])
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="torch", help="of Offramp; peers' are swept")
     parser.add_argument("--dispatch", choices=get_args(PlanDispatch), help="of Offramp's plans")
-    parser.add_argument("--padded", action="store_true", help="sweep transformers' padded modules as well")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
@@ -55,11 +52,10 @@ def main() -> None:
         seconds=options.seconds,
         sides=tuple(options.sides),
         backend=options.backend,
-        padded=options.padded,
         dispatch=options.dispatch,
         port=options.port,
     )
-    result = compare(asked, options.rounds if options.more is None else options.more, more=options.more is not None)
+    result = compare(asked, options.rounds)
     if result["rounds"]:
         print(render(result))
     print(f"written to {asked.result}")

@@ -1,12 +1,11 @@
 """One workload's whole comparison: measured, planned and swept once, then rounds in which servers take turns.
 
 In its turn a server is alone on the machine: it is started, warmed up, measured, and ended before the next one starts.
-What a server did is on disk as soon as it ends, and rounds can be added later.
+What a server did is on disk as soon as it ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -25,15 +24,14 @@ from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Machine, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
-from experiments.peers.rounds import PROBE_HEADER
 from experiments.peers.search import Target
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
-from experiments.peers.turns import Rates, Turn, sustained, take_turn
+from experiments.peers.turns import PROBE_HEADER, Rates, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.jobs.provenance import provenance
 from optimizer.dispatch import PlanDispatch
-from optimizer.plan_file import parse_plan, plan_document
-from optimizer.problem_file import parse_problem, problem_document
+from optimizer.plan_file import plan_document
+from optimizer.problem_file import problem_document
 
 OURS = tuple(STRATEGIES)
 SERVICE = "offramp"
@@ -67,8 +65,6 @@ class Asked:
     sides: tuple[str, ...] = (*OURS, *PEERS)
     backend: BackendName = "torch"
     """Of our sides; peers' are swept."""
-    padded: bool = False
-    """Whether the sweeps try `transformers`' padded modules."""
     dispatch: PlanDispatch | None = None
     """Of our plans; None for what they say."""
     port: int = 8000
@@ -116,33 +112,19 @@ def loaded(asked: Asked, workload: Workload, prepared: Prepared) -> Iterator[Loa
         yield Loaded(asked=asked, workload=workload, prepared=prepared, drawn=drawn, load=load)
 
 
-def compare(asked: Asked, num_rounds: int, *, more: bool = False) -> dict[str, Any]:
-    """Run so many rounds; `more`: beside those of the last comparison of this kind, with its plans and settings.
-
-    Of the sides that are asked for, more rounds are of those that it had.
-    """
+def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
+    """Measure, plan and sweep, then run so many rounds; what is known is on disk as soon as it is."""
     workload = WORKLOADS[asked.workload]()
-    if more:
-        result: dict[str, Any] = json.loads(asked.result.read_text(encoding="utf-8"))
-        asked = replace(asked, sides=sides_before(result, asked.sides))
-        prepared = _dispatching(_prepared_before(result), asked.dispatch)
-    else:
-        prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
-        result = _document(asked, prepared)
+    prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
+    result = _document(asked, prepared)
     with loaded(asked, workload, prepared) as bench:
-        if not more:
-            result["limit_per_s"] = _limits(bench)
-            swept = _sweeps(bench, result["limit_per_s"]["stock"])
-            result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
-            keep(result, asked.result)
+        result["limit_per_s"] = _limits(bench)
+        swept = _sweeps(bench, result["limit_per_s"]["stock"])
+        result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
+        keep(result, asked.result)
         for _ in range(num_rounds):
             _run_round(bench, result)
     return result
-
-
-def sides_before(result: Mapping[str, Any], sides: Sequence[str]) -> tuple[str, ...]:
-    """Those sides that a comparison has settings of: all of ours, and the peers that were swept."""
-    return tuple(side for side in sides if side in OURS or side in result["sweeps"])
 
 
 def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
@@ -166,15 +148,6 @@ def _dispatching(prepared: Prepared, dispatch: PlanDispatch | None) -> Prepared:
     if dispatch is None:
         return prepared
     return replace(prepared, plans={name: replace(plan, dispatch=dispatch) for name, plan in prepared.plans.items()})
-
-
-def _prepared_before(result: Mapping[str, Any]) -> Prepared:
-    return Prepared(
-        stock_s=result["stock_s"],
-        slo_s=result["slo_s"],
-        problem=parse_problem(result["problem"]).problem,
-        plans={name: parse_plan(plan) for name, plan in result["plans"].items()},
-    )
 
 
 def _limits(bench: Loaded) -> dict[str, float]:
@@ -211,7 +184,6 @@ def _sweeps(bench: Loaded, limit_per_s: float) -> dict[str, list[Tried]]:
             slo_s=slo_s,
             batch=batch,
             port=asked.port + 1000,
-            padded=asked.padded,
         )
         swept[name] = sweep(name, tried, short, _workers(bench, limit_per_s), partial(_print_tried, name))
     return swept

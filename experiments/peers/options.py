@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["float32", "bfloat16"]
-Kernel = Literal["packed", "onnx", "transformers"]
+Kernel = Literal["packed", "onnx"]
 """How the full model is computed: by Offramp's own modules, which spend nothing on padding, on torch or (in float32) by
-ONNX Runtime; or by `transformers`'."""
+ONNX Runtime."""
 VARIABLE = "OFFRAMP_PEER_OPTIONS"
 """Of the environment: some servers make their workers without arguments, in processes of their own."""
 

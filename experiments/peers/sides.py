@@ -67,17 +67,17 @@ class ServedSide:
 
 
 def settings(
-    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float, batch: int, port: int, padded: bool = False
+    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float, batch: int, port: int
 ) -> list[ServerOptions]:
-    """What a sweep tries: how the cores are shared, batches, waits, backends; `padded`: `transformers`' modules too."""
+    """What a sweep tries: how the cores are shared, batches, waits, backends."""
     base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, slo_s=slo_s, port=port)
     all_cores = machine.workers * machine.threads
-    known: dict[Kernel, bool] = {"onnx": dtype == "float32", "transformers": padded}
+    onnx: list[Kernel] = ["onnx"] if dtype == "float32" else []
     shapes: list[tuple[int, int, int, float, Kernel]] = [
         *((machine.workers, machine.threads, each, 0.0, "packed") for each in sorted({max(1, batch // 4), batch})),
         (machine.workers, machine.threads, batch, WAIT_S, "packed"),
         (1, all_cores, batch, 0.0, "packed"),
-        *((machine.workers, machine.threads, batch, 0.0, kernel) for kernel, is_tried in known.items() if is_tried),
+        *((machine.workers, machine.threads, batch, 0.0, kernel) for kernel in onnx),
     ]
     names = ("workers", "threads", "batch", "wait_s", "kernel")
     return [base.model_copy(update=dict(zip(names, shape, strict=True))) for shape in shapes]

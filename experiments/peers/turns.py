@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from experiments.peers.answers import check_answers
+from earlyexit.errors import OfframpError
+from earlyexit.store import read_card
 from experiments.peers.client import LoadResult
-from experiments.peers.rounds import SEEDS_PER_ROUND, Hunt, Probe, interleave, probe_line
-from experiments.peers.search import Bounds, Target
+from experiments.peers.search import Bounds, Search, Target
 from experiments.peers.sides import ServedSide
 from experiments.peers.workloads import Workload
 
+SEEDS_PER_ROUND = 1000
+"""More than a round has probes, so that no two of a comparison see the same arrivals."""
+PROBE_HEADER = "round  side                  rate/s   p50 ms   p99 ms     lost  verdict"
 SPAN = 20.0
 """How far from where a search starts it may end, as a ratio."""
 MOST_PROBES = 6
@@ -53,30 +58,54 @@ def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
     keeping = replace(side, load=side.load.model_copy(update={"answers": answers}))
     light = costed(side, turn.rates.light_per_s, seed, turn)
     heavy = costed(keeping, turn.rates.heavy_per_s, seed + 1, turn)
-    hunt = Hunt(
-        num_rounds=1,
-        starts_per_s={side.name: turn.start_per_s},
+    search = Search(
+        start_per_s=turn.start_per_s,
         bounds=Bounds(
             low_per_s=turn.start_per_s / SPAN,
             high_per_s=turn.start_per_s * SPAN,
             resolution=RESOLUTION,
             most_probes=MOST_PROBES,
         ),
-        target=turn.target,
-        seed=seed + 2,
-        cold_growth=WARM_GROWTH if turn.is_known else COLD_GROWTH,
+        growth=WARM_GROWTH if turn.is_known else COLD_GROWTH,
     )
     probing = replace(side, load=side.load.model_copy(update={"duration_s": PROBE_SHARE * side.load.duration_s}))
-    found = interleave([probing], hunt, _print_probe)
-    (reached,) = found.rounds
+    search, probes = _searched(probing, search, turn, seed + 2)
     return {
         "light": light,
         "heavy": heavy,
         "answers": check_answers(turn.workload, turn.drawn, answers),
-        "sustained_per_s": reached.sustained_per_s or 0.0,
-        "ending": reached.ending,
-        "probes": [probe.document() for probe in found.probes],
+        "sustained_per_s": 0.0 if search.ending is None else search.best_per_s,
+        "ending": search.ending,
+        "probes": probes,
     }
+
+
+def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[Search, list[dict[str, Any]]]:
+    """The search at its end, and its probes; a side that dies ends its search without an ending."""
+    probes: list[dict[str, Any]] = []
+    while (rate_per_s := search.next_rate()) is not None:
+        probe: dict[str, Any] = {"side": side.name, "rate_per_s": rate_per_s, "seed": seed + len(probes)}
+        try:
+            result = side.measure(rate_per_s, seed + len(probes))
+        except OfframpError as error:
+            print(f"{_head(side.name, rate_per_s, turn)}  {error}", flush=True)
+            return search, [*probes, probe | {"result": None, "verdict": None, "error": str(error)}]
+        verdict = turn.target.verdict(result)
+        print(probe_line(side.name, rate_per_s, result, turn), flush=True)
+        probes.append(probe | {"result": result.model_dump(mode="json"), "verdict": verdict, "error": None})
+        search = search.learn(rate_per_s, verdict)
+    return search, probes
+
+
+def _head(name: str, rate_per_s: float, turn: Turn) -> str:
+    return f"{turn.index + 1:>5}  {name:<18} {rate_per_s:9.1f}"
+
+
+def probe_line(name: str, rate_per_s: float, result: LoadResult, turn: Turn) -> str:
+    """A run of the client, below `PROBE_HEADER`."""
+    p50, p99 = ("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (result.p50_s, result.p99_s))
+    verdict = turn.target.verdict(result)
+    return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.lost_share:>8.1%}  {verdict}"
 
 
 def sustained(turn: Mapping[str, Any]) -> float | None:
@@ -90,17 +119,8 @@ def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[s
     before = side.server.cpu_s_by_part()
     result = side.measure(rate_per_s, seed)
     parts = per_answer(before, side.server.cpu_s_by_part(), result, side.load.inputs_per_request)
-    probe = Probe(
-        round_index=turn.index,
-        side=side.name,
-        rate_per_s=rate_per_s,
-        seed=seed,
-        result=result,
-        verdict=turn.target.verdict(result),
-        error=None,
-    )
     told = f"{1e3 * sum(parts.values()):.2f} ms of processor time per answer"
-    print(f"{probe_line(probe)}  {told}", flush=True)
+    print(f"{probe_line(side.name, rate_per_s, result, turn)}  {told}", flush=True)
     return result.model_dump(mode="json") | {"cpu_s": parts if side.is_ours else {"server": sum(parts.values())}}
 
 
@@ -117,5 +137,31 @@ def per_input(before: Mapping[str, float], after: Mapping[str, float], num_input
     return {part: (after[part] - before.get(part, 0.0)) / num_inputs for part in after}
 
 
-def _print_probe(probe: Probe) -> None:
-    print(probe_line(probe), flush=True)
+def check_answers(workload: Workload, drawn: Sequence[int], answers: Path) -> dict[str, float | None]:
+    """Of a client's file of answers to these texts: how many, and the shares that are right.
+
+    `accuracy` is against true labels, `as_recorded` against the recorded label and exit; None where there are none.
+    """
+    rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    pairs = [(drawn[row["input"]], (row["label"], row["exit"])) for row in rows]
+    labels, expected = workload.labels, _recorded(workload)
+    return {
+        "num_inputs": len(pairs),
+        "accuracy": _share([answer[0] == labels[index] for index, answer in pairs] if labels else []),
+        "as_recorded": _share([answer == expected[index] for index, answer in pairs] if expected else []),
+    }
+
+
+def _recorded(workload: Workload) -> list[tuple[str, int]]:
+    """Label and exit of each text; none where exits are computed."""
+    if workload.keys is None:
+        return []
+    names = read_card(workload.folder).label_names
+    outcome = workload.records.outcome(workload.thresholds)
+    assert outcome.answers_N is not None
+    recorded = zip(outcome.answers_N.tolist(), outcome.exits_N.tolist(), strict=True)
+    return [(names[label], exit_block) for label, exit_block in recorded]
+
+
+def _share(rights: Sequence[bool]) -> float | None:
+    return sum(rights) / len(rights) if rights else None

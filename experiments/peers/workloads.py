@@ -3,20 +3,18 @@
 - `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.trained.clinc150` makes them
   (budget 1 %): exits are really decided by what is really computed. About 11 tokens a text.
 - `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (`experiments.trained.mpnet`; the extra `mpnet`):
-  exits are really computed. `mpnet-news` is AG News, about 50 tokens a text.
+  exits are really computed.
 - `bert-base`: a network of BERT-base's size with random weights: the compute is real, the decisions are those recorded
   of a 12-exit BERT-base on SST-2 dev, at an entropy of 0.4 (E3 section 5). The texts are SST-2 dev's, about 25 tokens;
   which record goes with which text is arbitrary, because the records' order is not the file's.
-- `long`: news and film reviews of very mixed length (AG News, IMDB; cut at 512 tokens) on MiniLM-L6 with ramps trained
-  here, one label out of four topics and two opinions; budget 1 %.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,21 +26,18 @@ from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
-from experiments.trained import ag_news, clinc150, imdb, mpnet, sst2
-from experiments.trained.mpnet import labelled
+from experiments.trained import clinc150, mpnet
 from offramp.client.protocol import predict_body
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
+from offramp.jobs.calibration import read_calibration
 from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 
-Name = Literal["clinc150", "mpnet", "mpnet-news", "bert-base", "long"]
+Name = Literal["clinc150", "mpnet", "bert-base"]
 FOLDER = RUNS / "peers"
+SST2_DEV = "sst2/dev.tsv"
 ENTROPY = 0.4
 LONGEST = 512
 """Tokens."""
@@ -100,27 +95,10 @@ def _clinc150() -> Workload:
     return calibrated("clinc150", folder, read_labelled(data, part="test"))
 
 
-def _mpnet(name: Name, data: mpnet.DataName) -> Workload:
-    folder = mpnet.folder_of(data)
-    if not (folder / CALIBRATION_FILE).is_file():
-        mpnet.prepare(data)
-    return calibrated(name, folder, mpnet.parts_of(data)["unseen"])
-
-
-def _long() -> Workload:
-    folder = FOLDER / "long"
-    learn, validate, test = _long_texts()
-    if not (folder / CALIBRATION_FILE).is_file():
-        job = TrainJob(
-            backbone=resolve_backbone("minilm"),
-            name="long",
-            max_length=LONGEST,
-            source=f"{ag_news.LEARN}, {imdb.REVIEWS}",
-        )
-        with progress_bars() as progress:
-            train(job, learn, folder, progress=progress)
-            calibrate(folder, validate, CalibrateJob(guarantee=GUARANTEE, source=job.source), progress=progress)
-    return calibrated("long", folder, test, truncate=True)
+def _mpnet() -> Workload:
+    if not (mpnet.FOLDER / CALIBRATION_FILE).is_file():
+        mpnet.prepare()
+    return calibrated("mpnet", mpnet.FOLDER, mpnet.parts()["unseen"])
 
 
 def _bert_base() -> Workload:
@@ -129,7 +107,7 @@ def _bert_base() -> Workload:
     from earlyexit.tasks.label import LabelTask
 
     folder, records = FOLDER / "bert-base", bert12_sst2("entropy")
-    texts = tuple(text for text, _ in sst2.sentences())
+    texts = _sentences()
     if not (folder / CARD_FILE).is_file():
         sizes = {"vocab_size": VOCABULARY, "max_length": LONGEST}
         save_model(random_model(sizes, name="bert-base", task=LabelTask(("negative", "positive"))), folder)
@@ -148,6 +126,12 @@ def _bert_base() -> Workload:
     )
 
 
+def _sentences() -> tuple[str, ...]:
+    """The 872 sentences of SST-2 dev; GLUE's files hold bare quotes."""
+    with require_data(SST2_DEV).open(newline="", encoding="utf-8") as file:
+        return tuple(row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
 def calibrated(name: str, folder: Path, test: LabelledRows, *, truncate: bool = False) -> Workload:
     """A model folder with its own calibration and records, and texts to send."""
     return Workload(
@@ -162,24 +146,9 @@ def calibrated(name: str, folder: Path, test: LabelledRows, *, truncate: bool = 
     )
 
 
-def _long_texts() -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    """To learn from, to calibrate with, to send: no text is in two of them."""
-    news, test_news = ag_news.learn_pairs(), ag_news.unseen_pairs()
-    reviews = imdb.pairs()
-    order = np.random.default_rng(0).permutation(len(reviews))
-    reviews = [reviews[k] for k in order]
-    return (
-        labelled(news[:6000] + reviews[:1000]),
-        labelled(news[6000:9000] + reviews[1000:1500]),
-        labelled(test_news[:2000] + reviews[1500:]),
-    )
-
-
 WORKLOADS: Mapping[Name, Callable[[], Workload]] = {
     "clinc150": _clinc150,
-    "mpnet": partial(_mpnet, "mpnet", "clinc150"),
-    "mpnet-news": partial(_mpnet, "mpnet-news", "ag_news"),
+    "mpnet": _mpnet,
     "bert-base": _bert_base,
-    "long": _long,
 }
 """Made with their models where those are missing (minutes); each skips, saying so, without its data."""

@@ -1,12 +1,11 @@
-"""all-mpnet-base-v2 (12 blocks of 768) with ramps on the frozen backbone: CLINC150, AG News and SST-2.
+"""all-mpnet-base-v2 (12 blocks of 768) with ramps on the frozen backbone, for CLINC150's questions.
 
-    OFFRAMP_DATA=... python -m experiments.trained.mpnet {clinc150,ag_news,sst2} [--ramp-style mlp] [--dtype float32]
+    OFFRAMP_DATA=... python -m experiments.trained.mpnet [--ramp-style mlp] [--dtype float32]
 
 Learns, calibrates (budget 1 %, confidence 90 %) and reports on unseen rows; the model stays in runs/mpnet. The rows are
-few, for the backbone has 110 million parameters: CLINC150: 40 of each intent, all of val, 2,000 of test. AG News:
-2,000, 2,000 and 500. SST-2: 3,000 and 3,000 phrases of train, where a phrase may be a part of another one, and the
-872 sentences of dev. What heads look at is kept beside the model, so that another style takes seconds.
-Minutes of processor time in bfloat16 (AMX): about 3, 4 and 2; in float32 8 for CLINC150. Seed 0. Extra `mpnet`.
+few, for the backbone has 110 million parameters: 40 of each intent, all of val, 2,000 of test. What heads look at is
+kept beside the model, so that another style takes seconds. Minutes of processor time: about 3 in bfloat16 (AMX), 8 in
+float32. Seed 0. Extra `mpnet`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from argparse import ArgumentParser
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import get_args
 
 from earlyexit.boundary import FloatName
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
@@ -28,7 +27,6 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, train_ramps
 from experiments.data import RUNS, require_data
 from experiments.kit import show
-from experiments.trained import ag_news, sst2
 from experiments.trained.features import features_of, outputs_of
 from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.packaged import resolve_backbone
@@ -38,42 +36,23 @@ from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 
-DataName = Literal["clinc150", "ag_news", "sst2"]
+FOLDER = RUNS / "mpnet" / "clinc150"
+"""Where the model stays."""
 Parts = dict[str, LabelledRows]
 """`learn`, `validate` and `unseen`: no row is in two of them."""
 CLINC150 = "clinc150/data_full.json"
 PER_INTENT, UNSEEN_QUESTIONS = 40, 2000
-NEWS = {"learn": slice(0, 2000), "validate": slice(6000, 8000), "unseen": slice(0, 500)}
-PHRASES = {"learn": slice(0, 3000), "validate": slice(30_000, 33_000)}
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
 
 
-def folder_of(data: DataName) -> Path:
-    """Where its model stays."""
-    return RUNS / "mpnet" / data
-
-
-def parts_of(data: DataName) -> Parts:
+def parts() -> Parts:
     """The rows that are used."""
-    if data == "ag_news":
-        known, others = ag_news.learn_pairs(), ag_news.unseen_pairs()
-        return {part: labelled((others if part == "unseen" else known)[rows]) for part, rows in NEWS.items()}
-    if data == "sst2":
-        phrases = sst2.phrases()
-        return {part: labelled(phrases[rows]) for part, rows in PHRASES.items()} | {
-            "unseen": labelled(sst2.sentences())
-        }
     learn, validate, unseen = (read_labelled(require_data(CLINC150), part=part) for part in ("train", "val", "test"))
     return {
         "learn": _first_of_each(learn, PER_INTENT),
         "validate": validate,
         "unseen": unseen.select(Random(0).sample(range(len(unseen)), UNSEEN_QUESTIONS)),
     }
-
-
-def labelled(pairs: list[tuple[str, str]]) -> LabelledRows:
-    """Rows of texts and their labels."""
-    return LabelledRows.of_texts(texts=(text for text, _ in pairs), labels=(label for _, label in pairs))
 
 
 def _first_of_each(rows: LabelledRows, number: int) -> LabelledRows:
@@ -87,50 +66,47 @@ def _first_of_each(rows: LabelledRows, number: int) -> LabelledRows:
 
 
 def prepare(
-    data: DataName, *, style: RampStyle = "light", dtype: FloatName = "bfloat16", seed: int = 0
+    *, style: RampStyle = "light", dtype: FloatName = "bfloat16", seed: int = 0
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Train, calibrate, and tell what every exit answers to unseen rows; the model stays in its folder."""
-    parts, folder = parts_of(data), folder_of(data)
-    model = _untrained(data, parts["learn"], folder, style, dtype, seed)
+    rows_of, folder = parts(), FOLDER
+    model = _untrained(rows_of["learn"], folder, style, dtype, seed)
     codec = find_codec(model.info.codec, folder)
-    targets = {part: rows.targets(model.task, codec) for part, rows in parts.items()}
+    targets = {part: rows.targets(model.task, codec) for part, rows in rows_of.items()}
     features = {
-        part: features_of(model, rows, codec, folder / f"features-{part}.pt", dtype) for part, rows in parts.items()
+        part: features_of(model, rows, codec, folder / f"features-{part}.pt", dtype) for part, rows in rows_of.items()
     }
     train_ramps(model, (), targets["learn"], TrainOptions(seed=seed), features=features["learn"])
     save_model(model, folder)
-    job = CalibrateJob(guarantee=GUARANTEE, dtype=dtype, seed=seed, source=data)
-    card, _ = calibrate(folder, parts["validate"], job, outputs=[outputs_of(model, features["validate"])])
+    job = CalibrateJob(guarantee=GUARANTEE, dtype=dtype, seed=seed, source=CLINC150)
+    card, _ = calibrate(folder, rows_of["validate"], job, outputs=[outputs_of(model, features["validate"])])
     unseen = outputs_of(load_model(folder), features["unseen"])  # with the temperatures that were found
     return card, join_records([unseen], card.policy, model.task, targets["unseen"])
 
 
-def _untrained(
-    data: DataName, rows: LabelledRows, folder: Path, style: RampStyle, dtype: FloatName, seed: int
-) -> EarlyExitModel:
+def _untrained(rows: LabelledRows, folder: Path, style: RampStyle, dtype: FloatName, seed: int) -> EarlyExitModel:
     place = resolve_backbone("mpnet")
     pretrained, family = load_pretrained(place)
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(place, folder)
     return add_ramps(
         pretrained,
-        name=f"mpnet-{data.replace('_', '-')}",
+        name="mpnet-clinc150",
         family=family,
         codec={"name": "text", "max_length": pretrained.backbone.max_length},
         task=LabelTask(rows.label_names),
         ramps=RampOptions(style=style),
-        provenance=provenance(backbone=place, data=data, rows=len(rows), dtype=dtype, seed=seed),
+        provenance=provenance(backbone=place, data="clinc150", rows=len(rows), dtype=dtype, seed=seed),
     )
 
 
 def main() -> None:
     """Prepare and print."""
     parser = ArgumentParser(prog="python -m experiments.trained.mpnet", description=__doc__)
-    parser.add_argument("data", choices=get_args(DataName))
     parser.add_argument("--ramp-style", choices=("light", "mlp", "pooler"), default="light")
     parser.add_argument("--dtype", choices=get_args(FloatName), default="bfloat16")
     options = parser.parse_args()
-    card, records = prepare(options.data, style=options.ramp_style, dtype=options.dtype)
+    card, records = prepare(style=options.ramp_style, dtype=options.dtype)
     outcome = records.outcome(card.thresholds)
     assert records.true_losses_NE is not None
     right_E = 1 - records.true_losses_NE.mean(0)

@@ -10,11 +10,10 @@ import pytest
 from earlyexit.checkpoint import random_model
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
-from experiments.peers.answers import check_answers
 from experiments.peers.limit import enough
 from experiments.peers.plans import Machine
 from experiments.peers.sides import settings
-from experiments.peers.turns import per_input
+from experiments.peers.turns import check_answers, per_input
 from experiments.peers.workloads import Workload
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
@@ -84,10 +83,8 @@ def test_the_same_seed_draws_the_same_texts(workload: Workload) -> None:
     assert set(drawn) <= {0, 1, 2}
 
 
-def test_a_sweep_tries_batches_a_wait_one_large_process_backends_and_the_padded_modules(workload: Workload) -> None:
-    tried = settings(
-        workload, "float32", Machine(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000, padded=True
-    )
+def test_a_sweep_tries_batches_a_wait_one_large_process_and_backends(workload: Workload) -> None:
+    tried = settings(workload, "float32", Machine(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000)
     shapes = [(each.workers, each.threads, each.batch, each.wait_s, each.kernel) for each in tried]
     assert shapes == [
         (2, 1, 4, 0.0, "packed"),
@@ -95,7 +92,6 @@ def test_a_sweep_tries_batches_a_wait_one_large_process_backends_and_the_padded_
         (2, 1, 16, 0.005, "packed"),
         (1, 2, 16, 0.0, "packed"),
         (2, 1, 16, 0.0, "onnx"),
-        (2, 1, 16, 0.0, "transformers"),
     ]
     assert {(each.slo_s, each.port, each.dtype) for each in tried} == {(0.2, 9000, "float32")}
 

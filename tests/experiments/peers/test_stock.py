@@ -9,18 +9,12 @@ from typing import get_args
 import pytest
 import torch
 
-from earlyexit.checkpoint import RampOptions, random_model
-from earlyexit.errors import ModelFolderError
-from earlyexit.ramps.pooling import Pooling
 from earlyexit.store import load_model, save_model
-from earlyexit.tasks.label import LabelTask
 from earlyexit.train import exit_outputs
 from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.stock import StockModel
-from tests.deployments.stage.small_model import SIZES
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
-TORCH: tuple[Kernel, ...] = ("packed", "transformers")
 TEXTS = some_texts(20)
 
 
@@ -39,7 +33,7 @@ def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
     return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
 
 
-@pytest.mark.parametrize("kernel", [*TORCH, pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
+@pytest.mark.parametrize("kernel", ["packed", pytest.param("onnx", marks=pytest.mark.slow)])  # whose export takes long
 def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
     tmp_path: Path, kernel: Kernel
 ) -> None:
@@ -50,7 +44,7 @@ def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("kernel", TORCH)
+@pytest.mark.parametrize("kernel", ["packed"])
 def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Kernel) -> None:
     make_model(tmp_path)
     stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
@@ -60,20 +54,7 @@ def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Ke
     assert [each.score for each in alone] == pytest.approx([each.score for each in together], abs=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
-@pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_the_transformers_kernel_computes_and_pools_as_the_model_does(
-    tmp_path: Path, pooling: Pooling, family: str
-) -> None:
-    make_model(tmp_path)  # for its tokenizer
-    sizes, ramps = SIZES | {"max_length": 12}, RampOptions(pooling=pooling)
-    save_model(random_model(sizes, family=family, task=LabelTask(LABELS), ramps=ramps, seed=2), tmp_path)
-    packed, padded = (StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in TORCH)
-    assert [each.label for each in padded] == [each.label for each in packed]
-    assert [each.score for each in padded] == pytest.approx([each.score for each in packed], abs=1e-5)
-
-
-@pytest.mark.parametrize("kernel", TORCH)
+@pytest.mark.parametrize("kernel", ["packed"])
 def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path, kernel: Kernel) -> None:
     model, tokenizer = make_model(tmp_path)
     model.temperatures_E[NUM_BLOCKS - 1] = 0.25
@@ -84,7 +65,7 @@ def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
-@pytest.mark.parametrize("kernel", TORCH)
+@pytest.mark.parametrize("kernel", ["packed"])
 def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, kernel: Kernel, dtype: Dtype) -> None:
     _, scores = unsplit_answers(tmp_path)
     predictions = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel, dtype=dtype)).predict(TEXTS)
@@ -103,13 +84,6 @@ def test_what_is_encoded_elsewhere_gets_the_same_answers(tmp_path: Path) -> None
     stock = StockModel.load(ServerOptions(model=tmp_path))
     encoded = [stock.encode([text])[0] for text in TEXTS]
     assert stock.predict_encoded(encoded) == stock.predict(TEXTS)
-
-
-def test_the_transformers_kernel_says_which_families_it_does_not_serve(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    save_model(random_model(SIZES, family="roberta", task=LabelTask(LABELS)), tmp_path)
-    with pytest.raises(ModelFolderError, match="serves bert and mpnet, 'random' is roberta; use packed"):
-        StockModel.load(ServerOptions(model=tmp_path, kernel="transformers"))
 
 
 def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:
