@@ -55,6 +55,8 @@ class OfframpError(Exception):
 class InputError(OfframpError):
     """What came from outside is wrong; the message says what was wrong and what is allowed."""
 
+    param: str | None = None
+    """The field of the request that is wrong, where one is known."""
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
     exit_status = 2

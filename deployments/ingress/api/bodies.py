@@ -12,6 +12,8 @@ from earlyexit.errors import InputError
 T = TypeVar("T")
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_DIMENSIONS = 16
+KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
+"""Alternatives of a field's type, as pydantic names them."""
 
 
 class _Body(BaseModel):
@@ -111,18 +113,25 @@ def validated(adapter: TypeAdapter[T], body: bytes) -> T:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        raise InputError("; ".join(_explained(error))) from error
+        refusal = InputError("; ".join(_explained(error)))
+        refusal.param = next((str(each) for each in error.errors()[0]["loc"][:1]), None)
+        raise refusal from error
 
 
 def _explained(error: ValidationError) -> list[str]:
     found = error.errors(include_url=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
-    return [f"{_path(each['loc']) or 'the body'}: {each['msg']}" for each in found[:3]]
+    said: dict[str, dict[str, None]] = {}
+    for each in found:
+        said.setdefault(_path(each["loc"]) or "the body", {})[each["msg"]] = None
+    return [f"{path}: {' or '.join(messages)}" for path, messages in list(said.items())[:3]]
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, loc))
+    """The field, without the alternatives of its type, which pydantic names behind it."""
+    alternative = next((k for k, each in enumerate(loc) if str(each) in KINDS or "[" in str(each)), len(loc))
+    return ".".join(map(str, loc[:alternative]))
 
 
 class _Answer(BaseModel):

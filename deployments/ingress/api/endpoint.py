@@ -157,7 +157,9 @@ def _hint(request: Request) -> str:
 
 
 def _error(request: Request, error: OfframpError) -> Response:
-    response = json_response(_error_body(request, error.kind, str(error), error.http_status), status=error.http_status)
+    param = error.param if isinstance(error, InputError) else None
+    body = _error_body(request, error.kind, str(error), error.http_status, param)
+    response = json_response(body, status=error.http_status)
     if isinstance(error, MethodNotAllowedError):
         response.headers["allow"] = ", ".join(error.allowed)
     if isinstance(error, UnauthorizedError):
@@ -168,20 +170,20 @@ def _error(request: Request, error: OfframpError) -> Response:
     return response
 
 
-def _error_body(request: Request, kind: str, message: str, status: int) -> dict[str, object]:
+def _error_body(request: Request, kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     if path.startswith("/v2"):  # the protocol's errors are a string
         return {"error": message}
     if path.startswith("/v1/"):
-        return openai_error(kind, message, status)
+        return openai_error(kind, message, status, param)
     return {"error": {"kind": kind, "message": message}, "request_id": request_id(request)}
 
 
-def openai_error(kind: str, message: str, status: int) -> dict[str, object]:
+def openai_error(kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
     """An error as OpenAI's clients read it; `kind` is ours where they have no word for it."""
     type_ = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
     code = OPENAI_CODES.get(kind, kind)
-    return {"error": {"message": message, "type": type_, "param": None, "code": code}}
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
 def _authorization(scope: Scope) -> str | None:

@@ -57,3 +57,10 @@ async def test_every_parameter_is_described_and_every_body_has_an_example(teller
 def test_a_service_that_starts_names_the_command_of_its_model() -> None:
     assert example_of(tales()).startswith("offramp generate ")
     assert example_of(a_card()).startswith("offramp predict ")
+
+
+async def test_a_wrong_field_is_named_without_the_alternatives_of_its_type(teller: Teller) -> None:
+    async with client_of(teller) as client:
+        error = (await client.post("/v1/completions", json=TEXT | {"prompt": 7})).json()["error"]
+    assert error["param"] == "prompt"
+    assert error["message"] == "prompt: Input should be a valid string or Input should be a valid array"
