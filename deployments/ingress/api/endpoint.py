@@ -20,6 +20,7 @@ from deployments.ingress.api.forming import compressed
 from deployments.ingress.api.request_body import Bodies
 from deployments.quiet import WithoutWords
 from earlyexit.errors import (
+    InputError,
     MethodNotAllowedError,
     OfframpError,
     RateLimitError,
