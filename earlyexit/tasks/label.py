@@ -38,6 +38,14 @@ def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor
     return cross_entropy(outputs_BC.float(), soft_BC)
 
 
+LEAST_TEMPERATURE = 0.05
+
+
+def is_at_bound(temperature: float) -> bool:
+    """Whether a fit ended at the least temperature: the labels were the model's own answers, or nearly so."""
+    return temperature < 1.01 * LEAST_TEMPERATURE
+
+
 class LabelTask(Task):
     """An answer is the index of a label; outputs are logits, (B, C), and two answers agree or not."""
 
@@ -107,18 +115,24 @@ class LabelTask(Task):
         return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
-        """The one with the least negative log likelihood (temperature scaling)."""
+        """The one with the least negative log likelihood (temperature scaling).
+
+        1 where there is none: of outputs that are right on every row, the sharper always the likelier.
+        """
         import torch
         from scipy.optimize import minimize_scalar
         from torch.nn.functional import cross_entropy
 
         right_N = torch.from_numpy(targets_N)
+        if bool((outputs_NC.argmax(1) == right_N).all()):
+            return 1.0
 
         def loss(log_temperature: float) -> float:
             return float(cross_entropy(outputs_NC / float(np.exp(log_temperature)), right_N))
 
-        best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
-        return float(np.exp(best.x))
+        best = minimize_scalar(loss, bounds=(np.log(LEAST_TEMPERATURE), np.log(20.0)), method="bounded")
+        temperature = float(np.exp(best.x))
+        return 1.0 if is_at_bound(temperature) else temperature
 
     def _name(self, value: Value) -> str:
         assert isinstance(value, int)

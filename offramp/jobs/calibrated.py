@@ -242,4 +242,34 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
     except DataError as error:
         raise ModelFolderError(str(error)) from error
     check_members(card.provenance, folder, path)
+    _check_temperatures(folder)
     return card
+
+
+def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
+    """The exits whose temperatures are fitted, ascending: all, and of an injected model all but the last."""
+    *ramps, last = sorted(exits)
+    return tuple(ramps) if "cuts" in provenance else (*ramps, last)
+
+
+def _check_temperatures(folder: Path) -> None:
+    """Raise ModelFolderError where earlier versions fitted the last exit's temperature to the model's own answers."""
+    from safetensors import safe_open
+
+    from earlyexit.store import CARD_FILE, WEIGHTS_FILE, read_card
+    from earlyexit.tasks.label import LabelTask, is_at_bound
+
+    if not (folder / CARD_FILE).is_file():
+        return
+    card = read_card(folder)
+    for model in [folder] if card.chain.is_one else card.members(folder):
+        if not (model / WEIGHTS_FILE).is_file() or (own := read_card(model)).task["name"] != LabelTask.name:
+            continue
+        with safe_open(model / WEIGHTS_FILE, framework="numpy") as weights:
+            temperature = float(weights.get_tensor("temperatures_E")[-1])
+        last = own.chain.num_blocks - 1
+        if is_at_bound(temperature) or (last not in fitted_exits([last], own.provenance) and temperature != 1):
+            raise ModelFolderError(
+                f"{model}: an earlier version calibrated it with temperature {temperature:.3g} for the last exit, "
+                f"which makes its scores wrong; calibrate again: offramp calibrate {model} --data VALIDATION_FILE"
+            )

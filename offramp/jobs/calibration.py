@@ -18,6 +18,7 @@ from offramp.jobs.calibrated import (
     check_ramps,
     check_rows,
     facts_of,
+    fitted_exits,
     forget_calibration,
     outcome_figures,
     parts_of,
@@ -108,7 +109,10 @@ def calibrate(
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
-    """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1."""
+    """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1.
+
+    The last exit of an injected model keeps 1: its scores are the foreign model's own.
+    """
     import torch
 
     model.temperatures_E.fill_(1.0)
@@ -116,7 +120,8 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
         return parts
     ((rows, raw),) = parts
     design_B = torch.from_numpy(design)
-    for block, raw_NC in raw.items():
+    for block in fitted_exits(raw, model.info.provenance):
+        raw_NC = raw[block]
         model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
     return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
 

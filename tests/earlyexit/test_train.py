@@ -286,6 +286,11 @@ def test_the_temperature_of_scaled_logits_is_recovered(temperature: float) -> No
     assert LabelTask(("a", "b", "c")).fit_temperature(scaled_NC, labels_N) == pytest.approx(temperature, rel=0.05)
 
 
+def test_no_temperature_is_fitted_where_the_labels_are_the_outputs_own_answers() -> None:
+    logits_NC = torch.tensor(np.random.default_rng(0).normal(size=(200, 3)), dtype=torch.float32)
+    assert LabelTask(("a", "b", "c")).fit_temperature(logits_NC, logits_NC.argmax(1).numpy()) == 1.0
+
+
 def test_progress_counts_inputs(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     told: list[tuple[str, int, int]] = []
     exit_outputs(small_model, encoded, batch=16, progress=lambda *what: told.append(what))

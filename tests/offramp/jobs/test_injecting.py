@@ -14,15 +14,15 @@ from PIL import Image
 
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
-from earlyexit.errors import DataError, GraphError, InputError, OfframpError
+from earlyexit.errors import DataError, GraphError, InputError, ModelFolderError, OfframpError
 from earlyexit.families.exported import GRAPH_FILE
 from earlyexit.graph.sites import Site
 from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
 from earlyexit.train import exit_outputs
 from offramp.jobs.answer_names import answer_names, check_names
-from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.foreign import TorchForeign, read_foreign
 from offramp.jobs.inject_job import InjectJob
 from offramp.jobs.injecting import Injected, Times, crossing_sites, inject
@@ -91,6 +91,47 @@ def test_rows_that_were_kept_have_the_models_own_answers_and_calibrate_it(folder
     card, records = calibrate(folder, held, LOOSE)
     assert records.outcome({}).full_accuracy == 1.0, "the model agrees with itself"
     assert set(card.thresholds) <= set(load_model(folder).ramp_indices)
+
+
+@pytest.mark.parametrize(("labels", "from_answers"), [(("",), False), (("0", "1", "2"), True)])
+def test_calibrated_scores_are_still_the_modules_own(
+    tmp_path: Path, labels: tuple[str, ...], from_answers: bool
+) -> None:
+    injected_into(tmp_path, rows_of(2 * HELD, labels=labels), hold_out=0.5, from_answers=from_answers)
+    calibrate(tmp_path, read_labelled(tmp_path / "held_out.zip"), LOOSE)
+    assert read_calibration(tmp_path).policy == "entropy"
+    model, (network, _) = load_model(tmp_path), pictures()
+    encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path))
+    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
+    with torch.no_grad():
+        theirs = network(pixels).softmax(1)
+    scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
+    assert torch.allclose(scores, theirs, atol=1e-4, rtol=0)
+
+
+def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+
+    path = saved(pictures_graph(seed=5), tmp_path / "theirs")
+    injected_into(tmp_path / "m", rows_of(2 * HELD), backbone=str(path), pixels=PIXELS, hold_out=0.5)
+    model, rows = load_model(tmp_path / "m"), rows_of(20)
+    encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))
+    before = exit_outputs(model, encoded)[model.num_blocks - 1]
+    calibrate(tmp_path / "m", read_labelled(tmp_path / "m" / "held_out.zip"), LOOSE)
+    after = exit_outputs(load_model(tmp_path / "m"), encoded)[model.num_blocks - 1]
+    assert torch.allclose(after.softmax(1), before.softmax(1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.7])
+def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_path: Path, temperature: float) -> None:
+    injected_into(tmp_path, rows_of(2 * HELD), hold_out=0.5)
+    calibrate(tmp_path, read_labelled(tmp_path / "held_out.zip"), LOOSE)
+    model = load_model(tmp_path)
+    model.temperatures_E[-1] = temperature
+    save_model(model, tmp_path)
+    with pytest.raises(ModelFolderError, match=rf"temperature {temperature} for the last exit.*calibrate again"):
+        read_calibration(tmp_path)
 
 
 def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
