@@ -254,8 +254,6 @@ def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[i
 
 def _check_temperatures(folder: Path) -> None:
     """Raise ModelFolderError where earlier versions fitted the last exit's temperature to the model's own answers."""
-    from safetensors import safe_open
-
     from earlyexit.store import CARD_FILE, WEIGHTS_FILE, read_card
     from earlyexit.tasks.label import LabelTask, is_at_bound
 
@@ -263,13 +261,23 @@ def _check_temperatures(folder: Path) -> None:
         return
     card = read_card(folder)
     for model in [folder] if card.chain.is_one else card.members(folder):
-        if not (model / WEIGHTS_FILE).is_file() or (own := read_card(model)).task["name"] != LabelTask.name:
+        own, temperature = read_card(model), _last_temperature(model / WEIGHTS_FILE)
+        if own.task["name"] != LabelTask.name or temperature is None:
             continue
-        with safe_open(model / WEIGHTS_FILE, framework="numpy") as weights:
-            temperature = float(weights.get_tensor("temperatures_E")[-1])
         last = own.chain.num_blocks - 1
         if is_at_bound(temperature) or (last not in fitted_exits([last], own.provenance) and temperature != 1):
             raise ModelFolderError(
                 f"{model}: an earlier version calibrated it with temperature {temperature:.3g} for the last exit, "
                 f"which makes its scores wrong; calibrate again: offramp calibrate {model} --data VALIDATION_FILE"
             )
+
+
+def _last_temperature(weights: Path) -> float | None:
+    """None of a file that holds none; a file that is broken is refused where the model is loaded."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy") as tensors:
+            return float(tensors.get_tensor("temperatures_E")[-1])
+    except (FileNotFoundError, SafetensorError):
+        return None
