@@ -10,16 +10,34 @@ from experiments.studies.study import Study
 FIGURES: tuple[str, ...] = tuple(
     path.stem
     for of in ("fig", "apparate_", "pame_", "tcb_", "tabi_")
-    for path in sorted(Path(__file__).parent.glob(f"{of}*.py"))
+    for path in sorted(Path(__file__).parent.glob(f"{of}*.md"))
 )
-"""Modules of this folder in the order of the papers, E3's first; a new study is a module and a Markdown file here."""
+"""In the order of the papers, E3's first; a new study is a Markdown file here and a `Study` in a module."""
+MODULES = {
+    "batch_limits": ("fig07_homogeneous", "fig08_vision"),
+    "cascades": ("tabi_candidates", "tabi_table2", "tabi_v100"),
+    "decoding": ("fig10_translation", "fig11_summarization", "fig12_llama"),
+    "distilled_bert": ("fig02_savings", "fig09_distilbert"),
+    "exit_search": ("pame_fig09_latency", "pame_fig12_places", "pame_fig14_moving_on", "pame_fig15_number"),
+    "following": ("fig16_adaptation",),
+    "least_cost": ("fig14_gpus_needed", "fig15_cost"),
+    "load_changes": ("pame_fig16_load_changes",),
+    "overlapping": ("pame_fig18_parallel_batches",),
+    "packing": ("tcb_fig11_fcfs", "tcb_fig12_fcfs_variance", "tcb_fig13_slots", "tcb_fig14_slots_large"),
+    "scheduling": ("tcb_fig09_utility", "tcb_fig10_throughput", "tcb_fig15_orders", "tcb_fig16_overhead"),
+    "served": (
+        *("apparate_fig12_ramp_adjustment", "apparate_fig13_savings"),
+        *("apparate_table1_tuning", "apparate_table2_strategies", "apparate_table3_budgets"),
+    ),
+}
+"""Studies that share a module; every other one is in the module of its name."""
 
 
 def load(name: str) -> Study:
-    """The study of a module, of this package where its name has no dot.
+    """A study by its name; where the name has a dot, the one of another package's module.
 
-    Modules load one by one, so a broken one breaks only its own row of the report.
+    Modules load one by one, so a broken one breaks only its own rows of the report.
     """
-    study = import_module(name if "." in name else f"{__name__}.{name}").STUDY
-    assert isinstance(study, Study), f"{name}.STUDY is no Study"
-    return study
+    module = next((module for module, names in MODULES.items() if name in names), name)
+    found = vars(import_module(module if "." in module else f"{__name__}.{module}")).values()
+    return next(each for each in found if isinstance(each, Study) and each.about.name == name.rpartition(".")[2])

@@ -12,14 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from earlyexit.split import Split
-from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case, cases
 from experiments.apparate.recording import NEEDS
-from experiments.apparate.replay import Replay
-from experiments.apparate.strategies import PERIOD, with_ramps
 from experiments.data import require_data
+from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Case, Replay, cases, with_ramps
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from experiments.tuning.replay import BATCH
 from offramp.load.processes import Poisson, Process
 from offramp.load.replay import CountReplay
 from offramp.load.traces import read_counts
@@ -144,7 +141,7 @@ def scenario(case: Case, table: LatencyTable, decisions: ByRamp, ramps: tuple[in
 def points(case: Case, arrivals: Arrivals, effort: Effort) -> list[Point]:
     """With and without ramps, by SLO; the rate grows with what the batches carry, and is the same for both."""
     table = with_batches(case)
-    first = case.stream.served.subset(np.arange(min(PERIOD, len(case.stream.served))))
+    first = case.stream.served.subset(np.arange(min(STRATEGIES_PERIOD, len(case.stream.served))))
     ramps = best_ramps(first, case.times, RAMP_BUDGET, greedily(case.times, BUDGET)).ramps
     decisions = decisions_of(case, ramps, with_ramps(case, ramps, "apparate"))
     found = []

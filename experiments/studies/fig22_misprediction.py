@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from experiments.recorded_exits import BERT12_SST2
-from experiments.studies.decoders import LLAMA_2, LLAMA_EXITS, llama_of
+from experiments.studies.decoding import LLAMA_2, LLAMA_EXITS, llama_of
 from experiments.studies.e3_case import LARGEST_BATCH, exits_at_once, made_up
 from experiments.studies.picture import Lines
 from experiments.studies.sides import Workload, equal_cluster, facing, goodput, sst2

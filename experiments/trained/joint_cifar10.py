@@ -33,7 +33,7 @@ from earlyexit.training.augmentation import Augmentation
 from experiments.data import require_data
 from experiments.kit import keep, show
 from experiments.models import finished
-from experiments.pame.models import MODELS
+from experiments.pame_cases import MODELS
 from experiments.trained.cifar10 import TEST, TRAIN, checkpoint_of
 from offramp.jobs.calibration import CalibrateJob, outcome_figures
 from offramp.jobs.train_job import TrainJob

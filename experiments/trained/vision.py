@@ -24,7 +24,7 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.training.augmentation import Augmentation
 from experiments.data import require_data
 from experiments.kit import keep, show
-from experiments.pame.models import MODELS
+from experiments.pame_cases import MODELS
 from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.train_job import TrainJob

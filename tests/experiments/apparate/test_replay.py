@@ -5,10 +5,17 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from experiments.apparate.one_time import answered, greedy_thresholds, optimal, same_threshold, sampled
-from experiments.apparate.replay import replay
-from experiments.apparate.times import Answered
-from experiments.tuning.replay import BATCH, Fixed
+from experiments.served_streams import (
+    BATCH,
+    Answered,
+    Fixed,
+    answered,
+    greedy_thresholds,
+    optimal,
+    replay_replay,
+    same_threshold,
+    sampled,
+)
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
 from profiles.stream import Observations
@@ -89,7 +96,7 @@ def test_a_sample_is_in_order_and_holds_no_input_twice() -> None:
 
 def test_what_is_set_holds_from_the_next_batch_on() -> None:
     watching = Watching()
-    served = replay(FOUR.subset(np.tile(np.arange(4), 8)), watching, TIMES)
+    served = replay_replay(FOUR.subset(np.tile(np.arange(4), 8)), watching, TIMES)
     assert [dict(setting) for setting in served.settings] == [{0: 0.85}, {0: 0.85, 1: 0.75}]
     assert served.changes == 1
     assert served.mean_ramps == 1.5
@@ -99,7 +106,7 @@ def test_what_is_set_holds_from_the_next_batch_on() -> None:
 
 def test_who_watches_sees_active_ramps_and_of_probes_all_which_take_their_time() -> None:
     watching = Watching()
-    served = replay(FOUR, watching, TIMES, probe_share=1.0)
+    served = replay_replay(FOUR, watching, TIMES, probe_share=1.0)
     (seen,) = watching.seen
     assert seen.probe_N.all()
     assert not np.isnan(seen.scores_NR).any()
@@ -107,6 +114,6 @@ def test_who_watches_sees_active_ramps_and_of_probes_all_which_take_their_time()
 
 
 def test_without_anybody_watching_nothing_changes() -> None:
-    served = replay(FOUR.subset(np.tile(np.arange(4), 8)), Fixed(thresholds={2: 0.65}), TIMES)
+    served = replay_replay(FOUR.subset(np.tile(np.arange(4), 8)), Fixed(thresholds={2: 0.65}), TIMES)
     assert served.changes == 0
     assert served.answered.losses_N.sum() == 8

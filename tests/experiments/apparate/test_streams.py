@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.apparate import images, made_up, recording, texts
+from experiments import served_streams
+from experiments.apparate import images, recording, texts
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.ramp_mover import spread_out
 
@@ -91,16 +92,19 @@ def test_images_of_the_beginning_do_not_come_again() -> None:
 
 
 def test_the_first_tenth_of_a_stream_is_for_ramps_and_thresholds() -> None:
-    stream = made_up.stream("weather")
+    stream = served_streams.stream("weather")
     assert (len(stream.records), len(stream.initial), len(stream.served)) == (1800, 90, 1620)
     assert stream.initial.sample_ids[0] == "90", "the first half is what ramps learn from"
     assert stream.served.sample_ids[0] == "180"
 
 
 def test_made_up_inputs_become_harder_and_easier() -> None:
-    losses = made_up.stream("weather").records.losses_NR
-    assert losses[: made_up.PERIOD].mean() < 0.7 * losses[made_up.PERIOD : 2 * made_up.PERIOD].mean()
-    times = ExitTimes.of(made_up.table(), made_up.RAMPS, 1)
+    losses = served_streams.stream("weather").records.losses_NR
+    assert (
+        losses[: served_streams.MADE_UP_PERIOD].mean()
+        < 0.7 * losses[served_streams.MADE_UP_PERIOD : 2 * served_streams.MADE_UP_PERIOD].mean()
+    )
+    times = ExitTimes.of(served_streams.table(), served_streams.RAMPS, 1)
     assert spread_out(times, 0.02) == (1, 3)
 
 
@@ -111,7 +115,7 @@ def test_every_stream_is_of_a_kind() -> None:
 
 def test_kept_records_are_read_and_nothing_is_made(tmp_path: Path) -> None:
     folder = tmp_path
-    made_up.stream("cars").records.save(folder / "cars.npz")
+    served_streams.stream("cars").records.save(folder / "cars.npz")
     (stream,) = recording.streams(["cars"], folder=folder)
     assert stream.kind == "vision"
-    assert len(stream.records) == made_up.NUM_INPUTS
+    assert len(stream.records) == served_streams.NUM_INPUTS

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.cascades.model_choice import Answering, cocktail, infaas
+from experiments.studies.cascades import Answering, cocktail, infaas
 
 TRUTH_N = np.array([0, 0, 1, 1])
 QUICK = Answering(name="quick", latency_s=1.0, answers_N=np.array([0, 1, 1, 1]))

@@ -6,27 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pame import cases as pame_cases
-from experiments.pame import models as pame_models
+from experiments import pame_cases
 from experiments.studies.study import StudyResult
 from experiments.trained import joint_cifar10, vision
 
 
 def test_commands_write_where_studies_look() -> None:
     made = {joint_cifar10.FOLDERS["joint"], *vision.CASES}
-    assert made == set(pame_models.MAKERS)
+    assert made == set(pame_cases.MAKERS)
     assert made == set(pame_cases.KINDS) - {"sst2"}
 
 
 @pytest.mark.parametrize("experiment", [joint_cifar10, vision])
 def test_commands_say_where_they_write(experiment: object) -> None:
-    assert f"[--out {pame_models.MODELS}]" in str(experiment.__doc__)
+    assert f"[--out {pame_cases.MODELS}]" in str(experiment.__doc__)
 
 
 def test_a_study_names_the_models_that_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pame_models, "MODELS", tmp_path)
+    monkeypatch.setattr(pame_cases, "MODELS", tmp_path)
     (tmp_path / "lsp").mkdir()
-    pame_models.records_file("lsp").touch()
-    (table,) = pame_models.telling_absent(StudyResult(comparisons=()), ("sst2", "cifar10", "lsp")).tables
+    pame_cases.records_file("lsp").touch()
+    (table,) = pame_cases.telling_absent(StudyResult(comparisons=()), ("sst2", "cifar10", "lsp")).tables
     assert (table.title, table.rows) == ("Not here", (("cifar10", "python -m experiments.trained.joint_cifar10"),))
-    assert not pame_models.telling_absent(StudyResult(comparisons=()), ("sst2", "lsp")).tables
+    assert not pame_cases.telling_absent(StudyResult(comparisons=()), ("sst2", "lsp")).tables

@@ -7,20 +7,23 @@ from functools import cache
 import numpy as np
 import pytest
 
-from experiments import studies
-from experiments.apparate import made_up
-from experiments.apparate.cases import Case, table_of
-from experiments.apparate.replay import replay
-from experiments.apparate.strategies import Budgets, with_moved_ramps, with_planned_ramps
-from experiments.apparate.times import Answered
-from experiments.studies import apparate_fig12_ramp_adjustment as fig12
+from experiments import served_streams, studies
+from experiments.served_streams import (
+    Answered,
+    Budgets,
+    Case,
+    Fixed,
+    replay_replay,
+    table_of,
+    with_moved_ramps,
+    with_planned_ramps,
+)
 from experiments.studies import apparate_fig17_slo as fig17
-from experiments.studies import served_streams
+from experiments.studies import served
 from experiments.studies.record import perform
-from experiments.tuning.replay import Fixed
 from tests.experiments.studies.cases import ours
 
-CASE = Case(stream=made_up.stream("weather", num_inputs=900), table=made_up.table())
+CASE = Case(stream=served_streams.stream("weather", num_inputs=900), table=served_streams.table())
 
 
 @cache
@@ -60,9 +63,9 @@ def test_moved_ramps_begin_evenly_spaced_and_stay_within_the_budget() -> None:
 def test_figures_are_shares_of_the_model_without_ramps() -> None:
     half = Answered(answer_s_N=np.repeat([1.0, 5.0], 50), losses_N=np.zeros(100), whole_s=4.0)
     found = {"weather": {"a": half}, "imdb": {"a": half}}
-    assert served_streams.of_kind(found, "text", "a", "p25 saved (%)") == [75.0]
-    assert served_streams.mean(found, "vision", "a", "p95 saved (%)").ours == -25.0
-    assert served_streams.table(found).rows[0][:3] == ("weather", "a", 100.0)
+    assert served.of_kind(found, "text", "a", "p25 saved (%)") == [75.0]
+    assert served.mean(found, "vision", "a", "p95 saved (%)").ours == -25.0
+    assert served.table(found).rows[0][:3] == ("weather", "a", 100.0)
 
 
 @pytest.mark.parametrize(("kind", "blocks"), [("vision", 15), ("text", 6)])
@@ -99,7 +102,7 @@ def test_what_knows_the_future_saves_most_and_nothing_is_missing(name: str) -> N
 
 def test_at_rest_no_ramps_that_the_mover_comes_to_save_more_than_those_planned() -> None:
     for seed in range(2):
-        resting = fig12.at_rest(Case(stream=made_up.stream("weather", seed, 900), table=made_up.table()))
+        resting = served.at_rest(Case(stream=served_streams.stream("weather", seed, 900), table=served_streams.table()))
         assert resting.planned >= resting.moved > 0
         assert resting.planned >= resting.solved > 0
         assert len(resting.planned_ramps) <= 2
@@ -109,25 +112,25 @@ def test_without_adjustment_a_part_of_the_movers_savings_is_lost() -> None:
     def saving(seconds: float) -> Answered:
         return Answered(answer_s_N=np.full(10, seconds), losses_N=np.zeros(10), whole_s=4.0)
 
-    found = {"weather": {fig12.EVEN: saving(3.0), fig12.MOVED: saving(2.0)}}
-    assert fig12.lost_without(found) == {"vision": pytest.approx(50.0)}
-    assert fig12.lost_without({"weather": {fig12.EVEN: saving(3.0), fig12.MOVED: saving(5.0)}}) == {"vision": None}
+    found = {"weather": {served.EVEN: saving(3.0), served.MOVED: saving(2.0)}}
+    assert served.lost_without(found) == {"vision": pytest.approx(50.0)}
+    assert served.lost_without({"weather": {served.EVEN: saving(3.0), served.MOVED: saving(5.0)}}) == {"vision": None}
 
 
 def test_a_batch_takes_half_of_the_slo_at_most() -> None:
-    table = made_up.table()  # 15, 18, 24 and 36 ms
+    table = served_streams.table()  # 15, 18, 24 and 36 ms
     assert [fig17.largest_batch(table, slo_s) for slo_s in (0.031, 0.037, 0.049, 1.0)] == [1, 2, 4, 8]
 
 
 def test_texts_take_longer_in_batches_as_berts_do() -> None:
-    text = Case(stream=made_up.stream("imdb", num_inputs=300), table=table_of("text"))
+    text = Case(stream=served_streams.stream("imdb", num_inputs=300), table=table_of("text"))
     table = fig17.with_batches(text)
     assert table.block_s_NB[:, 0].tolist() == pytest.approx(text.table.block_s_NB[:, 0].tolist())
     assert 1 < table.block_s_NB[0, 3] / table.block_s_NB[0, 0] < 8
 
 
 def test_who_leaves_in_the_simulation_is_who_left_in_the_replay() -> None:
-    served = replay(CASE.stream.served, Fixed(thresholds={1: 0.9, 3: 0.8}), CASE.times)
+    served = replay_replay(CASE.stream.served, Fixed(thresholds={1: 0.9, 3: 0.8}), CASE.times)
     left_N = fig17.decisions_of(CASE, (1, 3), served).leaves_N((1, 3), (1, 3))
     expected_N = CASE.stream.served.outcome({1: 0.9, 3: 0.8}).exits_N
     assert left_N.tolist() == np.where(expected_N == 5, -1, expected_N).tolist()

@@ -11,8 +11,16 @@ import pytest
 
 from earlyexit.errors import DataError
 from experiments.data import data_folder
-from experiments.studies.distilbert_exits import DISTILBERT_IMDB, RAMPS, ImdbRun, read_imdb_runs
-from experiments.studies.distilled import cut, distilled_cluster, half_of, imdb
+from experiments.studies.distilled_bert import (
+    DISTILBERT_IMDB,
+    RAMPS,
+    ImdbRun,
+    cut,
+    distilled_cluster,
+    half_of,
+    imdb,
+    read_imdb_runs,
+)
 from experiments.studies.e3_case import even_exits, exits_at_once, first_ramp, flat, like_e3, ramp_share, with_ramps_of
 from experiments.studies.side_by_side import (
     COLUMNS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.pame.cases import KINDS, Case, in_orders, in_steps, judged, promised
-from experiments.studies import pame_fig09_latency, pame_fig12_places, pame_fig14_moving_on, pame_fig15_number
+from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, promised
+from experiments.studies import exit_search
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -49,17 +49,17 @@ def test_thresholds_with_a_guarantee_take_the_place_of_searched_ones_where_there
 
 
 def test_the_studies_tell_what_is_saved() -> None:
-    latency = pame_fig09_latency.compare([[case()], [case()]])
+    latency = exit_search.fig09_compare([[case()], [case()]])
     told = {each.name: each.ours for each in latency.comparisons}
     assert told["precision kept (%), over all"] == 100
     assert told["GLUE (sst2): mean saved (%)"] == pytest.approx(100 * judged(case(), 64).mean_saved)
-    places = pame_fig12_places.places(case())
+    places = exit_search.places(case())
     assert [(each.ramp, each.is_chosen) for each in places] == [(0, True), (2, False)]
     assert all(each.error == pytest.approx(0) for each in places)
-    assert pame_fig12_places.compare({"sst2": places}, {"sst2": 4}).comparisons[1].ours == 25
-    moving = pame_fig14_moving_on.compare([[case()]])
+    assert exit_search.fig12_compare({"sst2": places}, {"sst2": 4}).comparisons[1].ours == 25
+    moving = exit_search.fig14_compare([[case()]])
     assert [each.ours for each in moving.comparisons] == [50, 50, 50]
-    number = pame_fig15_number.compare([[case()]])
+    number = exit_search.fig15_compare([[case()]])
     assert number.comparisons[0].ours is not None
     assert number.comparisons[0].ours > 0
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from earlyexit.split import Split
-from experiments.pame.saturated import Device
-from experiments.studies import pame_fig18_parallel_batches as fig18
+from experiments.studies import overlapping
+from experiments.studies.overlapping import Device
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from simulator.decisions import ByRamp
@@ -54,16 +54,16 @@ def test_an_exit_lets_out_as_many_as_keep_the_agreement() -> None:
         sample_ids=tuple(map(str, range(200))),
         scores_NR=np.linspace(1.0, 0.1, 200, dtype=np.float32)[:, None],
     )
-    assert fig18.surest(records).sure_NR[:, 0].tolist() == [True] * 150 + [False] * 50
+    assert overlapping.surest(records).sure_NR[:, 0].tolist() == [True] * 150 + [False] * 50
 
 
 def test_rate_latency_and_lateness_grow_with_the_threshold() -> None:
-    (case,) = fig18.cases("quick")
-    ramp, rows = fig18.rows_of(case, 16)
+    (case,) = overlapping.cases("quick")
+    ramp, rows = overlapping.rows_of(case, 16)
     assert ramp in case.decisions.ramps
-    overlapping = [row for row in rows if row.below is not None]
+    bounded = [row for row in rows if row.below is not None]
     for figure in ("times_stock", "mean", "late"):
-        values = [getattr(row, figure) for row in overlapping]
+        values = [getattr(row, figure) for row in bounded]
         assert values == sorted(values), figure
         assert values[-1] > values[0], figure
-    assert overlapping[0].alone == 1.0
+    assert bounded[0].alone == 1.0

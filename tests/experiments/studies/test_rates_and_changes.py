@@ -13,13 +13,10 @@ import pytest
 from earlyexit.split import Split
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.studies import fig14_gpus_needed as fig14
-from experiments.studies import fig15_cost as fig15
-from experiments.studies import fig16_adaptation as fig16
 from experiments.studies import fig19_bursts as fig19
-from experiments.studies.adapting import BIN_S, SIDES, bench, play, stretch
-from experiments.studies.cheapest import PRECISION, accelerators, least_that_holds, need
-from experiments.studies.fixed_rate import FixedRate, fixed_rate
+from experiments.studies import following, least_cost
+from experiments.studies.following import BIN_S, SIDES, bench, play, stretch
+from experiments.studies.least_cost import PRECISION, FixedRate, accelerators, fixed_rate, least_that_holds, need
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import equal_cluster
 from experiments.studies.study import Comparison, Ratios
@@ -76,7 +73,7 @@ def held() -> FixedRate:
 
 
 def test_14_sides_are_told_by_the_accelerators_that_hold_the_rate(held: FixedRate) -> None:
-    result = fig14.compare(held)
+    result = least_cost.fig14_compare(held)
     (picture,) = result.pictures
     assert isinstance(picture, Bars)
     assert picture.series == {"stock": (3,), "early-exit": (2,), "e3": (2,), "best": (2,)}
@@ -87,7 +84,7 @@ def test_14_sides_are_told_by_the_accelerators_that_hold_the_rate(held: FixedRat
 
 def test_14_other_cases_stand_after_the_largest_batch(held: FixedRate) -> None:
     needs = {**held.needs, "stock": held.needs["e3"], "early-exit": (None,)}
-    result = fig14.compare(replace(held, cases={"made up": needs}))
+    result = least_cost.fig14_compare(replace(held, cases={"made up": needs}))
     assert ours(result) == {
         "stock / e3, batch 8": 1.5,
         "early-exit / e3, batch 8": 1.0,
@@ -100,14 +97,16 @@ def test_14_other_cases_stand_after_the_largest_batch(held: FixedRate) -> None:
 def test_15_the_cheaper_type_is_bought_where_it_suffices() -> None:
     # A K80 takes 4 ms an input for 0.5 USD/h: 600/s take 2.4 of them, so 3 of 1.5 USD/h; or 2 V100 of 4 USD/h.
     cluster = two_blocks(batches=(1,), slower=CHEAP)
-    result = fig15.compare(fixed_rate(cluster, half_leave(), {}, "quick", rate_per_s=600.0), cluster, half_leave())
+    result = least_cost.fig15_compare(
+        fixed_rate(cluster, half_leave(), {}, "quick", rate_per_s=600.0), cluster, half_leave()
+    )
     (picture,) = result.pictures
     assert isinstance(picture, Bars)
     assert (picture.series["stock"], picture.series["e3"]) == ((1.5,), (1.0,))
     assert [row[2] for row in result.tables[0].rows[:3]] == ["3 K80", "2 K80", "2 K80"]
     most, least = result.comparisons[:2]
     assert ((most.ours, most.paper), (least.ours, least.paper)) == ((1.5, 1.78), (1.0, 1.35))
-    device, usd_per_hour = fig15.least_in_fractions(cluster, 600.0)
+    device, usd_per_hour = least_cost.least_in_fractions(cluster, 600.0)
     assert device == "K80"
     assert usd_per_hour == pytest.approx(600 * 0.004 * 0.5)
 
@@ -124,7 +123,7 @@ PLAYED: dict[str, Any] = {
 
 def test_16_the_paper_is_compared_where_inputs_are_hardest_in_a_closed_loop() -> None:
     slower = PLAYED | {"goodput_per_s": dict.fromkeys(SIDES, (1.0, 1.0, 1.0))}
-    result = fig16.result_of({"homogeneous, closed loop": PLAYED, "homogeneous, open loop": slower})
+    result = following.result_of({"homogeneous, closed loop": PLAYED, "homogeneous, open loop": slower})
     first, second, *_ = result.comparisons
     assert first == Comparison("homogeneous, closed loop: e3 / stock, 20:80", 1.0, 0.77)
     assert second == Comparison("homogeneous, closed loop: best / stock, 20:80", 1.2)
@@ -139,7 +138,7 @@ def test_16_the_paper_is_compared_where_inputs_are_hardest_in_a_closed_loop() ->
 
 def test_16_a_side_without_a_plan_is_a_gap() -> None:
     without = PLAYED | {"goodput_per_s": PLAYED["goodput_per_s"] | {"stock": (None, None, None)}}
-    result = fig16.result_of({"homogeneous, closed loop": without})
+    result = following.result_of({"homogeneous, closed loop": without})
     assert (result.comparisons[0].ours, result.best.over_stock) == (None, None)
 
 
@@ -161,7 +160,7 @@ def test_16_rates_are_those_at_the_speed_of_the_paper() -> None:
     # A phase is many batches long: its ends fall into batches, which answer 128 inputs at once. With phases a tenth as
     # long that alone is worth 7 %.
     on = bench(equal_cluster(stretch(100.0)), bert12_sst2("entropy"), time_scale=100.0, probe_share=0.0)
-    played = fig16.play_all(on, "open", sides=("stock",))
+    played = following.play_all(on, "open", sides=("stock",))
     assert len(played["bins_per_s"]["stock"]) == on.duration_s / BIN_S
     for rate in played["goodput_per_s"]["stock"]:
         assert rate == pytest.approx(5931, rel=0.02)  # 16 V100, batches of 8 in 21.58 ms

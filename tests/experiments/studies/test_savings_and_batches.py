@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from experiments.studies import fig02_savings as fig02
+from experiments.studies import batch_limits, distilled_bert
 from experiments.studies import fig03_shrinking as fig03
-from experiments.studies import fig07_homogeneous as fig07
-from experiments.studies import fig09_distilbert as fig09
 from experiments.studies import fig13_mixed_accelerators as fig13
 from experiments.studies import fig17_latency as fig17
 from experiments.studies import fig18_pabee as fig18
-from experiments.studies.distilbert_exits import ImdbRun
+from experiments.studies.distilled_bert import ImdbRun
 from experiments.studies.e3_case import exits_at_once
 from experiments.studies.picture import Box, Boxes
 from experiments.studies.record import missing_data
@@ -49,14 +47,14 @@ def test_2_the_accuracy_lost_is_the_full_models_less_that_of_early_answers() -> 
     outcome = four_inputs().outcome({0: 0.4})
     # The first input leaves with a wrong answer; the full model is right on all but the second.
     assert outcome.full_accuracy == 0.75
-    assert fig02.lost_N(outcome).tolist() == [1, 0, 0, 0]
-    chance = fig02.chance_of_loss(outcome, np.random.default_rng(0), 2000)
+    assert distilled_bert.lost_N(outcome).tolist() == [1, 0, 0, 0]
+    chance = distilled_bert.chance_of_loss(outcome, np.random.default_rng(0), 2000)
     assert chance == pytest.approx((0.25 * 0.75 / 4) ** 0.5, rel=0.1)  # of a share of 4 draws, 1 in 4 of which counts
 
 
 def test_2_both_models_are_compared() -> None:
     six_blocks = table((1,), (1.0,), 6, 0.1)
-    result = fig02.compare(four_inputs(), four_blocks().latency["V100"], [RUN, RUN], six_blocks, 10)
+    result = distilled_bert.fig02_compare(four_inputs(), four_blocks().latency["V100"], [RUN, RUN], six_blocks, 10)
     found = ours(result)
     # Inputs take 1, 2, 3 and 4 of 4 blocks.
     assert found["BERT: compute saved (%)"] == pytest.approx(37.5)
@@ -73,9 +71,9 @@ def test_2_both_models_are_compared() -> None:
     assert len(result.pictures) == 2
 
 
-@needs_records(bool(missing_data(fig02.STUDY.about.needs)))
+@needs_records(bool(missing_data(distilled_bert.FIG02_STUDY.about.needs)))
 def test_2_on_recorded_exits_bert_saves_more_than_the_distilled_model() -> None:
-    found = ours(fig02.run("quick"))
+    found = ours(distilled_bert.fig02_run("quick"))
     distilled = found["DistilBERT: latency saved, as Apparate printed it (%)"] or 0.0
     assert (found["BERT: latency saved (%)"] or 0.0) > distilled > 0
 
@@ -133,7 +131,7 @@ def test_3_of_recorded_batches_larger_ones_lose_less() -> None:
 
 def test_7_e3s_circumstances_are_added_one_after_the_other() -> None:
     problem = four_blocks()
-    exits, flat_times, dear_ramps, at_once = fig07.cases(problem).values()
+    exits, flat_times, dear_ramps, at_once = batch_limits.fig07_cases(problem).values()
     assert exits[0] is problem
     assert flat_times[1] is exits[1], "the same inputs"
     flat, dearer = flat_times[0].latency["V100"], dear_ramps[0].latency["V100"]
@@ -143,22 +141,22 @@ def test_7_e3s_circumstances_are_added_one_after_the_other() -> None:
 
 
 def test_7_quick_effort_gives_the_figure_without_other_cases() -> None:
-    result = fig07.compare(four_blocks(), inputs_at(0.4), {}, "quick")
+    result = batch_limits.fig07_compare(four_blocks(), inputs_at(0.4), {}, "quick")
     assert ours(result)["e3 / early-exit, batch 8"] == result.e3.over_early_exit
     assert ours(result)["e3 / stock, batch 8"] == result.e3.over_stock
     assert result.e3.over_early_exit is not None
     assert len(result.pictures) == 1
-    assert fig07.STUDY.about.paper.over_early_exit == 1.44
+    assert batch_limits.FIG07_STUDY.about.paper.over_early_exit == 1.44
 
 
 def test_9_the_run_is_apparates_own_with_most_exits() -> None:
     more, others = replace(RUN, exits={2: 110}), replace(RUN, exits={2: 120}, is_plain=False)
-    assert fig09.most_exits([RUN, more, others]) is more
+    assert distilled_bert.most_exits([RUN, more, others]) is more
 
 
 def test_9_every_side_stands_there_with_quick_effort() -> None:
     inputs = inputs_at(0.4)
-    result = fig09.compare(four_blocks(), inputs, inputs, "quick")
+    result = distilled_bert.fig09_compare(four_blocks(), inputs, inputs, "quick")
     assert all(each is not None for each in ours(result).values())
     # Inputs take 1, 2, 3 and 4 of 4 blocks, and 1 + 0.75 + 0.5 ramps of a tenth.
     assert ours(result)["full batches throughout / stock, batch 8"] == pytest.approx(4 / (2.5 + 0.225))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.pame.load_changes import KINDS, of_kind
-from experiments.studies import fig08_vision as fig08
-from experiments.studies import pame_fig16_load_changes as fig16
-from experiments.studies.vision import cifar, one_threshold, place_in, places_of, vision_cluster
+from experiments.studies import batch_limits, load_changes
+from experiments.studies.batch_limits import cifar, one_threshold, place_in, places_of, vision_cluster
+from experiments.studies.load_changes import KINDS, of_kind
 from profiles.records import ExitRecords
 from tests.experiments.studies.cases import four_blocks, inputs_at, ours
 
@@ -47,25 +46,28 @@ def test_one_threshold_is_the_lowest_that_loses_two_per_cent() -> None:
 
 def test_8_quick_effort_gives_the_figure_without_other_cases() -> None:
     problem, inputs = four_blocks(), inputs_at(0.4)
-    result = fig08.compare((problem, inputs), {}, "quick")
+    result = batch_limits.fig08_compare((problem, inputs), {}, "quick")
     assert ours(result)["e3 / early-exit, batch 8"] == result.e3.over_early_exit
-    assert (fig08.STUDY.about.paper.over_stock, fig08.STUDY.about.paper.over_early_exit) == (1.58, 1.74)
+    assert (batch_limits.FIG08_STUDY.about.paper.over_stock, batch_limits.FIG08_STUDY.about.paper.over_early_exit) == (
+        1.58,
+        1.74,
+    )
 
 
 def test_16_where_more_move_on_the_exit_goes_later() -> None:
-    case = fig16.case_of("darker", images(3000, {"clear": 0.9, "dark": 0.3, "noisy": 0.5}))
+    case = load_changes.case_of("darker", images(3000, {"clear": 0.9, "dark": 0.3, "noisy": 0.5}))
     assert (case.place.ramp, len(case.history), len(case.served)) == (3, 1200, 4800)
-    served = fig16.by_pame(case)
+    served = load_changes.by_pame(case)
     assert "the exit moves from ramp 3 to ramp 10 at 0.5" in served.changes[0].words
-    told = fig16.parts(case, {"pame": served, "tuned once": fig16.once(case)})
+    told = load_changes.parts(case, {"pame": served, "tuned once": load_changes.once(case)})
     assert told["tuned once"]["before"].slow < 2
     assert told["tuned once"]["changed"].slow > 2
     assert told["pame"]["after the reaction"].slow < 2
 
 
 def test_16_figures_are_of_whole_batches_under_one_setting() -> None:
-    case = fig16.case_of("darker", images(800, dict.fromkeys(KINDS, 2.0)))
-    found = fig16.figures(case, fig16.once(case), 5, 160)
+    case = load_changes.case_of("darker", images(800, dict.fromkeys(KINDS, 2.0)))
+    found = load_changes.figures(case, load_changes.once(case), 5, 160)
     table = case.table
     until_s = table.block_s_NB[: case.place.ramp + 1].sum(0) + table.ramp_s_EB[0]
     at_16 = table.batches.index(16)
@@ -74,5 +76,5 @@ def test_16_figures_are_of_whole_batches_under_one_setting() -> None:
 
 
 def test_16_is_of_pames_paper() -> None:
-    about = fig16.STUDY.about
+    about = load_changes.FIG16_STUDY.about
     assert (about.system, about.figure, about.heading) == ("PAME", "16", "Figure 16")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.tcb.cost import Cost, Work
-from experiments.tcb.schemes import grouped
+from experiments.tcb_device import Cost, Work, grouped
 
 
 def divisions(items: list[int]) -> Iterator[list[list[int]]]:

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from experiments.tcb.cost import Cost
-from experiments.tcb.real import Timed, grouped_rows, packed, schemes_of, tokens_computed
-from experiments.tcb.rows import Rows, concatenated_rows, outputs_of, padded_rows
+from experiments.studies.packing import (
+    Rows,
+    Timed,
+    concatenated_rows,
+    grouped_rows,
+    outputs_of,
+    packed,
+    padded_rows,
+    schemes_of,
+    tokens_computed,
+)
+from experiments.tcb_device import Cost
 from tests.earlyexit.models import SMALL, small
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=8)

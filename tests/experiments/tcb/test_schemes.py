@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earlyexit.errors import DataError
-from experiments.tcb.cost import Cost, Work, fit, published_v100
-from experiments.tcb.schemes import Scheme, grouped, layout
+from experiments.tcb_device import Cost, Scheme, Work, fit, grouped, layout, published_v100
 
 COST = Cost(fixed_s=5.0, token_s=1.0, cell_s=0.1)
 LENGTHS = [2, 4, 3, 1]

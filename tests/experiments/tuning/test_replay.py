@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tuning.replay import Fixed, TunedThresholds, observed, replay
+from experiments.served_streams import Fixed, TunedThresholds, observed, tuned_replay
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question
 from optimizer.live.tuning.rows import never
@@ -41,14 +41,14 @@ def tuned(delay: int = 0) -> TunedThresholds:
 
 def test_where_nobody_watches_a_replay_is_the_outcome_of_its_thresholds() -> None:
     thresholds = dict.fromkeys(RECORDS.ramps, 0.9)
-    found, outcome = replay(RECORDS, Fixed(thresholds=thresholds)), RECORDS.outcome(thresholds)
+    found, outcome = tuned_replay(RECORDS, Fixed(thresholds=thresholds)), RECORDS.outcome(thresholds)
     assert (found.exits_N == outcome.exits_N).all()
     assert found.agreement == pytest.approx(outcome.agreement)
 
 
 def test_new_thresholds_answer_what_comes_after_the_delay() -> None:
     controller = tuned(delay=20)
-    found = replay(RECORDS, controller, batch=8)
+    found = tuned_replay(RECORDS, controller, batch=8)
     first = controller.changes[0].at_s
     assert (found.exits_N[: int(first) + 21] == 3).all()
     assert (found.exits_N[int(first) + 21 :] < 3).any()
@@ -64,6 +64,6 @@ def test_of_inputs_that_leave_for_good_only_probes_are_whole() -> None:
 
 def test_by_probes_alone_tuning_takes_as_many_inputs_more() -> None:
     whole, probes = tuned(), tuned()
-    replay(RECORDS, whole)
-    replay(RECORDS, probes, probe_N=np.random.default_rng(0).random(len(RECORDS)) < 0.5, stay=False)
+    tuned_replay(RECORDS, whole)
+    tuned_replay(RECORDS, probes, probe_N=np.random.default_rng(0).random(len(RECORDS)) < 0.5, stay=False)
     assert 1.5 * whole.changes[0].at_s < probes.changes[0].at_s < 3 * whole.changes[0].at_s

@@ -1,0 +1,251 @@
+"""Recorded tasks of PAME's studies, their exits and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from experiments.data import RUNS, data_folder
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from experiments.studies.study import StudyResult, Table
+from optimizer.pame.checks import GivenChecks
+from optimizer.pame.on_batches import Batching, BatchTimes
+from optimizer.pame.precision import normalised
+from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
+from optimizer.pame.times import Seconds, seconds_of
+from optimizer.risk import Guarantee
+from optimizer.thresholds import design_rows, divide, learn_then_test
+from profiles.batches import RecordedBatches
+from profiles.catalogue import published_profile
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+# Where the models are that PAME's experiments look at, and which command makes each.
+
+MODELS = RUNS / "pame"
+"""Calibrated folders of jointly trained models, by the names of `MAKERS`."""
+MAKERS: Mapping[str, str] = {
+    "cifar10": "python -m experiments.trained.joint_cifar10",
+    "lsp": "python -m experiments.trained.vision --case lsp",
+    "camvid": "python -m experiments.trained.vision --case camvid",
+}
+"""The command that trains and calibrates each; all need OFFRAMP_DATA."""
+
+
+def records_file(name: str) -> Path:
+    """A model's exit records, there or not."""
+    return MODELS / name / "exit_records.npz"
+
+
+def require_model(folder: Path, *files: str) -> Path:
+    """A model folder that has these files too; ends the experiment with a sentence where one is absent."""
+    missing = next((name for name in ("model.json", *files) if not (folder / name).is_file()), None)
+    if missing is not None:
+        maker = f"; {MAKERS[folder.name]} makes it" if folder.name in MAKERS else ""
+        raise SystemExit(f"skipped: {folder / missing} is not there{maker}")
+    return folder
+
+
+def telling_absent(result: StudyResult, names: Sequence[str]) -> StudyResult:
+    """A study's result, with the models that it had to leave out, and what makes them."""
+    rows = tuple((name, MAKERS[name]) for name in names if name in MAKERS and not records_file(name).is_file())
+    if not rows:
+        return result
+    return replace(result, tables=(*result.tables, Table("Not here", ("", "made by"), rows)))
+
+
+# What PAME's search is tried on: recorded exits, and published seconds of the accelerator that they run on.
+
+ORDERS = 20
+"""Random orders in which the recorded inputs arrive: half a validation set makes few batches of 64."""
+SEED = 0
+DESIGN_SHARE = 0.25
+"""Of the half that exits are found by, what lays the path of thresholds with a guarantee; the rest tests them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A task of the paper's, and what stands for it here."""
+
+    task: str
+    batches: tuple[int, ...]
+    """Small, medium, large (section 7.1)."""
+    published: tuple[str, int]
+    """Model and input length in the catalogue."""
+    exit_share: float
+    """What one exit takes, of the whole model's time."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "sst2": Kind(task="GLUE", batches=(16, 32, 64), published=("bert-base", 128), exit_share=(20.03 / 16.75 - 1) / 11),
+    "cifar10": Kind(task="classification", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.089),
+    "lsp": Kind(task="pose", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.279),
+    "camvid": Kind(task="segmentation", batches=(2, 4, 8), published=("resnet50", 224), exit_share=0.346),
+}
+"""Shares: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2); one of classification 8.9 %, of pose 27.9 %
+(figure 17); OCRNet has 34.6 % of the backbone's operations (section 3.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """One task's recorded exits on one accelerator."""
+
+    name: str
+    kind: Kind
+    search: ExitRecords
+    """Half of the records, in many orders: what exits are found by (section 7.1)."""
+    known: ExitRecords
+    """That half, every input once."""
+    test: ExitRecords
+    """The other half: what they are judged by."""
+    table: LatencyTable
+
+    @property
+    def seconds(self) -> Seconds:
+        return seconds_of(self.table, self.search.ramps)
+
+    def checks(self) -> SearchedChecks:
+        """Ten thresholds for each exit, precision by the truth.
+
+        A label's confidence has the paper's; what maps are sure of lies elsewhere, so theirs are tenths of the inputs.
+        """
+        tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
+        return SearchedChecks.of(self.search, by_truth=True, grid=TEN_CONFIDENCES if self.search.zero_one else tenths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """What found exits do on inputs that they were not found by."""
+
+    found: FoundExits
+    times: BatchTimes
+    precision: float
+    """Over the full model's."""
+    moving: tuple[float, ...]
+    """Per exit, the share of all inputs that is inside after it."""
+
+    @property
+    def mean_saved(self) -> float:
+        """Share of the time without exits."""
+        return _saved(self.times.mean_s, self.times.whole_s)
+
+    @property
+    def tail_saved(self) -> float:
+        """The same of the mean over batches of the last answer's time."""
+        return _saved(self.times.tail_s, self.times.whole_s)
+
+
+def _saved(seconds: float, whole_s: float) -> float:
+    """Nothing where no exit is: what sums leave is rounded away."""
+    return round(1 - seconds / whole_s, 9) + 0.0
+
+
+def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case]:
+    """Those whose records are there; `seed` divides them in halves."""
+    found = [(name, records_of(name)) for name in names]
+    return [_case(name, records, seed) for name, records in found if records is not None]
+
+
+def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None) -> Judged:
+    """Find exits on one half of the records, and judge them (or the first of them) on the other."""
+    found = find_exits(case.seconds, case.checks(), batch, options)
+    return judged_exits(case, found, found.ramps[:most_exits])
+
+
+def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
+    """The same with thresholds of Learn-then-Test in the place of searched ones; None where nothing can be promised."""
+    design, tested = divide(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
+    try:
+        thresholds = learn_then_test(case.known.subset(design), case.known.subset(tested), guarantee).thresholds
+    except DataError:
+        return None
+    if not thresholds:
+        return None
+    checks = GivenChecks(batches=recorded_batches(case.search, thresholds, batch))
+    found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
+    return judged_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
+
+
+def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
+    """Some of the exits that a search found."""
+    return judged_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
+
+
+def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Judged:
+    """Any exits with thresholds of their own."""
+    outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
+    return Judged(
+        found=found,
+        times=Batching(seconds=case.seconds, size=found.batch).times(outcome.exits_N, ramps),
+        precision=normalised(outcome),
+        moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
+    )
+
+
+def in_orders(records: ExitRecords, orders: int = ORDERS, seed: int = SEED) -> ExitRecords:
+    """The same inputs arriving again and again, in another order each time."""
+    rng = np.random.default_rng(seed)
+    return records.subset(np.concatenate([rng.permutation(len(records)) for _ in range(orders)]))
+
+
+def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
+    """The published whole model, evenly shared among so many blocks; exits as `Kind` says."""
+    model, length = kind.published
+    table = published_profile(model, "V100").at(length)
+    whole_s_B = table.block_s_NB.sum(0)
+    return LatencyTable(
+        batches=table.batches,
+        block_s_NB=np.tile(whole_s_B / num_blocks, (num_blocks, 1)),
+        ramp_s_EB=np.tile(whole_s_B * kind.exit_share, (num_ramps, 1)),
+    )
+
+
+def in_steps(table: LatencyTable, steps: Sequence[int], most: int) -> LatencyTable:
+    """Every batch takes what the next of some sizes takes, as padded batches do (figure 13(c))."""
+    sizes = np.arange(1, most + 1)
+    padded = np.array([min(step for step in steps if step >= size) for size in sizes], dtype=np.float64)
+    return LatencyTable(
+        batches=tuple(sizes.tolist()), block_s_NB=table.blocks_at(padded), ramp_s_EB=table.ramps_at(padded)
+    )
+
+
+def recorded_batches(records: ExitRecords, thresholds: Mapping[int, float], size: int) -> RecordedBatches:
+    """Of all ramps of the records."""
+    return RecordedBatches.of_records(records, thresholds, size, records.ramps)
+
+
+def _case(name: str, records: ExitRecords, seed: int) -> Case:
+    kind = KINDS[name]
+    order = np.random.default_rng(seed).permutation(len(records))
+    half = len(records) // 2
+    return Case(
+        name=name,
+        kind=kind,
+        search=in_orders(records.subset(order[:half]), seed=seed),
+        known=records.subset(order[:half]),
+        test=in_orders(records.subset(order[half:]), seed=seed + 1),
+        table=v100(kind, records.num_blocks, len(records.ramps)),
+    )
+
+
+def records_of(name: str) -> ExitRecords | None:
+    """Of one of `KINDS`, as they were recorded; None where they are not there, or do not know the truth."""
+    if name == "sst2":
+        folder = data_folder()
+        if folder is None or not (folder / BERT12_SST2).exists():
+            return None
+        records = bert12_sst2("confidence")
+        # The records' full model is their deepest exit, so that ramp 10 agrees by construction.
+        return records.of_ramps(records.ramps[:-1])
+    path = records_file(name)
+    return _load(path) if path.is_file() else None
+
+
+def _load(path: Path) -> ExitRecords | None:
+    records = ExitRecords.load(path)
+    return None if records.true_losses_NE is None else records

@@ -1,0 +1,520 @@
+"""How a recorded stream is served: which ramps, which thresholds, and when answers come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from experiments.apparate.recording import KINDS, Kind, Stream, streams
+from experiments.studies.study import Effort
+from optimizer.live.best_ramps import best_ramps, greedily, of_ramps
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
+from optimizer.live.ramp_mover import move, spread_out
+from optimizer.live.tuning.base import Question, Tuned, Tuner
+from optimizer.live.tuning.rows import never, records_of
+from optimizer.live.tuning.tuners import make_tuner
+from optimizer.risk import Guarantee
+from profiles.catalogue import published_profile
+from profiles.records import ExitRecords
+from profiles.scores import SCORES, BoolArray, FloatArray
+from profiles.stream import Observations, shape_of
+from profiles.table import LatencyTable
+
+# How early answers were, and how often they were the full model's, of a stream that was served.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answered:
+    """What became of every input (N), in order."""
+
+    answer_s_N: FloatArray
+    losses_N: FloatArray
+    """Against the full model."""
+    whole_s: float
+    """What the model without ramps takes."""
+
+    @property
+    def agreement(self) -> float:
+        """Share answered as the full model does."""
+        return 1 - float(self.losses_N.mean())
+
+    @property
+    def worst_agreement(self) -> float:
+        """Of the tenths of the stream, the one that is answered worst."""
+        return min(1 - float(part.mean()) for part in np.array_split(self.losses_N, 10))
+
+    def saved(self, percentile: float) -> float:
+        """Share of the whole model's seconds that this percentile of the latencies saves; below 0: it costs."""
+        return 1 - float(np.percentile(self.answer_s_N, percentile)) / self.whole_s
+
+    @property
+    def mean_saved(self) -> float:
+        """The same of the mean."""
+        return 1 - float(self.answer_s_N.mean()) / self.whole_s
+
+    @staticmethod
+    def join(parts: Sequence[Answered]) -> Answered:
+        """One after the other."""
+        return Answered(
+            answer_s_N=np.concatenate([part.answer_s_N for part in parts]),
+            losses_N=np.concatenate([part.losses_N for part in parts]),
+            whole_s=parts[0].whole_s,
+        )
+
+    def since(self, first: int) -> Answered:
+        """Without the first inputs."""
+        return Answered(answer_s_N=self.answer_s_N[first:], losses_N=self.losses_N[first:], whole_s=self.whole_s)
+
+
+# Thresholds that are set once and stay: what early-exit models have without Apparate (its sections 2.3 and 5.3).
+
+GRID = 200
+"""Thresholds that are tried where all ramps have the same."""
+
+
+def answered(
+    records: ExitRecords, thresholds: Mapping[int, float], times: ExitTimes, *, evaluated: Collection[int] | None = None
+) -> Answered:
+    """What these ramps, and no others, do with these inputs; `evaluated`: the ramps that cost time, None: the same."""
+    outcome = records.outcome(thresholds)
+    released_s_K = times.released_s(thresholds if evaluated is None else evaluated)
+    return Answered(answer_s_N=released_s_K[outcome.exits_N], losses_N=outcome.losses_N, whole_s=times.whole_s)
+
+
+def optimal(records: ExitRecords, times: ExitTimes) -> Answered:
+    """Every input leaves at the earliest ramp that answers right, and ramps cost nothing (Apparate section 2.2)."""
+    right_NE = np.column_stack([records.losses_NR == 0, np.ones(len(records), dtype=bool)])
+    exits_N = np.array([*records.ramps, records.num_blocks - 1])[right_NE.argmax(1)]
+    return Answered(answer_s_N=times.released_s(())[exits_N], losses_N=np.zeros(len(records)), whole_s=times.whole_s)
+
+
+def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]) -> dict[int, float]:
+    """The one threshold for all of these ramps that saves most while at most the budget is lost on these inputs.
+
+    On a grid of the scores' quantiles, which is exact to one in 200 of them. Nobody leaves where none keeps it.
+    """
+    columns = [records.ramps.index(ramp) for ramp in ramps]
+    grid = np.quantile(records.scores_NR[:, columns], np.linspace(0, 1, GRID + 1))
+    found = dict.fromkeys(ramps, SCORES[records.score].never)
+    most = answered(records, found, times).mean_saved
+    for threshold in np.unique(grid).tolist():
+        tried = dict.fromkeys(ramps, threshold)
+        outcome = answered(records, tried, times)
+        if outcome.losses_N.mean() <= budget and outcome.mean_saved > most:
+            found, most = tried, outcome.mean_saved
+    return found
+
+
+def sampled(records: ExitRecords, share: float, rng: np.random.Generator) -> ExitRecords:
+    """Inputs drawn evenly over a stream, in order."""
+    rows = rng.choice(len(records), size=round(len(records) * share), replace=False)
+    return records.subset(np.sort(rows).astype(np.int64))
+
+
+def greedy_thresholds(
+    records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]
+) -> dict[int, float]:
+    """One threshold per ramp, as Apparate's greedy search finds them on these inputs."""
+    return dict(greedily(times, budget)(of_ramps(records, ramps)))
+
+
+# Streams drawn at random, for quick runs and tests: ramps that are surer where they are right, until inputs drift.
+
+NUM_INPUTS = 1800
+NUM_BLOCKS = 6
+RAMPS = tuple(range(NUM_BLOCKS - 1))
+MADE_UP_PERIOD = 450
+"""Inputs until it is harder, or easier, again."""
+
+
+def stream(name: str, seed: int = 0, num_inputs: int = NUM_INPUTS, *, hardest: float = 0.6) -> Stream:
+    """Inputs whose difficulty, from 0 to 1, lies below 0.3 in one period and reaches up to `hardest` in the next.
+
+    A ramp is right more often the deeper it sits and the easier the input is. It is sure where it is right, and on
+    inputs harder than any at the beginning it is sure of wrong answers too.
+    """
+    rng = np.random.default_rng(seed)
+    reach_N = np.where(np.arange(num_inputs) // MADE_UP_PERIOD % 2 == 0, 0.3, hardest)
+    difficulty_N = rng.uniform(0, 1, num_inputs) * reach_N
+    depth_R = (np.array(RAMPS) + 1) / NUM_BLOCKS
+    right_NR = rng.uniform(0, 1, (num_inputs, len(RAMPS))) < 1 - difficulty_N[:, None] * (1 - 0.8 * depth_R)
+    blind_NR = (difficulty_N[:, None] > 0.3) & (rng.uniform(0, 1, right_NR.shape) < 0.5)
+    sure_NR = np.where(right_NR | blind_NR, rng.beta(8, 1, right_NR.shape), rng.beta(3, 3, right_NR.shape))
+    records = ExitRecords(
+        score="confidence",
+        num_blocks=NUM_BLOCKS,
+        ramps=RAMPS,
+        sample_ids=tuple(map(str, range(num_inputs))),
+        scores_NR=sure_NR.astype(np.float32),
+        losses_NR=(~right_NR).astype(np.float64),
+    )
+    return Stream(name=name, kind=KINDS[name], records=records)
+
+
+def made_up_streams() -> list[Stream]:
+    """Two, by the names of real ones: one of images, one of texts."""
+    return [stream(name, seed) for seed, name in enumerate(("weather", "gradual"))]
+
+
+def table() -> LatencyTable:
+    """Blocks that take as long as each other, and ramps that take a hundredth of the model."""
+    batches = (1, 2, 4, 8)
+    block_s = [[0.002 + 0.0005 * batch for batch in batches]] * NUM_BLOCKS
+    ramp_s = [[0.00015] * len(batches)] * len(RAMPS)
+    return LatencyTable.of_rows(batches, block_s, ramp_s)
+
+
+# A recorded stream and the times of the model that it was recorded with.
+
+BUDGET = 0.01
+"""Of answers that differ from the full model's (Apparate section 5.1)."""
+RAMP_BUDGET = 0.02
+"""What ramps may add to the worst case (the same)."""
+TEXT_DEVICE, VISION_DEVICE = "A6000", "V100"
+"""Apparate's own, of whose DistilBERT, with as many blocks as MiniLM, a figure per block is published; and the one of
+whose ResNet-50 times at many batch sizes are."""
+VISION_RAMP = 0.11 / 16
+"""A ramp's part of the model: BranchyNet's of a ResNet-50, one after each of its 16 blocks, cost 11 % (table 2)."""
+VISION_BLOCKS = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """What strategies are compared on."""
+
+    stream: Stream
+    table: LatencyTable
+
+    @property
+    def name(self) -> str:
+        return self.stream.name
+
+    @property
+    def kind(self) -> Kind:
+        return self.stream.kind
+
+    @property
+    def times(self) -> ExitTimes:
+        """At batch 1."""
+        return ExitTimes.of(self.table, self.stream.records.ramps, 1)
+
+
+def cases(effort: Effort) -> list[Case]:
+    """The eight streams; with quick effort two made-up ones, which need no data."""
+    if effort == "quick":
+        return [Case(stream=stream, table=table()) for stream in made_up_streams()]
+    return [Case(stream=stream, table=table_of(stream.kind)) for stream in streams()]
+
+
+@cache
+def table_of(kind: Kind) -> LatencyTable:
+    """Of a published model with as many blocks as the recorded one, or nearly: MiniLM has 6, ResNet-32 15."""
+    if kind == "text":
+        (table,) = published_profile("distilbert-base", TEXT_DEVICE).tables.values()
+        return table
+    (table,) = published_profile("resnet50", VISION_DEVICE).tables.values()
+    block_s_B = table.block_s_NB.sum(0) / VISION_BLOCKS
+    ramp_s_B = VISION_RAMP * table.block_s_NB.sum(0)
+    return LatencyTable(
+        batches=table.batches,
+        block_s_NB=np.tile(block_s_B, (VISION_BLOCKS, 1)),
+        ramp_s_EB=np.tile(ramp_s_B, (VISION_BLOCKS - 1, 1)),
+    )
+
+
+# A recorded stream served batch by batch, while something watches what was seen and sets ramps and thresholds.
+
+BATCH = 16
+"""Inputs between two looks: Apparate's window (section 3.2)."""
+
+
+class Controller(Protocol):
+    """What watches and sets."""
+
+    @property
+    def thresholds(self) -> Mapping[int, float]:
+        """Of the ramps that are active now, and of no others."""
+        ...
+
+    def told(self, seen: Observations) -> None:
+        """Inputs that were answered under `thresholds`, in their order; their times are positions in the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Nobody watches."""
+
+    thresholds: Mapping[int, float]
+
+    def told(self, seen: Observations) -> None: ...
+
+
+class TunedThresholds:
+    """Ramps that stay as they are, and a tuner that sets their thresholds."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], *, delay: int = 0) -> None:
+        """`thresholds`: of the active ramps at the beginning. `delay`: inputs until what the tuner says is in force."""
+        self.thresholds = thresholds
+        self.changes: list[Tuned] = []
+        """What the tuner said; times are positions in the stream."""
+        self._tuner = tuner
+        self._delay = delay
+        self._coming: list[tuple[float, Tuned]] = []
+        tuner.follow(thresholds, 0.0)
+
+    @property
+    def alarms(self) -> int:
+        """How often the tuner raised one."""
+        return sum(each.why == "alarm" for each in self.changes)
+
+    def told(self, seen: Observations) -> None:
+        """What the tuner says holds from the next batch on that begins after the delay."""
+        found = self._tuner.observe(seen)
+        if found is not None:
+            self.changes.append(found)
+            self._coming.append((after(seen) + self._delay, found))
+        while self._coming and self._coming[0][0] <= after(seen):
+            self.set(self._coming.pop(0)[1].thresholds, after(seen))
+
+    def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        """From a time on."""
+        self.thresholds = thresholds
+        self._tuner.follow(thresholds, since_s)
+
+
+def after(seen: Observations) -> float:
+    """A time between these inputs and the next."""
+    return float(seen.times_s_N[-1]) + 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What became of the stream's inputs (N)."""
+
+    exits_N: npt.NDArray[np.int64]
+    losses_N: FloatArray
+    """Of the answers given, against the full model's."""
+    settings: Sequence[Mapping[int, float]]
+    """The thresholds of every batch."""
+
+    @property
+    def agreement(self) -> float:
+        """1 - mean loss of all answers."""
+        return 1 - float(self.losses_N.mean())
+
+
+def tuned_replay(
+    records: ExitRecords,
+    controller: Controller,
+    *,
+    batch: int = BATCH,
+    probe_N: BoolArray | None = None,
+    stay: bool = True,
+) -> Replayed:
+    """Of records in order of arrival; the ramps of the controller's thresholds are active.
+
+    `stay`: whether all inputs run on to the end of the model after their answer, so that they are seen at every active
+    ramp. Of those that leave for good only probes (`probe_N`) are; probes see the inactive ramps too.
+    """
+    if probe_N is None:
+        probe_N = np.zeros(len(records), dtype=bool)
+    parts: list[tuple[npt.NDArray[np.int64], FloatArray]] = []
+    settings = []
+    for first in range(0, len(records), batch):
+        rows_N = np.arange(first, min(first + batch, len(records)))
+        part, thresholds = records.subset(rows_N), dict(controller.thresholds)
+        outcome = part.outcome(thresholds)
+        parts.append((outcome.exits_N, outcome.losses_N))
+        settings.append(thresholds)
+        controller.told(observed(part, thresholds, probe_N[rows_N], stay=stay, first=first))
+    exits, losses = zip(*parts, strict=True)
+    return Replayed(exits_N=np.concatenate(exits), losses_N=np.concatenate(losses), settings=tuple(settings))
+
+
+def observed(
+    records: ExitRecords, thresholds: Mapping[int, float], probe_N: BoolArray, *, stay: bool, first: int = 0
+) -> Observations:
+    """What a service with these ramps and thresholds sees of some inputs; times are positions, counted from `first`."""
+    exits_N = records.outcome(thresholds).exits_N
+    active_NR = np.tile([ramp in thresholds for ramp in records.ramps], (len(records), 1))
+    seen_NR = (active_NR & ((np.array(records.ramps) <= exits_N[:, None]) | stay)) | probe_N[:, None]
+    end_N1 = ((exits_N == records.num_blocks - 1) | stay | probe_N)[:, None]
+    truth_NE = records.true_losses_NE
+    return Observations(
+        shape=shape_of(records),
+        times_s_N=first + np.arange(len(records), dtype=np.float64),
+        probe_N=probe_N,
+        stayed_N=np.full(len(records), stay),
+        active_NR=active_NR,
+        exits_N=exits_N.astype(np.int16),
+        scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
+        losses_NR=np.where(seen_NR & end_N1, records.losses_NR, np.nan).astype(np.float32),
+        true_losses_NE=None
+        if truth_NE is None
+        else np.where(np.column_stack([seen_NR, end_N1]), truth_NE, np.nan).astype(np.float32),
+    )
+
+
+# When the answers of a replayed stream came: every input runs on to the end of the model.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What became of a stream."""
+
+    answered: Answered
+    settings: Sequence[Mapping[int, float]]
+    """The thresholds of every batch."""
+
+    @property
+    def changes(self) -> int:
+        """How often a batch was served otherwise than the one before it."""
+        return sum(one != other for one, other in zip(self.settings, self.settings[1:], strict=False))
+
+    @property
+    def mean_ramps(self) -> float:
+        """Active ramps of the mean batch."""
+        return float(np.mean([len(setting) for setting in self.settings]))
+
+
+def replay_replay(
+    records: ExitRecords, controller: Controller, times: ExitTimes, *, probe_share: float = 0.0, seed: int = 0
+) -> Replay:
+    """Serve a stream; equal seeds probe the same batches."""
+    num_batches = -(-len(records) // BATCH)
+    probes_K = np.random.default_rng(seed).random(num_batches) < probe_share
+    found = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
+    return Replay(answered=_timed(found, probes_K, records, times), settings=found.settings)
+
+
+def _timed(found: Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
+    """Of probes all ramps take their time."""
+    answer_s = []
+    for index, (setting, is_probe) in enumerate(zip(found.settings, probes_K.tolist(), strict=True)):
+        exits_N = found.exits_N[index * BATCH : (index + 1) * BATCH]
+        answer_s.append(times.released_s(records.ramps if is_probe else setting)[exits_N])
+    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=found.losses_N, whole_s=times.whole_s)
+
+
+# How a stream is served: which ramps, who sets their thresholds, and what of it changes on the way.
+
+TunerName = Literal["guarantee", "apparate"]
+PROBE_SHARE = 0.05
+"""Batches that run all ramps, where ramps are planned."""
+STRATEGIES_PERIOD = 1000
+"""Inputs between two plans."""
+WINDOW = 600
+"""Inputs of which all ramps were seen that a plan rests on, the last ones."""
+CONFIDENCE = 0.9
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """What may be lost, and what ramps may add to the worst case."""
+
+    loss: float = BUDGET
+    ramps: float = RAMP_BUDGET
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The loss, with confidence."""
+        return Guarantee(budget=self.loss, confidence=CONFIDENCE)
+
+
+class PlannedRamps(TunedThresholds):
+    """Ramps are chosen every period by the last inputs of which all were seen; new ones let nobody out at first."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], known: Observations, budgets: Budgets) -> None:
+        """`known`: inputs from before, all ramps of which were seen."""
+        super().__init__(tuner, thresholds)
+        self._known = known
+        self._budgets = budgets
+        self._next_s = float(STRATEGIES_PERIOD)
+
+    def told(self, seen: Observations) -> None:
+        """Plan where a period is over."""
+        super().told(seen)
+        probes = seen.take(seen.probe_N)
+        if len(probes):
+            joined = Observations.join(seen.shape, [self._known, probes])
+            self._known = joined.take(np.arange(max(0, len(joined) - WINDOW), len(joined)))
+        if after(seen) >= self._next_s:
+            self._next_s += STRATEGIES_PERIOD
+            self._plan(after(seen))
+
+    def _plan(self, since_s: float) -> None:
+        question = self._tuner.question
+        records = records_of(self._known, self._known.shape.ramps)
+        found = best_ramps(
+            records, question.times, self._budgets.ramps, greedily(question.times, self._budgets.loss)
+        ).ramps
+        if set(found) != set(self.thresholds):
+            kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in found}
+            self.set(never(question.score, found) | kept, since_s)
+
+
+class MovedRamps(TunedThresholds):
+    """Apparate's mover: a round every 128 inputs, by those since the last one, of which the active ramps were seen."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], budgets: Budgets) -> None:
+        super().__init__(tuner, thresholds)
+        self._budgets = budgets
+        self._window: list[Observations] = []
+
+    def told(self, seen: Observations) -> None:
+        """Move where a round is over."""
+        ramps = set(self.thresholds)
+        super().told(seen)
+        self._window.append(seen)
+        if sum(map(len, self._window)) < MOVES_EVERY:
+            return
+        window = records_of(Observations.join(seen.shape, self._window), sorted(ramps))
+        question = self._tuner.question
+        tune = greedily(question.times, self._budgets.loss)
+        moved = move(window, self.thresholds, question.times, tune, self._budgets.ramps)
+        self._window = []
+        if moved.thresholds != self.thresholds:
+            self.set(moved.thresholds, after(seen))
+
+
+def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
+    """A new one for a stream."""
+    score = case.stream.records.score
+    return make_tuner(name, Question(score=score, guarantee=budgets.guarantee, times=case.times))
+
+
+def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """The ramps that Apparate begins with, all along; a tuner sets their thresholds."""
+    return with_ramps(case, spread_out(case.times, budgets.ramps), name, budgets)
+
+
+def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """These ramps all along; a tuner sets their thresholds."""
+    controller = TunedThresholds(tuner_of(name, case, budgets), never(case.stream.records.score, ramps))
+    return replay_replay(case.stream.served, controller, case.times)
+
+
+def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """Ramps chosen by the beginning, and again every period by what probes saw."""
+    initial = case.stream.initial
+    ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
+    known = observed(initial, {}, np.ones(len(initial), dtype=bool), stay=True, first=-len(initial))
+    thresholds = never(case.stream.records.score, ramps)
+    controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
+    return replay_replay(case.stream.served, controller, case.times, probe_share=PROBE_SHARE)
+
+
+def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """Evenly spaced ramps to begin with, moved every 128 inputs."""
+    ramps = spread_out(case.times, budgets.ramps)
+    thresholds = never(case.stream.records.score, ramps)
+    controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
+    return replay_replay(case.stream.served, controller, case.times)

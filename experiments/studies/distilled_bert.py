@@ -1,0 +1,373 @@
+"""E3, figures 2 and 9: what exits save, and a distilled BERT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from earlyexit.errors import DataError
+from experiments.data import require_data
+from experiments.problems import ENTROPY
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from experiments.studies.e3_case import LARGEST_BATCH
+from experiments.studies.picture import Bars, Lines, Picture
+from experiments.studies.side_by_side import batch_bars, by_batch, document_by_side, ratios_of, with_flat_times
+from experiments.studies.sides import BATCHES, NUM_ROWS, SEED, Savings, Workload, equal_cluster, savings, workload
+from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts
+from optimizer.problem import PlanProblem
+from profiles.catalogue import published_profile
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+from profiles.scores import FloatArray
+from profiles.table import LatencyTable
+from simulator.decisions import ByRamp, nested, recorded
+
+# Where inputs left DistilBERT in Apparate's runs on IMDB, by the shares that were printed.
+
+DISTILBERT_IMDB = "exit_traces/apparate_distilbert_imdb_a6000.json"
+NUM_BLOCKS = 6
+RAMPS = tuple(range(NUM_BLOCKS - 1))
+COUNTS: tuple[tuple[int, Mapping[int, int]], ...] = (
+    (61390, {1: 5337, 2: 71, 3: 6663, 4: 4319}),
+    (69989, {1: 6570, 2: 828, 3: 4595, 4: 940}),
+    (69999, {1: 5077, 2: 117, 3: 3861, 4: 1565}),
+    (69989, {0: 106, 1: 13945, 2: 221, 3: 4083, 4: 775}),
+    (69999, {0: 378, 1: 12501, 2: 619, 3: 1215}),
+    (68282, {1: 14898, 2: 40, 3: 3939, 4: 617}),
+)
+"""Per run of the file, its inputs and how many left at each ramp.
+
+Only shares were printed, but to the last digit: of inputs that left, and per ramp of answers that are the full model's.
+They are ratios of whole numbers, and these are the fewest inputs of which counts give exactly them; no other counts of
+so many inputs do. The ramp after the last block is none: who gets there has run everything.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImdbRun:
+    """One run of Apparate's simulator, as a public fork of it recorded them."""
+
+    requests_per_s: int
+    is_plain: bool
+    """Apparate's own controller; otherwise the fork's control layer decides too."""
+    num_inputs: int
+    exits: Mapping[int, int]
+    """Ramp -> inputs that left there."""
+    agreement: float
+    """Share of inputs answered as the full model would."""
+    saving: float
+    """Share of its latency at batch 1 that exits saved, as Apparate printed it."""
+
+    @property
+    def survival_N(self) -> tuple[float, ...]:
+        """Per block, the share of inputs that reached it."""
+        left = accumulate((self.exits.get(ramp, 0) for ramp in RAMPS), initial=0)
+        return tuple(1 - count / self.num_inputs for count in left)
+
+
+class _RunDocument(BaseModel):
+    qps: int
+    config: str
+    overall_accuracy_pct: float
+    latency_improvement_pct: float
+    exit_rate: float
+
+
+class _RunsDocument(BaseModel):
+    runs: list[_RunDocument]
+
+
+def read_imdb_runs(path: Path) -> tuple[ImdbRun, ...]:
+    """The runs of the transcribed file; raises DataError for another file."""
+    try:
+        runs = _RunsDocument.model_validate_json(path.read_bytes()).runs
+    except ValidationError as error:
+        raise DataError(f"{path} holds no runs of Apparate: {error.errors()[0]['msg']}") from error
+    if [round(each.exit_rate, 9) for each in runs] != [round(sum(each.values()) / of, 9) for of, each in COUNTS]:
+        raise DataError(f"{path} holds other runs of Apparate than those whose exits are counted")
+    return tuple(
+        ImdbRun(
+            requests_per_s=each.qps,
+            is_plain=each.config.startswith("baseline"),
+            num_inputs=num_inputs,
+            exits=exits,
+            agreement=each.overall_accuracy_pct / 100,
+            saving=each.latency_improvement_pct / 100,
+        )
+        for each, (num_inputs, exits) in zip(runs, COUNTS, strict=True)
+    )
+
+
+# A distilled BERT of 6 blocks: E3's 16 V100 for it, and two workloads of exits.
+
+
+def distilled_cluster() -> PlanProblem:
+    """The 16 V100 of BERT-base, whose first 6 blocks are the distilled model's: half the times.
+
+    Published V100 figures of a BERT with 6 such layers are for 384 tokens only (NVIDIA/DeepLearningExamples,
+    PyTorch/LanguageModeling/BERT/triton/dist6l: 1.6, 7.0 and 13.1 ms at batch 1, 8 and 16, from an older TensorRT).
+    """
+    return cut(equal_cluster(), NUM_BLOCKS)
+
+
+def cut(problem: PlanProblem, num_blocks: int) -> PlanProblem:
+    """The same for a model of its first blocks."""
+    ramps = tuple(ramp for ramp in problem.ramps if ramp < num_blocks - 1)
+    latency = {
+        device: LatencyTable(
+            batches=table.batches,
+            block_s_NB=table.block_s_NB[:num_blocks],
+            ramp_s_EB=table.ramp_s_EB[: len(ramps)],
+        )
+        for device, table in problem.latency.items()
+    }
+    return replace(
+        problem,
+        num_blocks=num_blocks,
+        ramps=ramps,
+        survival_N=problem.survival_N[:num_blocks],
+        latency=latency,
+        bytes_per_sample_N=problem.bytes_per_sample_N[:num_blocks],
+    )
+
+
+def imdb(run: ImdbRun) -> Workload:
+    """Inputs that leave where those of Apparate's run did; who is sure at a ramp stays sure."""
+    rng = np.random.default_rng(SEED)
+    decisions = nested(run.survival_N, RAMPS, rng, num_rows=NUM_ROWS)
+    words = f"DistilBERT on IMDB as Apparate recorded it: {1 - run.survival_N[-1]:.0%} leave early"
+    return workload(words, decisions, rng.permutation(NUM_ROWS), distilled_cluster())
+
+
+def every_second_ramp(entropy: float) -> Workload:
+    """A stand-in for DistilBERT on SST-2: what BERT-base's ramp after block 2k recorded, after block k."""
+    records = bert12_sst2("entropy")
+    rng = np.random.default_rng(SEED)
+    rows_N = rng.integers(len(records), size=NUM_ROWS)
+    words = f"every second ramp of BERT-base recorded on SST-2 dev, entropy {entropy:g}"
+    return workload(words, half_of(records, entropy), rows_N, distilled_cluster())
+
+
+def half_of(records: ExitRecords, entropy: float) -> ByRamp:
+    """Decisions of the ramps after every second block, as those of a model of half the blocks."""
+    odd = records.ramps[1::2]
+    whole = recorded(records, dict.fromkeys(records.ramps, entropy))
+    columns = [records.ramps.index(ramp) for ramp in odd]
+    return ByRamp(ramps=tuple(ramp // 2 for ramp in odd), sure_NR=whole.sure_NR[:, columns])
+
+
+# E3, figure 2: what exits save at batch 1, of BERT-base and of a distilled model, and what accuracy they cost.
+
+LENGTH = 128
+"""Tokens."""
+ENTROPIES = tuple(round(0.05 * step, 2) for step in range(1, 13))
+SAVED, LOST = 42.7, 1.7
+"""E3's BERT, in % and points."""
+DISTILLED_SAVED, DISTILLED_LOST = 10.5, 0.14
+RESAMPLES = {"full": 5000, "quick": 500}
+"""Of the recorded inputs, to tell how much of what they show is chance."""
+
+
+def distilled_savings(runs: Sequence[ImdbRun], table: LatencyTable) -> dict[str, float]:
+    """The mean over the runs, with all ramps active; Apparate had about one at a time.
+
+    `compute` and `latency` as in `Savings`; `printed`: of the latency, by Apparate itself; `disagreement`: answers that
+    are not the full model's, more accuracy cannot be lost; `spread`: the standard deviation of `compute` between runs.
+    """
+    each = [savings(run.survival_N, table, RAMPS) for run in runs]
+    return {
+        "compute": float(np.mean([one.compute for one in each])),
+        "latency": float(np.mean([one.latency for one in each])),
+        "printed": float(np.mean([run.saving for run in runs])),
+        "disagreement": float(np.mean([1 - run.agreement for run in runs])),
+        "spread": float(np.std([one.compute for one in each])),
+    }
+
+
+def lost_N(outcome: ExitOutcome) -> FloatArray:
+    """1 for an input that only the full model answers right, -1 for one that only the exits do."""
+    assert outcome.true_losses_N is not None
+    assert outcome.full_true_losses_N is not None
+    return outcome.true_losses_N - outcome.full_true_losses_N
+
+
+def chance_of_loss(outcome: ExitOutcome, rng: np.random.Generator, resamples: int) -> float:
+    """Standard deviation of the accuracy lost, had other inputs been drawn (bootstrap)."""
+    each_N = lost_N(outcome)
+    return float(each_N[rng.integers(len(each_N), size=(resamples, len(each_N)))].mean(1).std())
+
+
+def fig02_compare(
+    records: ExitRecords, bert: LatencyTable, runs: Sequence[ImdbRun], distilbert: LatencyTable, resamples: int
+) -> StudyResult:
+    """BERT by its exit records, the distilled model by Apparate's runs, each with one table of latencies."""
+    outcomes = {entropy: records.outcome(dict.fromkeys(records.ramps, entropy)) for entropy in ENTROPIES}
+    saved = {entropy: savings(each.survival, bert, records.ramps) for entropy, each in outcomes.items()}
+    lost = {entropy: float(lost_N(each).mean()) for entropy, each in outcomes.items()}
+    chance = chance_of_loss(outcomes[ENTROPY], np.random.default_rng(SEED), resamples)
+    distilled = distilled_savings(runs, distilbert)
+    ramp = float(distilbert.ramp_s_EB[:, 0].mean() / distilbert.block_s_NB[:, 0].sum())
+    return StudyResult(
+        comparisons=_comparisons(saved, lost, distilled),
+        pictures=_pictures(saved, lost, distilled),
+        figures={
+            "entropy": list(ENTROPIES),
+            "bert": [asdict(each) for each in saved.values()],
+            "accuracy_lost": list(lost.values()),
+            "agreement": [each.agreement for each in outcomes.values()],
+            "chance_of_loss": chance,
+            "distilbert": distilled,
+            "runs": [asdict(run) | {"survival": run.survival_N} for run in runs],
+        },
+        tables=(
+            facts(
+                {
+                    "BERT: answers that are the full model's (%)": 100 * outcomes[ENTROPY].agreement,
+                    f"BERT: standard error of the accuracy lost (points, {len(records)} inputs)": 100 * chance,
+                    f"DistilBERT: standard deviation between {len(runs)} runs (points)": 100 * distilled["spread"],
+                    "DistilBERT: what one ramp takes (% of the model)": 100 * ramp,
+                    "DistilBERT: ramps active, by what Apparate printed": (distilled["compute"] - distilled["printed"])
+                    / ramp,
+                }
+            ),
+        ),
+    )
+
+
+def _comparisons(
+    saved: Mapping[float, Savings], lost: Mapping[float, float], distilled: Mapping[str, float]
+) -> tuple[Comparison, ...]:
+    alike = min(saved, key=lambda entropy: abs(100 * saved[entropy].latency - SAVED))
+    rows = [
+        ("BERT: latency saved (%)", saved[ENTROPY].latency, SAVED),
+        ("BERT: compute saved (%)", saved[ENTROPY].compute, SAVED),
+        ("BERT: accuracy lost (points)", lost[ENTROPY], LOST),
+        (f"BERT, entropy {alike:g}: latency saved (%)", saved[alike].latency, SAVED),
+        (f"BERT, entropy {alike:g}: accuracy lost (points)", lost[alike], LOST),
+        ("DistilBERT: compute saved (%)", distilled["compute"], DISTILLED_SAVED),
+        ("DistilBERT: latency saved, all 5 ramps active (%)", distilled["latency"], DISTILLED_SAVED),
+        ("DistilBERT: latency saved, as Apparate printed it (%)", distilled["printed"], DISTILLED_SAVED),
+        ("DistilBERT: accuracy lost, at most (points)", distilled["disagreement"], DISTILLED_LOST),
+    ]
+    return tuple(Comparison(name, 100 * share, paper) for name, share, paper in rows)
+
+
+def _pictures(
+    saved: Mapping[float, Savings], lost: Mapping[float, float], distilled: Mapping[str, float]
+) -> tuple[Picture, ...]:
+    bert = saved[ENTROPY]
+    ours = {
+        "compute saved (%)": (100 * bert.compute, 100 * distilled["compute"]),
+        "latency saved (%)": (100 * bert.latency, 100 * distilled["latency"]),
+        "accuracy lost, at most (points)": (100 * lost[ENTROPY], 100 * distilled["disagreement"]),
+    }
+    paper = ((SAVED, DISTILLED_SAVED), (SAVED, DISTILLED_SAVED), (LOST, DISTILLED_LOST))
+    points = {100 * saved[entropy].latency: 100 * lost[entropy] for entropy in saved}
+    x = tuple(sorted(points))
+    return (
+        Bars(
+            "What exits save and cost at batch 1",
+            "model with exits",
+            "% of the model, points of accuracy",
+            ("BERT-base", "DistilBERT"),
+            ours,
+            dict(zip(ours, paper, strict=True)),
+        ),
+        Lines(
+            f"BERT-base: entropy {ENTROPIES[0]:g} to {ENTROPIES[-1]:g}",
+            "latency saved (%)",
+            "accuracy lost (points)",
+            x,
+            {"recorded exits": tuple(points[each] for each in x)},
+        ),
+    )
+
+
+def fig02_run(effort: Effort) -> StudyResult:
+    """Apparate's own runs, without those in which the fork's control layer decides too."""
+    runs = read_imdb_runs(require_data(DISTILBERT_IMDB))
+    return fig02_compare(
+        bert12_sst2("entropy"),
+        published_profile("bert-base", "V100").tables[LENGTH],
+        [run for run in runs if run.is_plain],
+        published_profile("distilbert-base", "A6000").tables[LENGTH],
+        RESAMPLES[effort],
+    )
+
+
+FIG02_STUDY = declare("fig02_savings", fig02_run, needs=(BERT12_SST2, DISTILBERT_IMDB))
+
+
+# E3, figure 9: goodput of a distilled BERT with exits on 16 V100.
+
+DEVICE = "V100"
+PAPER = 1.67
+
+
+def most_exits(runs: Sequence[ImdbRun]) -> ImdbRun:
+    """Of Apparate's plain runs the one in which most inputs leave; it saves about what E3's figure 2 says."""
+    return min((run for run in runs if run.is_plain), key=lambda run: run.survival_N[-1])
+
+
+def fig09_compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, effort: Effort) -> StudyResult:
+    """Both workloads: the first at all batch sizes, the stand-in at the largest and only with full effort."""
+    found = by_batch(problem, inputs, BATCHES[effort], effort)
+    other = by_batch(problem, stand_in, (LARGEST_BATCH,), effort) if effort == "full" else {}
+    e3, best, their_e3, their_best = (ratios_of(rows, side) for rows in (found, other) for side in ("e3", "best"))
+    bars = [batch_bars("DistilBERT with its own recorded exits (IMDB)", found)]
+    of_stand_in: list[Comparison] = []
+    if other:
+        bars.append(batch_bars("DistilBERT with every second of BERT's recorded exits", other))
+        of_stand_in = [
+            Comparison("stand-in, batch 8: e3 / stock", their_e3.over_stock, PAPER),
+            Comparison("stand-in, batch 8: best / stock", their_best.over_stock, PAPER),
+            Comparison("stand-in, batch 8: e3 / early-exit", their_e3.over_early_exit),
+        ]
+    return StudyResult(
+        comparisons=(
+            Comparison("e3 / stock, largest", e3.over_stock, PAPER),
+            Comparison("best / stock, largest", best.over_stock, PAPER),
+            Comparison("e3 / early-exit, largest", e3.over_early_exit),
+            Comparison("full batches throughout / stock, batch 8", _saved(problem, inputs).most_times),
+            *with_flat_times(problem, inputs, LARGEST_BATCH, effort),
+            *of_stand_in,
+        ),
+        pictures=tuple(bars),
+        e3=e3,
+        best=best,
+        figures={
+            "imdb": document_by_side(inputs, found),
+            "stand-in": [document_by_side(stand_in, other)] if other else [],
+        },
+        tables=(
+            Table(
+                "What exits allow, all ramps active",
+                ("", "compute saved (%)", "latency saved (%)", "full batches throughout / stock"),
+                tuple(_allowed(each.words, _saved(problem, each)) for each in (inputs, stand_in)),
+            ),
+        ),
+    )
+
+
+def _saved(problem: PlanProblem, inputs: Workload) -> Savings:
+    return savings(inputs.survival_N, problem.latency[DEVICE], problem.ramps, LARGEST_BATCH)
+
+
+def _allowed(words: str, saved: Savings) -> tuple[str, float, float, float]:
+    return words, 100 * saved.compute, 100 * saved.latency, saved.most_times
+
+
+def fig09_run(effort: Effort) -> StudyResult:
+    """The distilled model's own exits on IMDB, and the stand-in on SST-2."""
+    own = imdb(most_exits(read_imdb_runs(require_data(DISTILBERT_IMDB))))
+    return fig09_compare(distilled_cluster(), own, every_second_ramp(ENTROPY), effort)
+
+
+FIG09_STUDY = declare(
+    "fig09_distilbert", fig09_run, paper=Ratios(over_stock=PAPER), needs=(DISTILBERT_IMDB, BERT12_SST2)
+)

@@ -1,0 +1,327 @@
+"""E3, figure 16: a service whose inputs become harder, and sides that follow them or do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.live.mixes import EASY_SHARES, mixed_records
+from experiments.problems import ENTROPY
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from experiments.studies.picture import Bars, Lines
+from experiments.studies.sides import E3_SLOWER, SEED, Workload, equal_cluster, facing, mixed_cluster, plan_of, sst2
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest_ratios, ratio
+from optimizer.decision import NoPlan, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.plan import Plan
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
+from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.what_if import with_batch_limit
+from profiles.records import ExitRecords
+from simulator.control.closed import Closed
+from simulator.control.faults import Mix, rows_in_turn
+from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
+from simulator.scenario import FloatArray, Scenario
+from simulator.sustained import poisson_arrivals
+
+# A service whose inputs become harder, and sides that follow them or do not: E3 section 5.4, on the simulator.
+
+BATCH_LIMIT = 8
+PERIOD_S = 120.0
+"""Of planning: E3's (section 4)."""
+PERIODS = (2.5, 3.0, 2.5)
+"""Each mix lasts so many: both switches are in the middle of one."""
+IN_FLIGHT_SLOS = 0.6
+"""A closed loop has as many inputs in flight as the model without exits answers in so many SLOs; with more its own
+answers come late."""
+OFFERED = 1.3
+"""An open loop offers so many times what the best plan for the mix does."""
+BIN_S = PERIOD_S / 8
+"""Of goodput over time."""
+WARM = 1.0
+"""Periods after a switch that are not scored; the next one is."""
+SLOTS = 4
+"""Per accelerator type: a plan has at most so many stages of one."""
+
+Load = Literal["closed", "open"]
+Side = Literal["stock", "early-exit", "first plan", "e3", "best", "omniscient"]
+SIDES: tuple[Side, ...] = ("stock", "early-exit", "first plan", "e3", "best", "omniscient")
+"""The first three keep the plan they begin with. `e3` and `best` have the live controller, with that strategy.
+`omniscient` is told the best plan for every mix at the moment of the switch."""
+CONTROLLED: Mapping[Side, Strategy] = {"e3": "e3", "best": "best"}
+KEPT: Mapping[Side, Strategy] = {"stock": "stock", "early-exit": "early-exit"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Phase:
+    """One mix of easy and hard inputs."""
+
+    name: str
+    start_s: float
+    end_s: float
+    inputs: Workload
+    reach: Reach
+    """Of the mix's exact shares, by which a plan is chosen and its rate is known."""
+
+    @property
+    def scored_s(self) -> tuple[float, float]:
+        """The period that begins one period after the switch."""
+        return self.start_s + WARM * PERIOD_S, self.start_s + (WARM + 1) * PERIOD_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bench:
+    """One cluster, and the inputs that it gets."""
+
+    cluster: PlanProblem
+    """In stretched seconds."""
+    time_scale: float
+    """Accelerators and the SLO are so many times slower, while the controller keeps its seconds."""
+    probe_share: float
+    records: ExitRecords
+    phases: tuple[Phase, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return self.phases[-1].end_s
+
+    def problem(self, phase: Phase) -> PlanProblem:
+        """What a planner that knew the mix would be asked."""
+        return facing(self.cluster, phase.inputs)
+
+    def plan(self, strategy: Strategy, phase: Phase) -> Plan | None:
+        """The strategy's best for a mix, by its exits; None where there is none."""
+        problem = self.problem(phase)
+        decision = solve(problem, strategy)
+        if isinstance(decision, NoPlan):
+            return None
+        stages = rechosen(problem, decision, rescore(problem, decision, phase.reach)).stages
+        figures = evaluate(problem, stages, phase.reach)
+        return plan_of(stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
+
+    def rate_per_s(self, strategy: Strategy, phase: Phase) -> float:
+        """What that plan is predicted to do; 0 where there is none."""
+        plan = self.plan(strategy, phase)
+        return 0.0 if plan is None else float(plan.predicted["rate_per_s"])
+
+
+def bench(cluster: PlanProblem, records: ExitRecords, *, time_scale: float, probe_share: float) -> Bench:
+    """A cluster at published speed, stretched to E3's and by the time scale."""
+    slo = replace(cluster.slo, latency_s=cluster.slo.latency_s * time_scale)
+    return Bench(
+        cluster=replace(with_batch_limit(cluster, BATCH_LIMIT), slo=slo),
+        time_scale=time_scale,
+        probe_share=probe_share,
+        records=records,
+        phases=phases(records),
+    )
+
+
+def stretch(time_scale: float) -> float:
+    """Of published times."""
+    return E3_SLOWER * time_scale
+
+
+def phases(records: ExitRecords) -> tuple[Phase, ...]:
+    """80:20, 50:50 and 20:80."""
+    thresholds = dict.fromkeys(records.ramps, ENTROPY)
+    ends_s = np.cumsum(PERIODS) * PERIOD_S
+    return tuple(
+        Phase(
+            name=f"{100 * share:.0f}:{100 - 100 * share:.0f}",
+            start_s=float(end_s - periods * PERIOD_S),
+            end_s=float(end_s),
+            inputs=sst2(share, seed=seed),
+            reach=joint_reach(mixed_records(records, thresholds, share), thresholds),
+        )
+        for seed, (share, periods, end_s) in enumerate(zip(EASY_SHARES, PERIODS, ends_s, strict=True))
+    )
+
+
+def play(on: Bench, side: Side, load: Load, *, seed: int) -> Controlled | None:
+    """One side under all three mixes; None where it has no plan to begin with."""
+    first = on.plan(KEPT.get(side, CONTROLLED.get(side, "best")), on.phases[0])
+    if first is None:
+        return None
+    closed = _closed(on) if load == "closed" else None
+    arrivals_s = np.zeros(0) if closed is not None else _arrivals_s(on, seed)
+    rows_N = rows_in_turn(_mixes(on), arrivals_s) if closed is None else closed.rows_N
+    scenario = Scenario(
+        problem=on.cluster,
+        plan=first,
+        decisions=on.phases[0].inputs.decisions,
+        rows_N=rows_N,
+        arrivals_s=arrivals_s,
+        duration_s=on.duration_s,
+        slo_s=on.cluster.slo.latency_s,
+        admission=load == "open",
+    )
+    return simulate_controlled(scenario, _control(on, side), closed=closed, seed=seed)
+
+
+def _control(on: Bench, side: Side) -> Control:
+    problem = on.problem(on.phases[0])
+    orders = tuple(
+        Order(at_s=phase.start_s, plan=plan)
+        for phase in on.phases[1:]
+        if side == "omniscient" and (plan := on.plan("best", phase)) is not None
+    )
+    return Control(
+        settings=control_settings(problem, period_s=PERIOD_S, strategy=CONTROLLED.get(side, "best")),
+        problem=problem,
+        records=on.records,
+        slots=dict.fromkeys(problem.devices, SLOTS),
+        probe_share=on.probe_share if side in CONTROLLED else 0.0,
+        hold=side not in CONTROLLED,
+        orders=orders,
+    )
+
+
+def _mixes(on: Bench) -> tuple[Mix, ...]:
+    return tuple(Mix(at_s=phase.start_s, rows_N=phase.inputs.rows_N) for phase in on.phases)
+
+
+def _closed(on: Bench) -> Closed:
+    in_flight = IN_FLIGHT_SLOS * on.cluster.slo.latency_s * on.rate_per_s("stock", on.phases[0])
+    return Closed(in_flight=max(1, math.ceil(in_flight)), mixes=_mixes(on), pause_s=on.cluster.slo.latency_s)
+
+
+def _arrivals_s(on: Bench, seed: int) -> FloatArray:
+    parts = [
+        phase.start_s
+        + poisson_arrivals(OFFERED * on.rate_per_s("best", phase), phase.end_s - phase.start_s, seed + index)
+        for index, phase in enumerate(on.phases)
+    ]
+    return np.concatenate(parts)
+
+
+# E3, figure 16: the mix of easy and hard inputs changes, and the live controller's plan follows.
+
+WORST = 1 - 0.23
+"""E3 over the model without exits where 80 % are hard (section 5.9)."""
+TIME_SCALE: Mapping[Effort, float] = {"full": 40.0, "quick": 400.0}
+PROBES: Mapping[Effort, float] = {"full": 0.005, "quick": 0.04}
+"""Share of probes. At the edge of capacity a probe costs what it makes the service miss; the default of 2 % is for
+services that are not full."""
+CLUSTERS = {"homogeneous": equal_cluster, "heterogeneous": mixed_cluster}
+RUNS: Mapping[Effort, tuple[tuple[str, Load], ...]] = {
+    "full": (
+        ("homogeneous", "closed"),
+        ("heterogeneous", "closed"),
+        ("homogeneous", "open"),
+        ("heterogeneous", "open"),
+    ),
+    "quick": (("homogeneous", "closed"),),
+}
+
+Played = Mapping[str, Any]
+"""What the sides did on one cluster under one load, per unstretched second, as plain data.
+
+`mixes`; `predicted_per_s` of the best plan for each, which `omniscient` has; by side, `goodput_per_s` in the period
+that begins one period after each switch, `bins_per_s` over time, `settled_s` after each switch, until the last plan of
+the scored periods was followed (None where none was put in force), and `plans` in force with reason and second.
+"""
+
+
+def play_all(on: Bench, load: Load, sides: Sequence[Side] = SIDES) -> Played:
+    """Sides one after the other, with the same inputs."""
+    results = {side: play(on, side, load, seed=SEED) for side in sides}
+    bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(on.duration_s / BIN_S))]
+    scored = [phase.scored_s for phase in on.phases]
+    return {
+        "mixes": tuple(phase.name for phase in on.phases),
+        "predicted_per_s": tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
+        "goodput_per_s": {side: _rates(on, result, scored) for side, result in results.items()},
+        "bin_s": BIN_S,
+        "bins_per_s": {side: _rates(on, result, bins) for side, result in results.items()},
+        "settled_s": {side: _settled(on, result) for side, result in results.items()},
+        "plans": {side: _plans(result) for side, result in results.items()},
+    }
+
+
+def _rates(on: Bench, result: Controlled | None, spans: Sequence[tuple[float, float]]) -> tuple[float | None, ...]:
+    if result is None:
+        return (None,) * len(spans)
+    return tuple(result.outcome.figures_between(*span).goodput_per_s * on.time_scale for span in spans)
+
+
+def _settled(on: Bench, result: Controlled | None) -> tuple[float | None, ...]:
+    """The controller says "plan" when a change is over."""
+    said_s = [] if result is None else [float(each["at_s"]) for each in result.said if each["kind"] == "plan"]
+    return tuple(
+        max((at_s - phase.start_s for at_s in said_s if phase.start_s <= at_s < phase.scored_s[1]), default=None)
+        for phase in on.phases[1:]
+    )
+
+
+def _plans(result: Controlled | None) -> tuple[Mapping[str, Any], ...]:
+    plans = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
+    return tuple({"at_s": each.at_s, "reason": each.reason, "plan": each.placed["plan"]["stages"]} for each in plans)
+
+
+def result_of(played: Mapping[str, Played]) -> StudyResult:
+    """What the study gives, of the runs of one effort by cluster and load; its ratios are those of the first."""
+    first = next(iter(played.values()))["goodput_per_s"]
+    return StudyResult(
+        comparisons=tuple(each for name, one in played.items() for each in _comparisons(name, one)),
+        pictures=tuple(picture for name, one in played.items() for picture in _pictures(name, one)),
+        e3=largest_ratios(first, "e3"),
+        best=largest_ratios(first, "best"),
+        figures=played,
+        tables=tuple(_table(name, one) for name, one in played.items()),
+    )
+
+
+def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
+    """The paper gives a figure of its closed loop, where inputs are hardest."""
+    rates, last = played["goodput_per_s"], played["mixes"][-1]
+    e3, best = (ratio(rates[side][-1], rates["stock"][-1]) for side in ("e3", "best"))
+    yield Comparison(f"{name}: e3 / stock, {last}", e3, WORST if "closed" in name else None)
+    yield Comparison(f"{name}: best / stock, {last}", best)
+    for other in ("omniscient", "first plan"):
+        for mix, ours, theirs in zip(played["mixes"], rates["best"], rates[other], strict=True):
+            yield Comparison(f"{name}: best / {other}, {mix}", ratio(ours, theirs))
+
+
+def _table(name: str, played: Played) -> Table:
+    """How the controlled sides followed, and how near to what is predicted the best plans come."""
+    mixes, rows = played["mixes"], dict[str, str | float | None]()
+    for side in CONTROLLED:
+        rows[f"{side}: changes of plan"] = len(played["plans"][side]) - 1
+        for mix, settled_s in zip(mixes[1:], played["settled_s"][side], strict=True):
+            rows[f"{side}: last plan in force after the switch to {mix} (s)"] = settled_s
+    for mix, did, predicted in zip(
+        mixes, played["goodput_per_s"]["omniscient"], played["predicted_per_s"], strict=True
+    ):
+        rows[f"omniscient, {mix}: goodput over what is predicted"] = ratio(did, predicted)
+    return Table(name, ("", ""), tuple(rows.items()))
+
+
+def _pictures(name: str, played: Played) -> tuple[Bars, Lines]:
+    over, unit = played["bins_per_s"], "goodput (inputs/s)"
+    x = tuple((index + 0.5) * BIN_S / PERIOD_S for index in range(len(over["best"])))
+    mixes, after = played["mixes"], played["goodput_per_s"]
+    return (
+        Bars(f"Goodput after each switch: {name}", "easy : hard inputs (%)", unit, mixes, after),
+        Lines(f"Goodput over time: {name}", "planning periods", unit, x, over),
+    )
+
+
+def run(effort: Effort) -> StudyResult:
+    """Both clusters, closed and open loop; quick: equal accelerators in a closed loop, fewer inputs."""
+    records, time_scale = bert12_sst2("entropy"), TIME_SCALE[effort]
+    played = {}
+    for cluster, load in RUNS[effort]:
+        problem = CLUSTERS[cluster](stretch(time_scale))
+        on = bench(problem, records, time_scale=time_scale, probe_share=PROBES[effort])
+        played[f"{cluster}, {load} loop"] = play_all(on, load)
+    return result_of(played)
+
+
+FIG16_STUDY = declare("fig16_adaptation", run, needs=(BERT12_SST2,))

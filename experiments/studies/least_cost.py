@@ -1,0 +1,365 @@
+"""E3, figures 14 and 15: what a fixed rate takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from experiments.problems import PLENTY, RATE_PER_S
+from experiments.recorded_exits import BERT12_SST2
+from experiments.studies.e3_case import LARGEST_BATCH, even_exits, flat, like_e3
+from experiments.studies.picture import Bars, Values
+from experiments.studies.sides import (
+    BATCHES,
+    SIDES,
+    Workload,
+    equal_cluster,
+    facing,
+    mixed_cluster,
+    poisson,
+    serve,
+    sst2,
+)
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, facts, largest_ratios, ratio
+from optimizer.decision import Planned, Strategy
+from optimizer.plan import Stage
+from optimizer.planner import solve
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
+from optimizer.what_if import with_batch_limit
+from simulator.sustained import SHARE
+
+# The cheapest plan of a strategy that holds a rate, by the planner's word and then by simulation.
+
+PRECISION = 0.004
+"""Ratio, less 1, of the last two rates that the planner is asked for; one accelerator of 50 is five times that."""
+STEP = 1.05
+"""Of the first bracket."""
+CHEAPEST_MOST = 4.0
+"""Times the rate, or its inverse: what a plan for so much does not hold has none that does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a strategy needs for a rate."""
+
+    proposed: Planned
+    """The planner's plan for the rate."""
+    proposed_share: float
+    """Of inputs that were in time under it."""
+    planned: Planned
+    """The cheapest that held the rate, of the plans that the planner gives for rates near it."""
+    share: float
+    asked_per_s: float
+    """What the planner was asked for to get it."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        return self.planned.figures.usd_per_hour
+
+    @property
+    def number(self) -> int:
+        """Of accelerators."""
+        return sum(stage.replicas for stage in self.planned.stages)
+
+    def cells(self) -> tuple[str | float, ...]:
+        """What it buys and what the planner proposed, each with USD per hour and the share in time."""
+        pairs = ((self.planned, self.share), (self.proposed, self.proposed_share))
+        return tuple(
+            cell
+            for planned, share in pairs
+            for cell in (_told(planned.stages), planned.figures.usd_per_hour, f"{share:.1%}")
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            **_bought(self.planned, self.share),
+            "asked_per_s": self.asked_per_s,
+            "stages": [
+                [stage.device, stage.replicas, [[split.first, split.end, split.batch] for split in stage.splits]]
+                for stage in self.planned.stages
+            ],
+            "planner": _bought(self.proposed, self.proposed_share),
+        }
+
+
+def _bought(planned: Planned, share: float) -> dict[str, Any]:
+    return {
+        "usd_per_hour": planned.figures.usd_per_hour,
+        "accelerators": accelerators(planned.stages),
+        "in_slo_share": share,
+    }
+
+
+def _told(stages: tuple[Stage, ...]) -> str:
+    counts = sorted(accelerators(stages).items(), reverse=True)
+    return " + ".join(f"{count} {device}" for device, count in counts)
+
+
+def accelerators(stages: tuple[Stage, ...]) -> dict[str, int]:
+    """Accelerators by type."""
+    counts: dict[str, int] = {}
+    for stage in stages:
+        counts[stage.device] = counts.get(stage.device, 0) + stage.replicas
+    return counts
+
+
+def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort, *, rate_per_s: float) -> Need | None:
+    """Ask the planner for more where its plan does not hold the rate in simulation, and for less where it does.
+
+    The cost model charges a whole batch of 1 for what is left of one, and knows no chance; simulation does neither.
+    None where the planner has no plan for the rate, or none that holds it.
+    """
+    shares: dict[tuple[Stage, ...], float] = {}  # many rates have the same plan
+
+    @cache
+    def plan_for(asked_per_s: float) -> Planned | None:
+        decision = solve(replace(problem, objective=MinimizeCost(rate_per_s=asked_per_s)), side)
+        return decision if isinstance(decision, Planned) else None
+
+    def share(planned: Planned) -> float:
+        if planned.stages not in shares:
+            outcome = serve(poisson(problem, planned, inputs, rate_per_s, effort))
+            shares[planned.stages] = outcome.figures().in_slo_share
+        return shares[planned.stages]
+
+    def holds(asked_per_s: float) -> bool:
+        planned = plan_for(asked_per_s)
+        return planned is not None and share(planned) >= SHARE
+
+    proposed, asked_per_s = plan_for(rate_per_s), least_that_holds(rate_per_s, holds)
+    if proposed is None or asked_per_s is None:
+        return None
+    held = plan_for(asked_per_s)
+    assert held is not None, "it was simulated"
+    return Need(
+        proposed=proposed,
+        proposed_share=share(proposed),
+        planned=held,
+        share=share(held),
+        asked_per_s=asked_per_s,
+    )
+
+
+def least_that_holds(rate_per_s: float, holds: Callable[[float], bool]) -> float | None:
+    """The least rate to ask a planner for so that its plan holds another; None where `CHEAPEST_MOST` times it does not.
+
+    `holds`: whether the plan for a rate holds that other one.
+    """
+    low_per_s, high_per_s = _bracket(rate_per_s, holds)
+    if high_per_s is None:
+        return None
+    while high_per_s / low_per_s > 1 + PRECISION:
+        middle_per_s = (low_per_s * high_per_s) ** 0.5
+        if holds(middle_per_s):
+            high_per_s = middle_per_s
+        else:
+            low_per_s = middle_per_s
+    return high_per_s
+
+
+def _bracket(rate_per_s: float, holds: Callable[[float], bool]) -> tuple[float, float | None]:
+    """A rate that does not do, and one that does."""
+    asked_per_s, step = rate_per_s, STEP
+    if holds(asked_per_s):
+        while asked_per_s > rate_per_s / CHEAPEST_MOST and holds(asked_per_s / step):
+            asked_per_s, step = asked_per_s / step, step**2
+        return asked_per_s / step, asked_per_s
+    while asked_per_s < rate_per_s * CHEAPEST_MOST:
+        if holds(asked_per_s * step):
+            return asked_per_s, asked_per_s * step
+        asked_per_s, step = asked_per_s * step, step**2
+    return asked_per_s, None
+
+
+# What every side needs for a fixed rate, by batch limit: the form of E3's figures 14 and 15 (section 5.3).
+
+BASELINES = ("stock", "early-exit")
+
+Needs = Mapping[str, tuple[Need | None, ...]]
+"""By side, one per batch limit; None where no plan holds the rate."""
+Case = tuple[PlanProblem, Workload]
+"""Circumstances that are asked for at the largest batch alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedRate:
+    """All needs."""
+
+    rate_per_s: float
+    batches: tuple[int, ...]
+    needs: Needs
+    cases: Mapping[str, Needs]
+    """By name; at the largest batch."""
+
+    @property
+    def by_label(self) -> dict[str, dict[str, Need | None]]:
+        """By "batch 8" and side; then every case."""
+        rows = {
+            f"batch {batch}": {side: row[at] for side, row in self.needs.items()}
+            for at, batch in enumerate(self.batches)
+        }
+        of_cases = {
+            f"batch {self.batches[-1]}, {name}": {side: row[-1] for side, row in needs.items()}
+            for name, needs in self.cases.items()
+        }
+        return rows | of_cases
+
+
+def e3_cases(cluster: PlanProblem, published: PlanProblem, inputs: Workload) -> dict[str, Case]:
+    """Accelerators as fast as published; E3's, which a batch of 8 does not fill; and its exits and ramps, too."""
+    return {
+        "published speed": (published, inputs),
+        "flat times": (flat(cluster, LARGEST_BATCH), inputs),
+        "E3's circumstances": (like_e3(cluster), even_exits(cluster)),
+    }
+
+
+def fixed_rate(
+    cluster: PlanProblem, inputs: Workload, cases: Mapping[str, Case], effort: Effort, *, rate_per_s: float
+) -> FixedRate:
+    """What every side needs: at each batch limit, and in other cases at the largest."""
+    batches = BATCHES[effort]
+    return FixedRate(
+        rate_per_s=rate_per_s,
+        batches=batches,
+        needs=_needs(cluster, inputs, batches, effort, rate_per_s),
+        cases={name: _needs(*case, batches[-1:], effort, rate_per_s) for name, case in cases.items()},
+    )
+
+
+def _needs(cluster: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort, rate_per_s: float) -> Needs:
+    """With more accelerators than the rate takes."""
+    plenty = {name: replace(supply, count=PLENTY) for name, supply in cluster.devices.items()}
+    problem = facing(replace(cluster, devices=plenty), inputs)
+    limited = [with_batch_limit(problem, batch) for batch in batches]
+    return {side: tuple(need(each, side, inputs, effort, rate_per_s=rate_per_s) for each in limited) for side in SIDES}
+
+
+def dearer(row: Mapping[str, Need | None]) -> dict[str, float | None]:
+    """How many times e3's cost each baseline has."""
+    usd = {side: None if each is None else each.usd_per_hour for side, each in row.items()}
+    return {other: ratio(usd[other], usd["e3"]) for other in BASELINES}
+
+
+def usd_per_hour(needs: Needs) -> dict[str, tuple[float | None, ...]]:
+    """Cost by side."""
+    return {side: tuple(None if each is None else each.usd_per_hour for each in row) for side, row in needs.items()}
+
+
+def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyResult:
+    """Costs of the baselines over e3's, the largest batch first, then the other cases; who buys what."""
+    labels, usd = list(found.by_label), usd_per_hour(found.needs)
+    by_batch = len(found.batches)
+    return StudyResult(
+        comparisons=tuple(
+            Comparison(f"{other} / e3, {label}", value)
+            for label in [*reversed(labels[:by_batch]), *labels[by_batch:]]
+            for other, value in dearer(found.by_label[label]).items()
+        ),
+        pictures=(Bars(title, "largest batch", unit, tuple(map(str, found.batches)), series),),
+        e3=largest_ratios(usd, "e3", lower_is_better=True),
+        best=largest_ratios(usd, "best", lower_is_better=True),
+        figures={
+            "rate_per_s": found.rate_per_s,
+            "batches": found.batches,
+            "needs": _document(found.needs),
+            "cases": {name: _document(each) for name, each in found.cases.items()},
+        },
+        tables=(
+            Table(
+                "Who holds the rate with what, and what the cost model asks for",
+                ("", "side", "buys", "USD/h", "in time", "cost model", "USD/h", "in time"),
+                tuple(
+                    (label, side, *(["no plan"] if each is None else [*each.cells()]))
+                    for label, row in found.by_label.items()
+                    for side, each in row.items()
+                ),
+            ),
+        ),
+    )
+
+
+def _document(needs: Needs) -> dict[str, Any]:
+    return {side: [None if each is None else each.document() for each in row] for side, row in needs.items()}
+
+
+# E3, figure 14: the V100 that 6,000 inputs/s take.
+
+
+def fig14_compare(found: FixedRate) -> StudyResult:
+    """Accelerators by side and batch limit."""
+    numbers = {side: tuple(None if each is None else each.number for each in row) for side, row in found.needs.items()}
+    return result_of(found, f"V100 that hold {found.rate_per_s:,.0f} inputs/s", "V100", numbers)
+
+
+def fig14_run(effort: Effort) -> StudyResult:
+    """On E3's V100; quick effort has one batch limit and no other cases."""
+    cluster, inputs = equal_cluster(), sst2()
+    cases = e3_cases(cluster, equal_cluster(1.0), inputs) if effort == "full" else {}
+    return fig14_compare(fixed_rate(cluster, inputs, cases, effort, rate_per_s=RATE_PER_S))
+
+
+FIG14_STUDY = declare("fig14_gpus_needed", fig14_run, needs=(BERT12_SST2,))
+
+
+# E3, figure 15: what 6,000 inputs/s cost least on V100, P100 and K80.
+
+LEAST, FIG15_MOST = 1.35, 1.78
+"""How many times as much the others cost; E3's abstract says 1.78 x where section 5.3 says 78 %."""
+
+
+def fig15_compare(found: FixedRate, cluster: PlanProblem, inputs: Workload) -> StudyResult:
+    """Costs; the cluster and its inputs, for what a baseline could cost on several types.
+
+    The extremes are over all batch limits and both baselines; the paper does not say which of them it means.
+    """
+    title = f"Least cost of {found.rate_per_s:,.0f} inputs/s on V100, P100 and K80"
+    result = result_of(found, title, "USD/h", usd_per_hour(found.needs))
+    rows = [found.by_label[f"batch {batch}"] for batch in found.batches]
+    times = [each for row in rows for each in dearer(row).values() if each is not None]
+    return replace(
+        result,
+        comparisons=(
+            Comparison("a baseline / e3, most", max(times, default=None), FIG15_MOST),
+            Comparison("a baseline / e3, least", min(times, default=None), LEAST),
+            *result.comparisons,
+        ),
+        tables=(*result.tables, _in_fractions(cluster, inputs, found)),
+    )
+
+
+def _in_fractions(cluster: PlanProblem, inputs: Workload, found: FixedRate) -> Table:
+    """Whether the baselines, each on one type of accelerator, lose by that."""
+    rows: dict[str, float] = {}
+    for batch in found.batches:
+        device, usd = least_in_fractions(facing(with_batch_limit(cluster, batch), inputs), found.rate_per_s)
+        rows[f"stock at batch {batch} in fractions of a {device}, the cheapest per input (USD/h)"] = usd
+    return facts(rows)
+
+
+def least_in_fractions(problem: PlanProblem, rate_per_s: float) -> tuple[str, float]:
+    """The type of accelerator that is cheapest for stock, and USD per hour for the rate if parts of it could be had.
+
+    By the cost model. No mix of types that each run the whole model costs less.
+    """
+    costs = {}
+    for device, supply in problem.devices.items():
+        one = {device: Supply(count=1, usd_per_hour=supply.usd_per_hour)}
+        decision = solve(replace(problem, devices=one, objective=MaximizeRate()), "stock")
+        if isinstance(decision, Planned):
+            costs[device] = rate_per_s / decision.figures.rate_per_s * supply.usd_per_hour
+    device = min(costs, key=lambda name: costs[name])
+    return device, costs[device]
+
+
+def fig15_run(effort: Effort) -> StudyResult:
+    """On E3's three types; quick effort has one batch limit and no other cases."""
+    cluster, inputs = mixed_cluster(), sst2()
+    cases = e3_cases(cluster, mixed_cluster(1.0), inputs) if effort == "full" else {}
+    return fig15_compare(fixed_rate(cluster, inputs, cases, effort, rate_per_s=RATE_PER_S), cluster, inputs)
+
+
+FIG15_STUDY = declare("fig15_cost", fig15_run, needs=(BERT12_SST2,))

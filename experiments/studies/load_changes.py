@@ -1,0 +1,363 @@
+"""PAME, figure 16: inputs change, and the exit reacts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from earlyexit.dataset import read_labelled
+from experiments.apparate import images
+from experiments.apparate.images import TEST, TRAIN, Images, darker, noisy
+from experiments.data import RUNS, require_data
+from experiments.served_streams import (
+    BUDGET,
+    CONFIDENCE,
+    Controller,
+    Fixed,
+    Replayed,
+    TunedThresholds,
+    table_of,
+    tuned_replay,
+)
+from experiments.studies.picture import Bars
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.provenance import provenance
+from optimizer.live.exit_mover import Place, best_place
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.base import Question, Tuned
+from optimizer.live.tuning.rows import never
+from optimizer.live.tuning.tuners import make_tuner
+from optimizer.pame.on_batches import Batching
+from optimizer.pame.precision import normalised
+from optimizer.pame.times import seconds_of
+from optimizer.risk import Guarantee
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.table import LatencyTable
+
+# CIFAR-10 becoming dark, noisy or clear again: what a ResNet-32's ramps and its end say, recorded once.
+
+NEEDS = (TEST, TRAIN, "resnet_cifar10/resnet32.th")
+"""Files of OFFRAMP_DATA."""
+FILE = RUNS / "pame" / "load_changes.npz"
+DARKNESS = 0.6
+NOISE = 0.15
+"""Of the strongest that `experiments.apparate.images` makes."""
+KINDS: Mapping[str, Callable[[Images, np.random.Generator], Images]] = {
+    "clear": lambda image, _: image,
+    "dark": lambda image, _: darker(image, DARKNESS),
+    "noisy": lambda image, rng: noisy(image, NOISE, rng),
+}
+"""What is done to an image; records hold all images of the first kind, then all of the next."""
+EPOCHS = 100
+"""1,200 steps, as the ramps of Apparate's streams take (experiments/apparate/recording.py)."""
+SEED = 0
+
+
+def recorded(path: Path = FILE) -> ExitRecords:
+    """All images of all kinds, with their true labels; made where they are not there."""
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record().save(path)
+    return ExitRecords.load(path)
+
+
+def record() -> ExitRecords:
+    """Train ramps, and see what all of them say; ends with a sentence where the data is absent."""
+    from earlyexit.codecs.image import ImageCodec
+    from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+    from experiments.apparate.recording import cifar_network, with_ramps
+    from offramp.jobs.recording import records_from_outputs
+
+    codec = ImageCodec(height=images.SIDE, width=images.SIDE)
+    rng = np.random.default_rng(SEED)
+    test = images.cifar_images(TEST)
+    learn = codec.encode(list(images.known_images(rng)))
+    model = with_ramps(cifar_network(), "mlp")
+    labels = read_labelled(require_data(TEST)).labels
+    truth_N = np.unique(np.array(labels), return_inverse=True)[1]  # classes in alphabetical order, as the network's
+    with progress_bars() as progress:
+        options = TrainOptions(epochs=EPOCHS, imitate=True, seed=SEED, progress=progress)
+        train_ramps(model, learn, np.zeros(len(learn), dtype=np.int64), options)
+        shown = [change(image, rng) for change in KINDS.values() for image in test]
+        outputs = exit_outputs(model, codec.encode(shown), progress=progress)
+    facts = provenance(kinds=list(KINDS), darkness=DARKNESS, noise=NOISE, seed=SEED)
+    return records_from_outputs(outputs, "confidence", model.task, np.tile(truth_N, len(KINDS)), provenance=facts)
+
+
+def of_kind(records: ExitRecords, kind: str) -> ExitRecords:
+    """All images, as of that kind."""
+    size, index = len(records) // len(KINDS), list(KINDS).index(kind)
+    return records.subset(np.arange(index * size, (index + 1) * size))
+
+
+if __name__ == "__main__":
+    found = recorded()
+    for kind in KINDS:
+        part = of_kind(found, kind)
+        print(f"{kind}: last ramp agrees {1 - part.losses_NR[:, -1].mean():.1%}")
+
+
+# PAME, figure 16: inputs change, and the exit moves later or its threshold goes up; beside tuning with a guarantee.
+
+BATCH = 16
+"""The smallest of the paper's batches for classification (section 7.1)."""
+HISTORY, BEFORE = 2000, 3000
+"""Inputs that the exit is chosen by, and those that are served before the change; 5,000 come after it."""
+CHANGES = {"darker": ("clear", "dark"), "lighter": ("dark", "clear"), "noisier": ("clear", "noisy")}
+"""Kinds of images before and after."""
+PAPER = {
+    "darker": {"slow, before": 0.3, "slow, changed": 6.5, "slow, after the reaction": 0.8},
+    "lighter": {"precision, before": 99.1, "precision, changed": 97.8, "precision, after the reaction": 99.2},
+}
+"""Case 1 (Imagenette) and case 2 (Imagewoof), in percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """A stream, and the exit that PAME chooses by its history."""
+
+    name: str
+    history: ExitRecords
+    served: ExitRecords
+    place: Place
+    table: LatencyTable
+
+    @property
+    def batching(self) -> Batching:
+        return batching_of(self.table, self.served.ramps)
+
+    @property
+    def shut(self) -> dict[int, float]:
+        """Nobody leaves."""
+        return never(self.served.score, self.served.ramps)
+
+    @property
+    def chosen(self) -> dict[int, float]:
+        """All ramps, of which one lets inputs leave."""
+        return self.shut | dict(self.place.thresholds)
+
+    @property
+    def question(self) -> Question:
+        """What tuners are made for: at most 1 % may be lost."""
+        times = ExitTimes.of(self.table, self.served.ramps, BATCH)
+        guarantee = Guarantee(budget=BUDGET, confidence=CONFIDENCE)
+        return Question(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Served:
+    """What a side made of a stream."""
+
+    replayed: Replayed
+    changes: list[Tuned]
+
+    @property
+    def settled(self) -> int:
+        """The first input after the last thing that was said; 0 where nothing was."""
+        return int(self.changes[-1].at_s) + 1 if self.changes else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of a part of a stream, shares in percent."""
+
+    slow: float
+    """Batches slower than without exits."""
+    precision: float
+    """Accuracy over that of the model without exits."""
+    agreement: float
+    saved: float
+    """Of the mean answer time without exits."""
+
+
+def case_of(name: str, records: ExitRecords) -> Case:
+    """Half of the images make the history and half of what is served; all of them come again after the change."""
+    rng = np.random.default_rng(SEED)
+    before, after = (of_kind(records, kind) for kind in CHANGES[name])
+    order, again = rng.permutation(len(before)), rng.permutation(len(after))
+    share = len(before) / (HISTORY + BEFORE)
+    history = before.subset(order[: round(HISTORY * share)])
+    table = table_of("vision")
+    table = replace(table, ramp_s_EB=table.ramp_s_EB[list(records.ramps)])
+    place = best_place([history], batching_of(table, records.ramps), 1 - BUDGET, records.ramps)
+    assert place is not None, "no exit is bearable"
+    served = joined(before.subset(order[round(HISTORY * share) :]), after.subset(again))
+    return Case(name=name, history=history, served=served, place=place, table=table)
+
+
+def batching_of(table: LatencyTable, ramps: tuple[int, ...]) -> Batching:
+    """Of the study's batches."""
+    return Batching(seconds=seconds_of(table, ramps), size=BATCH)
+
+
+def joined(one: ExitRecords, other: ExitRecords) -> ExitRecords:
+    """One after the other."""
+    assert one.true_losses_NE is not None
+    assert other.true_losses_NE is not None
+    return replace(
+        one,
+        sample_ids=tuple(map(str, range(len(one) + len(other)))),
+        scores_NR=np.concatenate([one.scores_NR, other.scores_NR]),
+        losses_NR=np.concatenate([one.losses_NR, other.losses_NR]),
+        true_losses_NE=np.concatenate([one.true_losses_NE, other.true_losses_NE]),
+        answers_NE=None,
+    )
+
+
+def once(case: Case) -> Served:
+    """PAME's exit as its history has it, for good."""
+    return _served(case, Fixed(thresholds=case.chosen), [])
+
+
+def by_pame(case: Case) -> Served:
+    """The same exit to begin with."""
+    controller = TunedThresholds(make_tuner("pame", case.question), case.chosen)
+    return _served(case, controller, controller.changes)
+
+
+def tuned(name: str, case: Case) -> Served:
+    """The same ramp; tuned on the history first, in which nobody leaves until the tuner says so."""
+    shut = {case.place.ramp: SCORES[case.served.score].never}
+    controller = TunedThresholds(make_tuner(name, case.question), shut)
+    whole = tuned_replay(joined(case.history, case.served), controller, batch=BATCH)
+    first = len(case.history)
+    replayed = Replayed(
+        exits_N=whole.exits_N[first:], losses_N=whole.losses_N[first:], settings=whole.settings[first // BATCH :]
+    )
+    changes = [replace(each, at_s=each.at_s - first) for each in controller.changes if each.at_s >= first]
+    return Served(replayed=replayed, changes=changes)
+
+
+def _served(case: Case, controller: Controller, changes: list[Tuned]) -> Served:
+    return Served(replayed=tuned_replay(case.served, controller, batch=BATCH), changes=changes)
+
+
+SIDES: Mapping[str, Callable[[Case], Served]] = {
+    "tuned once": once,
+    "pame": by_pame,
+    "apparate": partial(tuned, "apparate"),
+    "guarantee": partial(tuned, "guarantee"),
+}
+
+
+def figures(case: Case, served: Served, first: int, end: int) -> Figures:
+    """Of a part of what was served."""
+    first = -(-first // BATCH) * BATCH  # whole batches, each under one setting
+    exits_N = served.replayed.exits_N[first:end].astype(np.int64)
+    outcome = _outcome(case.served, served.replayed, first, end)
+    times = []
+    for index, setting in enumerate(served.replayed.settings[first // BATCH : first // BATCH + len(exits_N) // BATCH]):
+        active = [ramp for ramp, at in setting.items() if at != SCORES[case.served.score].never]
+        times.append(case.batching.times(exits_N[index * BATCH : (index + 1) * BATCH], active))
+    return Figures(
+        slow=100 * float(np.mean([each.slower for each in times])),
+        precision=100 * normalised(outcome),
+        agreement=100 * outcome.agreement,
+        saved=100 * (1 - float(np.mean([each.mean_s / each.whole_s for each in times]))),
+    )
+
+
+def _outcome(records: ExitRecords, replayed: Replayed, first: int, end: int) -> ExitOutcome:
+    truth_NE = records.true_losses_NE
+    assert truth_NE is not None
+    exits_N = replayed.exits_N[first:end]
+    columns_N = np.searchsorted([*records.ramps, records.num_blocks - 1], exits_N)
+    return ExitOutcome(
+        num_blocks=records.num_blocks,
+        exits_N=exits_N,
+        losses_N=replayed.losses_N[first:end],
+        answers_N=None,
+        true_losses_N=truth_NE[np.arange(first, end), columns_N],
+        full_true_losses_N=truth_NE[first:end, -1],
+    )
+
+
+def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figures]]:
+    """By side: all of it, before the change, after it, and after the last reaction to it, where there was one."""
+    end = len(case.served)
+    changed = end - round(end * 5000 / (BEFORE + 5000))
+    told = {}
+    for side, served in found.items():
+        told[side] = {
+            "whole": figures(case, served, 0, end),
+            "before": figures(case, served, 0, changed),
+            "changed": figures(case, served, changed, end),
+        }
+        if changed < served.settled < end - BATCH:
+            told[side]["after the reaction"] = figures(case, served, served.settled, end)
+    return told
+
+
+def compare(cases: Mapping[str, Case]) -> StudyResult:
+    """The paper's two cases, every side on every stream, and what PAME said."""
+    found = {name: {side: serve(case) for side, serve in SIDES.items()} for name, case in cases.items()}
+    told = {name: parts(case, found[name]) for name, case in cases.items()}
+    return StudyResult(
+        comparisons=tuple(_reactions(told)) + tuple(_agreements(told)),
+        pictures=(_bars(told),),
+        figures={"streams": told},
+        tables=(
+            Table(
+                "By stream, side and part (%)",
+                ("stream", "side", "part", "slow batches", "precision", "agreement", "mean time saved"),
+                tuple(
+                    (name, side, part, each.slow, each.precision, each.agreement, each.saved)
+                    for name, sides in told.items()
+                    for side, of in sides.items()
+                    for part, each in of.items()
+                ),
+            ),
+            Table(
+                "What PAME's tuner said",
+                ("stream", "at input", "words"),
+                tuple((name, each.at_s, each.words) for name, sides in found.items() for each in sides["pame"].changes),
+            ),
+        ),
+    )
+
+
+def _reactions(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
+    """Without a reaction the change is what `tuned once` shows."""
+    rows = []
+    for name, sides in told.items():
+        seen = {
+            "before": sides["pame"]["before"],
+            "changed": sides["tuned once"]["changed"],
+            "after the reaction": sides["pame"].get("after the reaction"),
+        }
+        for figure in ("slow", "precision"):
+            for part, each in seen.items():
+                ours = None if each is None else getattr(each, figure)
+                paper = PAPER.get(name, {}).get(f"{figure}, {part}")
+                rows.append(Comparison(f"{name}, {figure}, {part} (%)", ours, paper))
+    return rows
+
+
+def _agreements(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
+    return [
+        Comparison(f"{name}, {side}: agreement (%)", of["whole"].agreement)
+        for name, sides in told.items()
+        for side, of in sides.items()
+    ]
+
+
+def _bars(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> Bars:
+    series = {side: tuple(sides[side]["whole"].agreement for sides in told.values()) for side in SIDES}
+    return Bars("Agreement where inputs change", "stream", "agreement (%)", tuple(told), series)
+
+
+def run(effort: Effort) -> StudyResult:
+    """All three changes; the paper's two with quick effort."""
+    records = recorded()
+    names = list(CHANGES) if effort == "full" else list(PAPER)
+    return compare({name: case_of(name, records) for name in names})
+
+
+FIG16_STUDY = declare("pame_fig16_load_changes", run, needs=NEEDS)

@@ -1,0 +1,310 @@
+"""PAME, figure 18: the next batch begins beside one of which few inputs remain."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.pace import Pace
+from earlyexit.counts import SplitCounts
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.loop import DeviceLoop
+from earlyexit.member import Member
+from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
+from experiments.pame_cases import KINDS, Kind, records_file, telling_absent, v100
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from experiments.studies.picture import Lines
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+from simulator.beside import Ended, SideBySide, remaining_of
+from simulator.decisions import ByRamp, IntArray, nested
+from simulator.events import Events
+from simulator.scenario import FloatArray
+from simulator.work import Exit, Work, Works
+
+# A simulated device whose queue is never empty: what it answers per second, and how long batches take.
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One input, by its number."""
+
+    input: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Saturated:
+    """What a run gave."""
+
+    seconds: float
+    latency_s_N: FloatArray
+    """From the beginning of an input's first batch to its answer."""
+    alone_share: float
+    """Of the batches, those that no other ran beside."""
+
+    @property
+    def per_s(self) -> float:
+        """Inputs answered per second."""
+        return len(self.latency_s_N) / self.seconds
+
+    def late_share(self, limit_s: float) -> float:
+        """Of the inputs, those that took longer."""
+        return float((self.latency_s_N > limit_s * (1 + 1e-9)).mean())
+
+
+class Device:
+    """One device with everything queued at once."""
+
+    def __init__(self, splits: Sequence[Split], table: LatencyTable, decisions: ByRamp, rows_N: IntArray) -> None:
+        self._events = Events()
+        self._num_blocks = splits[-1].end
+        self._ramps, self._decisions, self._rows_N = decisions.ramps, decisions, rows_N
+        self._works = Works(Pace(table, decisions.ramps, 1.0), self._work)
+        self._engine: BatchEngine[Any] = BatchEngine(splits, ObservedTimes())
+        self._loop: DeviceLoop[Any] = DeviceLoop(self._engine)
+        self._beside = SideBySide(self._events, lambda: True, self._exit, self._end)
+        self._began_s_N = np.full(len(rows_N), np.nan)
+        self._latency_s_N = np.full(len(rows_N), np.nan)
+
+    def run(self) -> Saturated:
+        """Until everybody is answered."""
+        members = [Member(sample_id="", payload=Item(number)) for number in range(len(self._rows_N))]
+        self._engine.submit(0, members, 0.0)
+        self._begin()
+        self._events.run_out()
+        runs = self._engine.times_run
+        alone, batches = (sum(run.batches for run in kind) for kind in ([r for r in runs if not r.shared], runs))
+        return Saturated(
+            seconds=self._events.time_s, latency_s_N=self._latency_s_N, alone_share=alone / batches if batches else 1.0
+        )
+
+    def _begin(self) -> None:
+        while (batch := self._loop.begin(self._events.time_s).batch) is not None:
+            for member in batch.members:
+                if np.isnan(self._began_s_N[member.payload.input]):
+                    self._began_s_N[member.payload.input] = batch.started_s
+            self._beside.begin(remaining_of(batch, self._works, self._ramps))
+
+    def _exit(self, batch: Batch[Any], leaving: Exit) -> None:
+        self._answer(leaving)
+        self._loop.shrink(batch, len(leaving[1]))
+        self._begin()
+
+    def _end(self, ended: Ended) -> None:
+        batch, _, first_s, total_s, leaving, going_on = ended
+        now_s = self._events.time_s
+        self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
+        self._loop.leave(batch, now_s)
+        for each in leaving:
+            self._answer(each)
+        if going_on and not self._loop.go_on(batch.split.end, going_on, now_s):
+            self._answer((batch.split.end - 1, going_on))
+        self._begin()
+
+    def _answer(self, leaving: Exit) -> None:
+        numbers = [member.payload.input for member in leaving[1]]
+        self._latency_s_N[numbers] = self._events.time_s - self._began_s_N[numbers]
+
+    def _work(self, split: Split, pace: Pace) -> Work:
+        leaves_N = self._decisions.leaves_N(split.ramps, split.ramps)[self._rows_N]
+        return Work(split, array("h", leaves_N.astype(np.int16).tobytes()), pace, SplitCounts(split.budget))
+
+
+# PAME, figure 18: the next batch begins beside one of which fewer than a threshold of inputs remain.
+
+THRESHOLDS = (0, 2, 4, 6, 8)
+"""tau_b; 0: never two at once."""
+BATCHES = (16, 32)
+"""PAME's small and medium batches of classification (section 7.1)."""
+LEAST_AGREEMENT = 0.99
+MOST_LATE = 0.02
+"""Of the inputs, later than a batch takes without exits (section 7.3)."""
+NUM_INPUTS: Mapping[Effort, int] = {"full": 40_000, "quick": 4_000}
+CIFAR10 = records_file("cifar10")
+"""Of a jointly trained ResNet-32, where there is one."""
+PAPER: Mapping[str, Any] = {"exits": 1.289, "overlapping": 1.313, "late": {4: 0.02, 6: 0.03, 8: 0.12}}
+"""Times stock's throughput, without and with parallel batches; late shares by threshold, at 4 no more than that."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """Recorded inputs on an accelerator, with one exit."""
+
+    words: str
+    table: LatencyTable
+    decisions: ByRamp
+    rows_N: IntArray
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.table.block_s_NB)
+
+    def stock_s(self, batch: int) -> float:
+        """Of a batch without exits."""
+        return float(self.table.blocks_at(np.array(float(batch))).sum())
+
+    def overlapping(self, ramp: int, batch: int, below: int) -> Saturated:
+        """One split with the exit inside."""
+        whole = Split(first=0, end=self.num_blocks, batch=batch, ramps=(ramp,), overlap_below=below or None)
+        return Device((whole,), self.table, self.decisions, self.rows_N).run()
+
+    def fused(self, ramp: int, batch: int) -> Saturated:
+        """Cut after the exit, whose survivors wait for a full batch."""
+        splits = (
+            Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,)),
+            Split(first=ramp + 1, end=self.num_blocks, batch=batch),
+        )
+        return Device(splits, self.table, self.decisions, self.rows_N).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to run one exit at one batch."""
+
+    name: str
+    below: int | None
+    times_stock: float
+    mean: float
+    """Latency, in seconds of the batch without exits."""
+    late: float
+    alone: float
+
+    def cells(self) -> tuple[str | float, ...]:
+        """For a table, shares in percent."""
+        return self.name, self.times_stock, self.mean, 100 * self.late, 100 * self.alone
+
+
+def row_of(name: str, below: int | None, ran: Saturated, stock_s: float, batch: int) -> Row:
+    """Against the model without exits at the same batch."""
+    return Row(
+        name=name,
+        below=below,
+        times_stock=ran.per_s * stock_s / batch,
+        mean=float(ran.latency_s_N.mean()) / stock_s,
+        late=ran.late_share(stock_s),
+        alone=ran.alone_share,
+    )
+
+
+def best_exit(case: Case, batch: int) -> int:
+    """PAME's: the least mean latency of those that make few late (section 6.4); the fewest late where all make many."""
+    found = {
+        ramp: row_of("", 0, case.overlapping(ramp, batch, 0), case.stock_s(batch), batch)
+        for ramp in case.decisions.ramps
+    }
+    few = [ramp for ramp, row in found.items() if row.late <= MOST_LATE]
+    return min(few, key=lambda ramp: found[ramp].mean) if few else min(found, key=lambda ramp: found[ramp].late)
+
+
+def rows_of(case: Case, batch: int) -> tuple[int, list[Row]]:
+    """The exit, and every way to run it."""
+    ramp, stock_s = best_exit(case, batch), case.stock_s(batch)
+    rows = [
+        row_of(
+            f"fewer than {below}" if below else "one at a time",
+            below,
+            case.overlapping(ramp, batch, below),
+            stock_s,
+            batch,
+        )
+        for below in THRESHOLDS
+    ]
+    return ramp, [*rows, row_of("fused, two splits", None, case.fused(ramp, batch), stock_s, batch)]
+
+
+def surest(records: ExitRecords) -> ByRamp:
+    """Each exit, as if it were the only one, lets out as many as keep the agreement (section 6.2)."""
+    sure_NR = np.zeros(records.scores_NR.shape, dtype=np.bool_)
+    allowed = (1 - LEAST_AGREEMENT) * len(records)
+    for column, ramp in enumerate(records.ramps):
+        scores_N = records.scores_NR[:, column]
+        order_N = np.argsort(-scores_N, kind="stable")
+        lost_N = records.losses_NR[order_N, column].cumsum()
+        last_of_score_N = np.append(np.diff(scores_N[order_N]) != 0, True)
+        fits = np.flatnonzero(last_of_score_N & (lost_N <= allowed + 1e-9))
+        if len(fits):
+            sure_NR[:, column] = records.sure_NR({ramp: float(scores_N[order_N[fits[-1]]])})[:, column]
+    return ByRamp(ramps=records.ramps, sure_NR=sure_NR)
+
+
+def case_of(words: str, records: ExitRecords, kind: Kind, effort: Effort) -> Case:
+    """Recorded inputs in random order, again and again."""
+    rows_N = np.random.default_rng(SEED).integers(len(records), size=NUM_INPUTS[effort])
+    table = v100(kind, records.num_blocks, len(records.ramps))
+    return Case(words=words, table=table, decisions=surest(records), rows_N=rows_N)
+
+
+def cases(effort: Effort) -> list[Case]:
+    """Images where a model of them was trained, and sentences; made-up inputs with quick effort, which need nothing."""
+    if effort == "quick":
+        rng = np.random.default_rng(SEED)
+        ramps, survival_N = (4, 9), (*(1.0,) * 5, *(0.5,) * 5, *(0.3,) * 6)
+        decisions = nested(survival_N, ramps, rng, num_rows=2_000)
+        rows_N = rng.integers(2_000, size=NUM_INPUTS[effort])
+        made_up = Case(words="made up", table=v100(KINDS["cifar10"], 16, 2), decisions=decisions, rows_N=rows_N)
+        return [made_up]
+    found = []
+    if CIFAR10.is_file():
+        records = ExitRecords.load(CIFAR10)
+        found.append(case_of("CIFAR-10, ResNet-32 at ResNet-50's times", records, KINDS["cifar10"], effort))
+    return [*found, case_of("SST-2, BERT-base", bert12_sst2("confidence"), KINDS["sst2"], effort)]
+
+
+def compare(case: Case, batch: int) -> tuple[list[Comparison], Table, list[Row], int]:
+    """Beside the paper's, which are of images, averaged over its three data sets."""
+    ramp, rows = rows_of(case, batch)
+    by_below = {row.below: row for row in rows}
+    in_bounds = [row for row in rows if row.below is not None and row.late <= MOST_LATE]
+    best = max(in_bounds or rows[:1], key=lambda row: row.times_stock)
+    where = f"{case.words}, batch {batch}"
+    comparisons = [
+        Comparison(f"throughput over stock, {where}", by_below[0].times_stock, PAPER["exits"]),
+        Comparison(f"the same, parallel batches (tau_b {best.below}), {where}", best.times_stock, PAPER["overlapping"]),
+        *(
+            Comparison(f"late share at tau_b {below}, {where}", by_below[below].late, late)
+            for below, late in PAPER["late"].items()
+        ),
+        Comparison(f"throughput over stock, fused, {where}", by_below[None].times_stock),
+    ]
+    columns = ("one exit", "times stock's rate", "mean latency / stock's", "late (%)", "batches alone (%)")
+    title = f"{where}: exit after block {ramp}"
+    return comparisons, Table(title, columns, tuple(row.cells() for row in rows)), rows, ramp
+
+
+def run(effort: Effort) -> StudyResult:
+    """By case and batch."""
+    found = [(case, batch, compare(case, batch)) for case in cases(effort) for batch in BATCHES]
+    names = [f"{case.words}, {batch}" for case, batch, _ in found]
+    by_below = {
+        name: tuple(row.times_stock for row in rows if row.below is not None)
+        for name, (_, _, (_, _, rows, _)) in zip(names, found, strict=True)
+    }
+    title, x_label = "Batches that overlap, one exit", "next batch begins below (inputs inside)"
+    late = {
+        name: tuple(100 * row.late for row in rows if row.below is not None)
+        for name, (_, _, (_, _, rows, _)) in zip(names, found, strict=True)
+    }
+    x = tuple(map(float, THRESHOLDS))
+    figures: dict[str, Any] = {
+        name: {"exit": ramp, "rows": rows} for name, (_, _, (_, _, rows, ramp)) in zip(names, found, strict=True)
+    }
+    result = StudyResult(
+        comparisons=tuple(each for _, _, (comparisons, *_) in found for each in comparisons),
+        pictures=(
+            Lines(title, x_label, "throughput over stock", x, by_below),
+            Lines(title, x_label, "late inputs (%)", x, late),
+        ),
+        tables=tuple(table for _, _, (_, table, _, _) in found),
+        figures=figures,
+    )
+    return telling_absent(result, ("cifar10",) if effort == "full" else ())
+
+
+FIG18_STUDY = declare("pame_fig18_parallel_batches", run, needs=(BERT12_SST2,), makes_up_quick=True)

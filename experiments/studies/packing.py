@@ -1,0 +1,477 @@
+"""TCB, figures 11 to 14: schemes first come, first served, and slots; simulated, and computed on this CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import random_model
+from earlyexit.layout import Attend, Layout, Masks
+from earlyexit.model import EarlyExitModel
+from earlyexit.reordered import torch_segments
+from earlyexit.slots import first_fit_decreasing
+from experiments import tcb_device
+from experiments.kit import Spread, spread
+from experiments.studies.picture import Lines
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest, ratio
+from experiments.tcb_device import (
+    ANSWERED,
+    SCHEDULED,
+    SIDES,
+    ByRate,
+    Cost,
+    Side,
+    Work,
+    by_rate,
+    fit,
+    grouped,
+    layout,
+    published_v100,
+)
+from experiments.turns import Figures, in_turns
+from simulator.decisions import IntArray
+from simulator.lengths import truncated_normal
+
+# Batching schemes of TCB's evaluation, really computed: padded rows and rows of several inputs, by one encoder.
+
+
+class Rows(Layout):
+    """Slots of one length as the whole of a batch: what is nobody's is computed like a token, and thrown away."""
+
+    def __init__(self, lengths_B: IntArray, slots: list[list[int]], slot_length: int) -> None:
+        super().__init__(lengths_B.astype(np.int32))
+        self.longest = slot_length
+        vars(self).update(slots=slots, scheme="slotted", _shares_rows=True)  # in the place of what Layout would choose
+
+    @property
+    def uniform(self) -> bool:
+        """Whether there is no padding, and nobody beside another."""
+        return self.num_tokens == self.num_inputs * self.longest
+
+    @cached_property
+    def position_N(self) -> Tensor:
+        """Of every place; 0 where it is nobody's."""
+        return self.spread(torch.from_numpy(self._positions()))
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        """What belongs to tokens, at their places."""
+        places = values_N.new_zeros(len(self.slots) * self.longest)
+        places[self.row_place_N] = values_N
+        return places
+
+    def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
+        """None where there is nothing to hide; where no two inputs share a slot, the padding alone."""
+        if self.uniform:
+            return [bias_HTT]
+        alone = len(self.slots) == self.num_inputs
+        return [self._masked((self.owner_RT >= 0)[:, None, None, :] if alone else self.same_R1TT, bias_HTT)]
+
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
+        """Of rows that are already there."""
+        (mask,) = masks
+        attended = attend(values_ND.view(len(self.slots), self.longest, -1), mask)
+        return tuple(each.flatten(0, 1) for each in attended)
+
+
+def padded_rows(lengths: Sequence[int]) -> Rows:
+    """A row per input, as long as the longest (the paper's TNB)."""
+    return Rows(np.array(lengths), [[index] for index in range(len(lengths))], max(lengths))
+
+
+def concatenated_rows(lengths: Sequence[int], row: int, slots_per_row: int = 1) -> Rows:
+    """Rows of so many tokens with several inputs each (TCB's pure ConcatBatching), attention by slots of a row.
+
+    Rows are divided evenly; what is left over of one, and empty slots of the last, are not computed. Raises ValueError
+    for an input longer than a slot.
+    """
+    slot_length = row // slots_per_row
+    return Rows(np.array(lengths), first_fit_decreasing(lengths, slot_length), slot_length)
+
+
+@torch.inference_mode()
+def outputs_of(model: EarlyExitModel, tokens_N: Tensor, layout: Layout) -> Tensor:
+    """The full model's outputs for inputs laid out so."""
+    packed = Layout(layout.lengths_B)
+    rows = isinstance(layout, Rows)
+    values = (layout.spread(tokens_N),) if isinstance(layout, Rows) else (tokens_N,)
+    (hidden,) = model.run_blocks(0, model.num_blocks, values, layout)
+    hidden_ND = hidden[layout.row_place_N] if rows else hidden
+    return model.exit_outputs(model.num_blocks - 1, (hidden_ND,), packed)
+
+
+# TCB's batching schemes really computed on this CPU: one encoder with random weights, one thread, by processor time.
+
+MODELS = {
+    "minilm": {"hidden_size": 384, "num_blocks": 6, "num_heads": 12, "intermediate_size": 1536, "max_length": 400},
+    "bert": {"hidden_size": 768, "num_blocks": 3, "num_heads": 12, "intermediate_size": 3072, "max_length": 400},
+}
+"""MiniLM, and a quarter of BERT-base: all blocks are alike."""
+TINY = MODELS["minilm"] | {"hidden_size": 48, "num_blocks": 2, "intermediate_size": 96}
+VOCABULARY = 1000
+"""Ids are drawn from so many; how many more there are costs nothing."""
+LONGEST, MEAN = 100, 20
+"""Tokens (section 6.2.1)."""
+ROW, REAL_SLOTS = 400, (1, 2, 4, 5, 8, 10)
+"""Tokens of a row, and slots of it (section 6.2.3). At 10 slots the longest input just fits."""
+UNIFORM = ((1, 16), (8, 16), (64, 16), (4, 32), (32, 32), (64, 32), (1, 100), (16, 100))
+"""Inputs and tokens each of the padded batches that the dynamic program's costs are fitted to."""
+OURS = "packed, attention apart"
+
+Runs = Sequence[tuple[Sequence[int], Layout]]
+"""What runs one after the other for a batch: inputs by position, and how they are laid out."""
+
+
+class Timed:
+    """A model with random weights, and inputs by their lengths."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self._model = random_model(sizes | {"vocab_size": VOCABULARY}).requires_grad_(False)
+        torch_segments(self._model)
+
+    def run(self, parts: Sequence[tuple[Sequence[int], Callable[[Sequence[int]], Runs]]]) -> Figures:
+        """Milliseconds of batches by their schemes, one after the other; laying out is part of it."""
+        began_s = time.thread_time()
+        for lengths, scheme in parts:
+            self.outputs(lengths, scheme)
+        return {"ms": 1e3 * (time.thread_time() - began_s)}
+
+    def outputs(self, lengths: Sequence[int], scheme: Callable[[Sequence[int]], Runs]) -> Tensor:
+        """In the order of the inputs."""
+        tokens = torch.split(_tokens(sum(lengths)), list(lengths))
+        runs = scheme(lengths)
+        found = [
+            outputs_of(self._model, torch.cat([tokens[index] for index in positions]), layout)
+            for positions, layout in runs
+        ]
+        order = np.argsort(np.concatenate([positions for positions, _ in runs]))
+        return torch.cat(found)[torch.from_numpy(order)]
+
+    def cost(self, rounds: int) -> Cost:
+        """Of padded batches, as the dynamic program takes it."""
+        sides = {f"{size} x {length}": partial(self.run, [([length] * size, padded)] * 3) for size, length in UNIFORM}
+        found = in_turns(sides, rounds)
+        works = (Work(size * length, size * length**2) for size, length in UNIFORM)
+        return fit({work: median(found[name]["ms"]) / 3e3 for work, name in zip(works, sides, strict=True)})
+
+
+def _tokens(num: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(num).integers(0, VOCABULARY, size=num, dtype=np.int32))
+
+
+def packed(lengths: Sequence[int], attention: str = "auto") -> Runs:
+    """Ours."""
+    layout = Layout(np.array(lengths, dtype=np.int32), attention=attention)  # type: ignore[arg-type] # of four names
+    return [(range(len(lengths)), layout)]
+
+
+def padded(lengths: Sequence[int]) -> Runs:
+    """TNB."""
+    return [(range(len(lengths)), padded_rows(lengths))]
+
+
+def grouped_rows(cost: Cost, lengths: Sequence[int]) -> Runs:
+    """TTB: TurboTransformers' dynamic program, each group padded to its own longest."""
+    groups = [run.positions for run in grouped(lengths, cost)]
+    return [(group, padded_rows([lengths[index] for index in group])) for group in groups]
+
+
+def concatenated(row: int, slots: int, lengths: Sequence[int]) -> Runs:
+    """TCB, pure where a row is one slot."""
+    return [(range(len(lengths)), concatenated_rows(lengths, row, slots))]
+
+
+def tokens_computed(runs: Runs) -> int:
+    """By linear layers, padding included."""
+    return sum(
+        len(layout.slots) * layout.longest if isinstance(layout, Rows) else layout.num_tokens for _, layout in runs
+    )
+
+
+def schemes_of(cost: Cost) -> Mapping[str, Callable[[Sequence[int]], Runs]]:
+    """By what they are called."""
+    return {
+        OURS: packed,
+        "packed, attention padded": partial(packed, attention="padded"),
+        "packed, attention in slots": partial(packed, attention="slotted"),
+        "padded (TNB)": padded,
+        "grouped (TTB)": partial(grouped_rows, cost),
+        "rows of 100 (TCB, pure)": partial(concatenated, LONGEST, 1),
+    }
+
+
+def compared(
+    timed: Timed, parts: Sequence[Sequence[int]], schemes: Mapping[str, Callable[[Sequence[int]], Runs]], rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of batches by every scheme, a round after the other, the sides in turns."""
+    _check(timed, parts[0], schemes.values())
+    sides = {name: partial(timed.run, [(part, scheme) for part in parts]) for name, scheme in schemes.items()}
+    return {name: figures["ms"] for name, figures in in_turns(sides, rounds).items()}
+
+
+def times_of(took_ms: Mapping[str, Sequence[float]], base: str) -> dict[str, Spread]:
+    """How many times longer than `base` every side took: ratios within rounds."""
+    ratios = {
+        name: spread(other / one for other, one in zip(took, took_ms[base], strict=True))
+        for name, took in took_ms.items()
+    }
+    return {name: each for name, each in ratios.items() if each is not None}
+
+
+def slotted_ms(timed: Timed, num_rows: int, rounds: int) -> dict[str, list[float]]:
+    """Of rows of 400 tokens with inputs of 20 (variance 20), by slots of a row, "1" and so on, and of `OURS`."""
+    drawn = truncated_normal(num_rows * ROW // MEAN, mean=MEAN, variance=20, low=3, high=ROW // REAL_SLOTS[-1], seed=0)
+    schemes = {f"{slots}": partial(concatenated, ROW, slots) for slots in REAL_SLOTS} | {OURS: packed}
+    return compared(timed, [drawn.tolist()], schemes, rounds)
+
+
+def _check(timed: Timed, lengths: Sequence[int], schemes: Iterable[Callable[[Sequence[int]], Runs]]) -> None:
+    expected, *others = (timed.outputs(lengths, scheme) for scheme in schemes)
+    for found in others:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+# First come, first served: what the schemes alone are worth, in TCB's figures 11 and 12.
+
+ALL: Mapping[str, Side] = {
+    **SIDES,
+    "TCB, slotted": tcb_device.SLOTTED_TCB,
+    "TTB, 64 inputs": replace(tcb_device.TNB, scheme="grouped"),
+    "slots, 64 inputs": replace(tcb_device.TNB, scheme="slots"),
+}
+READINGS = {"variance": 1, "deviation": 2}
+"""What the paper's "variance" may be, and the power that makes a variance of it."""
+PAPER_TNB, PAPER_TTB = 3.33, {20.0: 1.52, 100.0: 1.72}
+STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """The CPU's own figures, at one variance."""
+
+    cost: Cost
+    over_packed: Mapping[str, Spread]
+
+
+def fcfs_study(variance: float, effort: Effort) -> StudyResult:
+    """Simulated at rising rates, full batches on three devices, and really computed."""
+    drawn, device = tcb_device.lengths(tcb_device.DRAWN, variance), tcb_device.paper_device()
+    found = by_rate(drawn, tcb_device.ARRIVAL, device, effort)
+    computed = compute(drawn, effort)
+    devices = {
+        "V100, published": published_v100(),
+        "this CPU, MiniLM": computed.cost,
+        f"V100 with a fixed part as long as makes TNB's ratio {PAPER_TNB} (variance 20)": with_the_paper_s_ratio(
+            device
+        ),
+    }
+    full = {name: capacities(drawn, cost) for name, cost in devices.items()}
+    return fcfs_compare(variance, found, full, computed, bounds(drawn))
+
+
+def capacities(drawn: IntArray, cost: Cost) -> dict[str, float]:
+    """Requests per second of every side, each batch full."""
+    return {name: tcb_device.capacity(side, drawn, cost) for name, side in ALL.items()}
+
+
+def with_the_paper_s_ratio(device: Cost) -> Cost:
+    """The device with so long a fixed part per run that TCB has 3.33 times TNB's throughput at variance 20.
+
+    A decoder that gives one token after another takes about as many steps for few requests as for many: its time is
+    of this kind. Found by halving between no such part and a hundred times a full batch of TNB's.
+    """
+    drawn = tcb_device.lengths(tcb_device.DRAWN // 2, 20.0)
+    low_s, high_s = 0.0, 100 * tcb_device.BATCH / tcb_device.SATURATED_PER_S
+    for _ in range(STEPS):
+        fixed_s = (low_s + high_s) / 2
+        slow = replace(device, fixed_s=fixed_s)
+        over = tcb_device.capacity(tcb_device.TCB, drawn, slow) / tcb_device.capacity(tcb_device.TNB, drawn, slow)
+        low_s, high_s = (fixed_s, high_s) if over < PAPER_TNB else (low_s, fixed_s)
+    return replace(device, fixed_s=high_s)
+
+
+def bounds(drawn: IntArray) -> dict[str, float]:
+    """Tokens computed by batches of 64 in order of arrival, over the tokens that there are; and requests of a batch."""
+    flat = Cost(fixed_s=0.0, token_s=1.0, cell_s=0.0)
+    parts = [drawn[at : at + tcb_device.BATCH].tolist() for at in range(0, len(drawn), tcb_device.BATCH)]
+    padded = sum(run.work.tokens for part in parts for run in layout("padded", part, flat))
+    return {
+        "tokens of padded rows over tokens": padded / float(drawn.sum()),
+        "requests of TCB's batch over those of TNB's": tcb_device.ROW / float(drawn.mean()),
+    }
+
+
+def compute(drawn: IntArray, effort: Effort) -> Computed:
+    """MiniLM's size in full, one thread."""
+    torch.set_num_threads(1)
+    full = effort == "full"
+    timed = Timed(MODELS["minilm"] if full else TINY)
+    cost = timed.cost(5 if full else 1)
+    parts = [drawn[at * tcb_device.BATCH : (at + 1) * tcb_device.BATCH].tolist() for at in range(2 if full else 1)]
+    took_ms = compared(timed, parts, schemes_of(cost), rounds=5 if full else 1)
+    over = {name: each for name, each in times_of(took_ms, OURS).items() if name != OURS}
+    return Computed(cost=cost, over_packed=over)
+
+
+def fcfs_compare(
+    variance: float,
+    found: ByRate,
+    full: Mapping[str, Mapping[str, float]],
+    computed: Computed,
+    bound: Mapping[str, float],
+) -> StudyResult:
+    """The paper's two ratios, as simulated, as computed, and as a device would have them whose time hardly grows."""
+    slow = list(full)[-1]
+    paper = {"TNB": PAPER_TNB if variance == 20.0 else None, "TTB": PAPER_TTB[variance]}
+    measured = {f"{kind}, this CPU, 64 inputs": each for kind, each in computed.over_packed.items()}
+    return StudyResult(
+        comparisons=(
+            *(
+                Comparison(f"maximum throughput, TCB / {other}", found.over(SCHEDULED, other), paper[other])
+                for other in paper
+            ),
+            *(
+                Comparison(f"the same on a {slow}: TCB / {other}", ratio(full[slow]["TCB"], full[slow][other]), each)
+                for other, each in paper.items()
+            ),
+            *(Comparison(f"bound by count: {name}", each) for name, each in bound.items()),
+            *(Comparison(f"packed over {name}", each.median) for name, each in measured.items()),
+        ),
+        pictures=(
+            found.lines(SCHEDULED, f"First come, first served, variance {variance:g}", "scheduled in time per second"),
+            found.lines(ANSWERED, "The same, answered by the deadline", "answered in time per second"),
+        ),
+        figures=_document(found, full, computed, bound),
+        tables=(_full_table(full), _readings_table(variance), found.table()),
+    )
+
+
+def _full_table(full: Mapping[str, Mapping[str, float]]) -> Table:
+    rows = [
+        (device, side, per_s, ratio(per_s, of["TNB"]), ratio(per_s, of["TTB"]))
+        for device, of in full.items()
+        for side, per_s in of.items()
+    ]
+    return Table("Every batch full", ("device", "side", "requests/s", "x TNB", "x TTB"), tuple(rows))
+
+
+def _readings_table(variance: float) -> Table:
+    device, rows = tcb_device.paper_device(), []
+    for name, power in READINGS.items():
+        drawn = tcb_device.lengths(tcb_device.DRAWN // 2, variance**power)
+        per_s = {side: tcb_device.capacity(SIDES[side], drawn, device) for side in ("TNB", "TTB", "TCB")}
+        over = (ratio(per_s["TCB"], per_s[other]) for other in ("TNB", "TTB"))
+        rows.append((f"{variance:g} is a {name}", float(drawn.mean()), float(drawn.std()), *over))
+    return Table(
+        "What the paper's variance may be: lengths drawn so, every batch full on the V100",
+        ("", "mean tokens", "deviation", "TCB / TNB", "TCB / TTB"),
+        tuple(rows),
+    )
+
+
+def _document(
+    found: ByRate, full: Mapping[str, Mapping[str, float]], computed: Computed, bound: Mapping[str, float]
+) -> dict[str, Any]:
+    return {
+        "by_rate": found.document(),
+        "full": full,
+        "bounds": bound,
+        "cpu": {"cost": computed.cost, "over_packed": {name: tuple(of) for name, of in computed.over_packed.items()}},
+    }
+
+
+# What slots of a row save (TCB's figures 13 and 14): by count, and really computed on this CPU.
+
+LENGTH, SLOTS_SLOTS = ROW, REAL_SLOTS
+WIDTHS = {"paper's model, 3072 wide": 3072, "BERT-base": 768, "MiniLM": 384}
+ONE_BLOCK = 1
+"""All blocks are alike, so one tells as much as six."""
+
+
+def work(rows: int, slots: int) -> Work:
+    """Of a batch of full rows."""
+    return Work(rows * LENGTH, rows * slots * (LENGTH // slots) ** 2)
+
+
+def by_count(width: int, slots: int) -> float:
+    """Operations of a layer in one slot over those in several.
+
+    Per token, 12 width^2 multiply-adds of linear layers (four projections, and four times as wide a middle, twice) and
+    2 width per place that attention sees.
+    """
+    return (12 * width + 2 * LENGTH) / (12 * width + 2 * LENGTH / slots)
+
+
+def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
+    """At one batch size."""
+    torch.set_num_threads(1)
+    full = effort == "full"
+    timed = Timed((MODELS["minilm"] if full else TINY) | {"num_blocks": ONE_BLOCK})
+    return slots_compare(rows, paper, measured(timed, rows if full else 1, rounds=3 if full else 1))
+
+
+def measured(timed: Timed, rows: int, rounds: int) -> dict[int, Spread]:
+    """How many times faster than in one slot, by number of slots: ratios within rounds."""
+    took_ms = slotted_ms(timed, rows, rounds)
+    return {slots: times_of(took_ms, f"{slots}")["1"] for slots in SLOTS_SLOTS}
+
+
+def slots_compare(rows: int, paper: float, computed: Mapping[int, Spread]) -> StudyResult:
+    """The largest speed-ups beside the paper's."""
+    v100 = published_v100()
+    series = {
+        "this CPU, MiniLM": tuple(computed[slots].median for slots in SLOTS_SLOTS),
+        "V100 by its published times, BERT-base": tuple(
+            ratio(v100.seconds(work(rows, 1)), v100.seconds(work(rows, slots))) for slots in SLOTS_SLOTS
+        ),
+        **{
+            f"by count, {name}": tuple(by_count(width, slots) for slots in SLOTS_SLOTS)
+            for name, width in WIDTHS.items()
+        },
+    }
+    of_ours = computed[max(computed, key=lambda slots: computed[slots].median)]
+    return StudyResult(
+        comparisons=(
+            Comparison("fastest of all numbers of slots over one slot, this CPU", of_ours.median, paper),
+            *(
+                Comparison(f"the same, {name}", largest(values), paper)
+                for name, values in series.items()
+                if name[:4] != "this"
+            ),
+        ),
+        pictures=(
+            Lines(
+                f"Rows of {LENGTH} tokens in slots, batch {rows}",
+                "slots in a row",
+                "times as fast as one slot",
+                tuple(map(float, SLOTS_SLOTS)),
+                series,
+            ),
+        ),
+        figures={"measured": {str(slots): tuple(each) for slots, each in computed.items()}, "series": series},
+        tables=(
+            Table(
+                "Times as fast as one slot",
+                ("slots", "this CPU (all rounds)", *list(series)[1:]),
+                tuple(
+                    (str(slots), computed[slots].told(), *(values[at] for values in list(series.values())[1:]))
+                    for at, slots in enumerate(SLOTS_SLOTS)
+                ),
+            ),
+        ),
+    )
+
+
+FIG11_STUDY = declare("tcb_fig11_fcfs", partial(fcfs_study, 20.0))
+FIG12_STUDY = declare("tcb_fig12_fcfs_variance", partial(fcfs_study, 100.0))
+"""By the variance of the lengths; simulated, and really computed on this CPU."""
+FIG13_STUDY = declare("tcb_fig13_slots", partial(slots_study, 10, 1.18))
+FIG14_STUDY = declare("tcb_fig14_slots_large", partial(slots_study, 32, 2.31))
+"""By the rows of a batch, and the paper's largest speed-up; counted, by published times, and computed on this CPU."""
