@@ -170,4 +170,4 @@ def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
 def _check_columns(where: Path | str, columns: Sequence[str], texts: Sequence[str], label: str | None) -> None:
     for column in (*texts, label):
         if column is not None and column not in columns:
-            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns)}")
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns) or 'none: it is empty'}")

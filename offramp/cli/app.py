@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -53,6 +53,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Early-exit model serving on Ray Serve.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import offramp
+
+        print(f"offramp {offramp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Early-exit model serving on Ray Serve."""
+
+
 for command in COMMANDS:
     app.command()(command)
 

@@ -71,7 +71,7 @@ def inject(
     ramp_style: RampStyle = "light",
     pooling: PoolingOption = "mean",
     ramps: Ramps = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows.")] = None,
     learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
     hold_out: HoldOut = None,
     seed: Seed = 0,

@@ -138,7 +138,7 @@ def train(
     augment: Augment = False,
     patience: Patience = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Inputs of one step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
     dtype: Dtype = "float32",

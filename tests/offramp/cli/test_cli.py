@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import offramp
 from deployments.access import AccessSettings
 from deployments.settings import ServeSettings, TracingSettings
+from offramp.cli.app import main
 from optimizer.plan import stock_plan
 from optimizer.plan_file import write_plan
 from tests.offramp.cli.runs import Answering, Captured, declined, refused, run, serving, url_of
@@ -66,6 +68,12 @@ def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) 
         "",
         f"offramp: {tmp_path} is not a model folder: it has no model.json\n",
     )
+
+
+def test_the_version_is_printed(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"offramp {offramp.__version__}\n")
 
 
 def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is_named(

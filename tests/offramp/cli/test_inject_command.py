@@ -49,6 +49,12 @@ def test_a_label_column_that_is_named_and_missing_is_refused(tmp_path: Path, cap
     assert "no column 'lable'; there are text, label" in refused(capsys, "inject", TORCH, *options)
 
 
+def test_an_empty_table_is_refused_as_empty(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "d.csv").write_text("")
+    options = ["--data", str(tmp_path / "d.csv"), "--out", str(tmp_path / "out")]
+    assert "d.csv: no column 'text'; there are none: it is empty" in refused(capsys, "inject", TORCH, *options)
+
+
 @pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
 def test_without_a_label_column_that_is_named_labels_are_there_or_not(
     tmp_path: Path, head: str, labels: tuple[str, ...]
