@@ -84,16 +84,13 @@ bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, 
 	$(BIN)/python -m experiments.costs.footprint
 	$(BIN)/python -m experiments.faults.chaos runs/demo/model --data runs/demo/test.csv
 
-bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
+bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, kills, bursts, the simulator beside it (about 40 minutes)
 	$(BIN)/python -m experiments.live.changes
 	$(BIN)/python -m experiments.live.threshold_changes
-	$(BIN)/python -m experiments.live.staying
-	$(BIN)/python -m experiments.live.adaptation
 	$(BIN)/python -m experiments.live.mixed
 	$(BIN)/python -m experiments.live.kills
 	@command -v redis-server >/dev/null || echo "skipped, for want of redis-server: experiments.live.head"
 	! command -v redis-server >/dev/null || $(BIN)/python -m experiments.live.head
-	$(BIN)/python -m experiments.live.hops
 	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead

@@ -38,9 +38,8 @@ from earlyexit.store import load_model, read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
 from earlyexit.wire import entering
-from experiments.gpu.plans import Plan
+from experiments.gpu.side import Plan, members_of
 from experiments.gpu.side import Side as OneDevice
-from experiments.gpu.side import members_of
 from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard

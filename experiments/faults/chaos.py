@@ -26,8 +26,7 @@ from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
-from experiments.live.figures import longest_silence_s
-from experiments.live.meter import replica_pids
+from experiments.live.load import longest_silence_s, replica_pids
 from offramp.client.client import Client
 from offramp.jobs.calibration import read_calibration
 from offramp.load.report import LoadReport

@@ -22,12 +22,9 @@ import torch
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError
 from experiments.data import RUNS
-from experiments.gpu.bench import Row, run_model
-from experiments.gpu.exits import find_exits
-from experiments.gpu.options import DRY_MODELS, MODELS, BenchOptions
-from experiments.gpu.plans import can_plan
-from experiments.gpu.table import HEADER, LEGEND, line, write_result
-from experiments.gpu.workbench import build_workbench
+from experiments.gpu.bench import HEADER, LEGEND, Row, line, run_model, write_result
+from experiments.gpu.side import can_plan
+from experiments.gpu.workbench import DRY_MODELS, MODELS, BenchOptions, build_workbench, find_exits
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 DRY_BATCHES = (1, 2, 4)

@@ -18,9 +18,7 @@ import numpy as np
 
 from experiments.data import data_folder
 from experiments.live.emulation import Bench
-from experiments.live.figures import Span
-from experiments.live.load import Driven, Phase
-from experiments.live.meter import memory, replica_pids
+from experiments.live.load import Driven, Phase, Span, memory, replica_pids
 from experiments.live.scenario import command, judged, play, serving
 from experiments.live.service import Service, control_settings
 from profiles.scores import FloatArray

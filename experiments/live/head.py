@@ -38,7 +38,7 @@ from deployments.settings import ServeSettings
 from deployments.switches import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.clock import MonotonicClock
 from experiments.live.emulation import Bench, emulated
-from experiments.live.figures import longest_silence_s
+from experiments.live.load import longest_silence_s
 from experiments.live.scenario import command, judged, play
 from experiments.live.service import Service, control_settings, emulated_settings
 from offramp.client.client import Client

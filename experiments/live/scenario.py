@@ -15,8 +15,7 @@ from earlyexit.store import read_card
 from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.emulation import Bench, bench
-from experiments.live.figures import Span, WindowFigures, check, figures
-from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, drive
+from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, Span, WindowFigures, check, drive, figures
 from experiments.live.model import FOLDER
 from experiments.live.service import Service, emulated_settings, served
 from optimizer.plan import Plan

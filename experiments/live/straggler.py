@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.live.emulation import Bench
-from experiments.live.figures import Span
+from experiments.live.load import Span
 from experiments.live.scenario import command, judged, played
 from experiments.live.service import Service, control_settings
 

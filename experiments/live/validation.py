@@ -23,8 +23,7 @@ from deployments.settings import ServeSettings
 from earlyexit.errors import DataError
 from experiments.kit import show
 from experiments.live.emulation import Bench
-from experiments.live.figures import WindowFigures, figures
-from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase
+from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, WindowFigures, figures
 from experiments.live.scenario import command, played
 from experiments.live.service import Service
 from offramp.client.protocol import Prediction

@@ -24,9 +24,8 @@ from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Machine, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
-from experiments.peers.search import Target
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
-from experiments.peers.turns import PROBE_HEADER, Rates, Turn, sustained, take_turn
+from experiments.peers.turns import PROBE_HEADER, Rates, Target, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.jobs.provenance import provenance
 from optimizer.dispatch import PlanDispatch

@@ -88,7 +88,7 @@ def worker(options: LimitOptions) -> float:
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
     from earlyexit.wire import entering
-    from experiments.gpu.plans import Plan as Splits
+    from experiments.gpu.side import Plan as Splits
     from experiments.gpu.side import Side, members_of
 
     torch.set_num_threads(options.threads)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.live.mixes import mixed_rows
 from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2
+from experiments.studies.mixes import mixed_rows
 from experiments.studies.study import Effort
 from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage

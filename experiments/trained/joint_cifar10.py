@@ -34,11 +34,12 @@ from experiments.data import require_data
 from experiments.kit import keep, show
 from experiments.models import finished
 from experiments.pame_cases import MODELS
-from experiments.trained.cifar10 import TEST, TRAIN, checkpoint_of
 from offramp.jobs.calibration import CalibrateJob, outcome_figures
 from offramp.jobs.train_job import TrainJob
 from optimizer.risk import Guarantee
 
+TRAIN = "cifar10/lossless/cifar10_train_10000_webp.zip"
+TEST = "cifar10/lossless/cifar10_test_5000_webp.zip"
 NETWORK = "resnet32"
 BATCH, ROUNDS = 16, 15
 """Of the measured times."""
@@ -57,7 +58,7 @@ def job_of(side: str, folder: Path, epochs: int | None) -> TrainJob:
     """What trains a side."""
     ramps, joint = SIDES[side]
     return TrainJob(
-        backbone=str(checkpoint_of(NETWORK)),
+        backbone=str(require_data(f"resnet_cifar10/{NETWORK}.th")),
         name=folder.name,
         ramps=ramps,
         source=TRAIN,

@@ -10,11 +10,17 @@ float32. Seed 0. Extra `mpnet`.
 
 from __future__ import annotations
 
+import hashlib
 from argparse import ArgumentParser
 from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from random import Random
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import Tensor
 
 from earlyexit.boundary import FloatName
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
@@ -22,19 +28,61 @@ from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.model import EarlyExitModel
 from earlyexit.ramps import RampStyle
+from earlyexit.reordered import reorder_linears
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, train_ramps
+from earlyexit.train import TrainOptions, exit_features, train_ramps
 from experiments.data import RUNS, require_data
 from experiments.kit import show
-from experiments.trained.features import features_of, outputs_of
 from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.packaged import resolve_backbone
+from offramp.jobs.progress import progress_bars
 from offramp.jobs.provenance import provenance
-from offramp.jobs.recording import join_records
+from offramp.jobs.recording import Outputs, join_records
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
+
+# What exit heads look at, of a frozen backbone, kept in files: heads are then trained and judged in seconds.
+
+if TYPE_CHECKING:
+    from earlyexit.codecs.base import Codec
+    from earlyexit.model import EarlyExitModel
+
+BATCH = 64
+
+
+def features_of(
+    model: EarlyExitModel, rows: LabelledRows, codec: Codec[Any], path: Path, dtype: FloatName
+) -> dict[int, Tensor]:
+    """`exit_features` of rows, float32 though kept in half precision; read from the file if it is of these texts.
+
+    The file does not know of which backbone it is: it lies beside one model.
+    """
+    texts = hashlib.sha256("\0".join(rows.texts).encode()).hexdigest()
+    if path.is_file():
+        kept = torch.load(path, weights_only=True)
+        if (kept["texts"], kept["dtype"]) == (texts, dtype):
+            return {block: feature.float() for block, feature in kept["features"].items()}
+    computing = deepcopy(model).to(getattr(torch, dtype))
+    reorder_linears(computing.backbone)
+    with progress_bars() as progress:
+        found = exit_features(computing, rows.encode(codec), batch=BATCH, progress=progress)
+    features = {block: feature.half() for block, feature in found.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"texts": texts, "dtype": dtype, "features": features}, path)
+    return {block: feature.float() for block, feature in features.items()}
+
+
+@torch.inference_mode()
+def outputs_of(model: EarlyExitModel, features: Mapping[int, Tensor]) -> Outputs:
+    """All rows, and every exit's outputs of them with its temperature."""
+    rows = range(len(next(iter(features.values()))))
+    temperatures = model.temperatures_E
+    return rows, {
+        block: model.exit_head(block).classify(each).float() / temperatures[block] for block, each in features.items()
+    }
+
 
 FOLDER = RUNS / "mpnet" / "clinc150"
 """Where the model stays."""

@@ -16,11 +16,19 @@ from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from experiments.gpu.__main__ import main, parse
-from experiments.gpu.costs import measured_sizes
-from experiments.gpu.exits import NEVER, find_exits
-from experiments.gpu.plans import Plan, early_exit, planned, predicted_per_s, problem_of, serial_every_ramp, stock
-from experiments.gpu.side import Side, poisson_arrivals
-from experiments.gpu.workbench import Workbench, build_workbench
+from experiments.gpu.bench import measured_sizes
+from experiments.gpu.side import (
+    Plan,
+    Side,
+    early_exit,
+    planned,
+    poisson_arrivals,
+    predicted_per_s,
+    problem_of,
+    serial_every_ramp,
+    stock,
+)
+from experiments.gpu.workbench import NEVER, Workbench, build_workbench, find_exits
 from profiles.table import LatencyTable
 from tests.answers import label_of
 

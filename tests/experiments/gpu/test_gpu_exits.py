@@ -6,7 +6,7 @@ import pytest
 from earlyexit.errors import DataError
 from earlyexit.policies.recorded import RecordedAnswers
 from experiments.data import data_folder
-from experiments.gpu.exits import SURVIVAL, Exits, drawn_exits, find_exits
+from experiments.gpu.workbench import SURVIVAL, Exits, drawn_exits, find_exits
 from experiments.recorded_exits import BERT12_SST2
 
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.live.adaptation import PERIODS, scored_windows, until_period_s
 from experiments.live.burst import around_peak, burst_phases, died_between, spans_of, trace_phases
-from experiments.live.figures import (
+from experiments.live.load import (
+    Driven,
+    Phase,
+    Usage,
     back_at_s,
     between,
     check,
@@ -17,8 +19,6 @@ from experiments.live.figures import (
     longest_silence_s,
     united,
 )
-from experiments.live.load import Driven, Phase
-from experiments.live.meter import Usage
 from experiments.live.straggler import WARM_S, windows_of
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
@@ -142,20 +142,6 @@ def test_a_run_holds_when_everything_sent_has_one_right_outcome() -> None:
     assert not check(missing, two_inputs(), {0: 0.4}, LABELS).hold
     wrong = check(driven(request("one", 0.0, 1.0, ("negative", 0), RIGHT[1])), two_inputs(), {0: 0.4}, LABELS)
     assert wrong.wrong == ("a: label 0 after block 0, not 1",)
-
-
-def test_mixes_are_switched_in_the_middle_of_periods_and_scored_a_period_later() -> None:
-    ends = np.cumsum(PERIODS)
-    assert [end % 1 for end in ends[:-1]] == [0.5, 0.5]
-    assert scored_windows((0.0, 100.0), 40.0) == [(40.0, 80.0), (140.0, 180.0)]
-    starts = [0.0, *ends[:-1]]
-    windows = scored_windows(tuple(starts), 1.0)
-    assert all(until <= end for (_, until), end in zip(windows, ends, strict=True)), "within their own mix"
-
-
-def test_a_load_waits_for_the_next_whole_period() -> None:
-    assert until_period_s(130.0, 40.0) == 30.0
-    assert until_period_s(160.0, 40.0) == 0.0
 
 
 def test_a_burst_is_three_times_as_much_as_around_it() -> None:

@@ -12,10 +12,10 @@ from earlyexit.errors import DataError
 from earlyexit.store import read_card
 from earlyexit.tokenizer import TextTokenizer
 from experiments.live.emulation import Emulation, emulated, policy
-from experiments.live.mixes import MANY, easy_and_hard, mix, mixed_records
 from experiments.live.model import TEXT, ensure_model, made_up, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
 from experiments.models import LABELS
+from experiments.studies.mixes import MANY, easy_and_hard, mixed_records, mixed_rows
 from offramp.service.application import resolve_plan
 from optimizer.plan import early_exit_plan
 from profiles.records import ExitRecords
@@ -42,11 +42,11 @@ def test_a_mix_has_its_share_of_inputs_that_leave_in_the_first_half(easy_share: 
     found = of_four_blocks()
     easy, hard = easy_and_hard(found, thresholds(found))
     assert (len(easy), len(hard)) == (60, 40), "after blocks 0 and 1 leave 60 of 100"
-    ids = {found.sample_ids[row] for row in easy}
-    keys, again, other = (mix(found, thresholds(found), easy_share, np.random.default_rng(seed)) for seed in (1, 1, 2))
-    assert len(keys) == MANY
-    assert sum(key in ids for key in keys) / MANY == pytest.approx(easy_share, abs=0.02)
-    assert keys == again != other
+    given = found, thresholds(found), easy_share
+    rows, again, other = (mixed_rows(*given, np.random.default_rng(seed)).tolist() for seed in (1, 1, 2))
+    assert len(rows) == MANY
+    assert np.isin(rows, easy).mean() == pytest.approx(easy_share, abs=0.02)
+    assert rows == again != other
 
 
 def test_who_knows_a_mix_knows_its_survival() -> None:

@@ -6,9 +6,9 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
+from experiments.live.changes import COUNTS, KINDS, NUM_BLOCKS, Knobs, all_plans, changes, plan_at
 from experiments.live.emulation import Emulation, best_plan, emulated
 from experiments.live.model import made_up, survival_of_problem
-from experiments.live.plans import COUNTS, KINDS, NUM_BLOCKS, Knobs, all_plans, changes, plan_at
 from experiments.live.service import SLOTS, seed_plan
 from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Plan, PolicySpec

@@ -9,9 +9,7 @@ import pytest
 from earlyexit.errors import DataError
 from earlyexit.split import Split
 from experiments.live.emulation import Bench, Emulation, emulated, policy
-from experiments.live.figures import WindowFigures
-from experiments.live.load import Driven, Phase, closed_keys
-from experiments.live.meter import Usage
+from experiments.live.load import Driven, Phase, Usage, WindowFigures, closed_keys
 from experiments.live.model import made_up
 from experiments.live.validation import (
     IDLE_SLOS,

@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.errors import InputError
 from experiments.peers.client import LoadResult
-from experiments.peers.search import Bounds, Ending, Search, Target, Verdict
+from experiments.peers.turns import Bounds, Ending, Search, Target, Verdict
 from tests.experiments.peers.results import load_result
 
 Server = Callable[[float, int], Verdict]

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from experiments.peers.client import ClientOptions, LoadResult
-from experiments.peers.search import Target
-from experiments.peers.turns import Rates, Turn, per_answer, take_turn
+from experiments.peers.turns import Rates, Target, Turn, per_answer, take_turn
 from experiments.peers.workloads import Workload
 from tests.experiments.peers.results import load_result
 

@@ -8,7 +8,7 @@ import torch
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.train import exit_outputs
-from experiments.trained.features import features_of, outputs_of
+from experiments.trained.mpnet import features_of, outputs_of
 from tests.end_to_end.tiny_service import make_model, some_texts
 
 ROWS = LabelledRows.of_texts(texts=some_texts(6), labels=("a",) * 6)

@@ -41,19 +41,6 @@ def mixed_rows(
     return np.where(is_easy_N, rng.choice(easy, num_inputs), rng.choice(hard, num_inputs))
 
 
-def mix(
-    records: ExitRecords,
-    thresholds: Mapping[int, float],
-    easy_share: float,
-    rng: np.random.Generator,
-    *,
-    num_inputs: int = MANY,
-) -> tuple[str, ...]:
-    """Sample ids of such a mix."""
-    rows = mixed_rows(records, thresholds, easy_share, rng, num_inputs=num_inputs)
-    return tuple(records.sample_ids[row] for row in rows)
-
-
 def mixed_records(records: ExitRecords, thresholds: Mapping[int, float], easy_share: float) -> ExitRecords:
     """Records in which the mix has its exact shares: what a forecast that is never wrong would know."""
     easy, hard = easy_and_hard(records, thresholds)
