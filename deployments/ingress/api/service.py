@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.dispatch.alarm import Later, on_loop
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
@@ -26,6 +27,8 @@ MOST_ENCODERS = 4
 RETRY_S = 1.0
 """Until when some of the inputs that wait to be encoded have been."""
 
+LAST_RESORT_S = 1.0
+"""How long after its deadline a request that nothing has ended is ended here."""
 ABANDONED = "abandoned"
 """Why an input is dropped whose caller went away."""
 
@@ -43,6 +46,7 @@ class InferService:
         inputs: Sequence[TensorSpec] | None = None,
         trace: Callable[[Sequence[LiveFlight]], None] | None = None,
         encode: Encode | None = None,
+        later: Later = on_loop,
     ) -> None:
         """`inputs`: what the network takes; None where the model does not say it.
 
@@ -57,6 +61,7 @@ class InferService:
         self._settings = settings
         self._clock = clock
         self._trace = trace
+        self._later = later
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """The answers, in the order of the inputs.
@@ -82,15 +87,20 @@ class InferService:
             arrived_s=arrived_s,
             request_id=request.request_id,
         )
-        if self._trace is not None:
-            self._trace(flights)
-        outcomes = await self._outcomes(waiter, flights)
+        late = partial(waiter.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
+        last_resort = self._later(max(0.0, deadline_s - self._clock.now_s()) + LAST_RESORT_S, late)
+        try:
+            outcomes = await self._outcomes(waiter, flights)
+        finally:
+            last_resort.cancel()
         return [outcomes[flight] for flight in flights]
 
     async def _outcomes(self, waiter: _Waiter, flights: Sequence[LiveFlight]) -> dict[LiveFlight, Answer]:
         """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
         reason = ABANDONED
         try:
+            if self._trace is not None:
+                self._trace(flights)
             return await waiter.outcomes
         except OfframpError as error:
             reason = error.kind
@@ -139,11 +149,15 @@ class _Waiter:
         self._answers: dict[LiveFlight, Answer] = {}
         self.outcomes: asyncio.Future[dict[LiveFlight, Answer]] = loop.create_future()
 
+    def fail(self, error: OfframpError) -> None:
+        if not self.outcomes.done():
+            self.outcomes.set_exception(error)
+
     def settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
-        if self.outcomes.done():
-            return
         if isinstance(outcome, OfframpError):
-            self.outcomes.set_exception(outcome)
+            self.fail(outcome)
+            return
+        if self.outcomes.done():
             return
         self._answers[flight] = outcome
         self._missing -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Generic
 
 from deployments.ingress.core.departures import Departures
@@ -93,10 +94,8 @@ class Calls(Generic[I, W]):
 
     def take_away(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
         """What a call will not bring to an end; gives those of the inputs that it had."""
-        mine = [flight for flight in flights if flight.holder is call]
+        mine = list(compress(flights, call.release(flights)))
         if mine:
-            for flight in mine:
-                flight.holder = None
             self.part(call, len(mine), now_s, took_time=False)
         return mine
 

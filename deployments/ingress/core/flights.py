@@ -146,6 +146,15 @@ class Call(Generic[I, W]):
         """Those that have not left it, answered or not."""
         return [flight for flight in self.flights if flight.holder is self]
 
+    def release(self, flights: Sequence[Flight[I]]) -> list[bool]:
+        """Let inputs leave this call; whether it had each one, which it has once however often it is named."""
+        had = []
+        for flight in flights:
+            had.append(flight.holder is self)
+            if had[-1]:
+                flight.holder = None
+        return had
+
 
 def picked(flights: Sequence[Flight[I]], answers: Answers, keep: Sequence[bool]) -> tuple[Flights[I], Answers]:
     """Those to be kept, with their answers, where there are any."""

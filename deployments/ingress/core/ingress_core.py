@@ -223,15 +223,15 @@ class IngressCore(Generic[I, W]):
             return not flight.settled
         return self.itinerary.stays if self._probes is None else self._probes.holds(flight)
 
-    # Back: parts of a call's reply. What a call does not have, or no longer, is passed over.
+    # Back: parts of a call's reply. What a call does not have, or no longer, is passed over. A block that the model
+    # does not have raises ExecutionError, and changes nothing.
 
     def answer(self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Inputs left the model after a block, with these answers."""
-        mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
+        self.itinerary.check(block)
+        mine, answers = picked(flights, answers, call.release(flights))
         if not mine:
             return []
-        for flight in mine:
-            flight.holder = None
         self._calls.part(call, len(mine), now_s)
         return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s)
 
@@ -242,6 +242,7 @@ class IngressCore(Generic[I, W]):
 
         Of a sequence it is only noted where its token would have left: see `Steps`.
         """
+        self.itinerary.check(block)
         mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
         if mine and mine[0].home is not None:
             self._outcomes.note(call, mine, block, self._calls.itinerary)
@@ -263,7 +264,8 @@ class IngressCore(Generic[I, W]):
 
         Those that nobody waits for travel along, but not into another network, for which all would be encoded.
         """
-        mine = [flight for flight in flights if flight.holder is call]
+        self.itinerary.check(block)
+        mine = list(dict.fromkeys(flight for flight in flights if flight.holder is call))
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
@@ -271,8 +273,7 @@ class IngressCore(Generic[I, W]):
             return self._steps.go_on(call, flights, block, payload, now_s)
         # Nearly always somebody waits for the first, and to ask about all of them costs.
         if mine[0].settled and not any(self.is_awaited(call, flight) for flight in mine):
-            for flight in mine:
-                flight.holder = None
+            call.release(mine)
             return []
         itinerary = self._calls.itinerary
         if itinerary.crossings and (crossing := itinerary.crossing(block, probe=call.probe)) is not None:

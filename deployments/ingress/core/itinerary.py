@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from deployments.ingress.core.homes import Layout
 from deployments.ingress.core.routing import weight_of
 from deployments.messages import Assignment
-from earlyexit.errors import PlanError
+from earlyexit.errors import ExecutionError, PlanError
 from earlyexit.split import Budget, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
@@ -109,6 +109,11 @@ class Itinerary(Generic[W]):
     @property
     def first(self) -> Leg[W]:
         return self.legs[0]
+
+    def check(self, block: int) -> None:
+        """Raise ExecutionError for a block that the model does not have."""
+        if not 0 <= block < len(self._leg_of):
+            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {len(self._leg_of) - 1}")
 
     def at(self, block: int) -> Leg[W]:
         """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -154,11 +155,9 @@ class Outcomes:
     ) -> Actions:
         """Inputs are answered, those that have no outcome yet."""
         self.note(call, flights, block, itinerary)
-        fresh, answers = picked(flights, answers, [not flight.settled for flight in flights])
+        fresh, answers = picked(flights, answers, _settled_now(flights))
         if not fresh:
             return []
-        for flight in fresh:
-            flight.settled = True
         num_tokens = self._leave(fresh)
         self._rate.record(len(fresh), now_s)
         latencies_s = [now_s - flight.arrived_s for flight in fresh]
@@ -180,13 +179,11 @@ class Outcomes:
 
     def drop(self, flights: Flights[Any], reason: str, error: OfframpError | None, now_s: float) -> Actions:
         """Inputs get no answer; no `error` where their owner no longer waits for one."""
-        fresh = [flight for flight in flights if not flight.settled]
+        fresh = list(compress(flights, _settled_now(flights)))
         if not fresh:
             return []
         if reason == LATE:
             self._learn_lateness(fresh, now_s)
-        for flight in fresh:
-            flight.settled = True
         self._leave(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]
@@ -204,3 +201,12 @@ class Outcomes:
             for flight in flights:
                 until_s = now_s if math.isinf(flight.deadline_s) else max(now_s, flight.deadline_s)
                 self._admission.given_up(until_s - flight.arrived_s, *self._admission.cost_of(flight), now_s)
+
+
+def _settled_now(flights: Flights[Any]) -> list[bool]:
+    """Settle inputs; whether each had no outcome before, which one that is named twice has the second time."""
+    fresh = []
+    for flight in flights:
+        fresh.append(not flight.settled)
+        flight.settled = True
+    return fresh

@@ -8,6 +8,7 @@ full model says of all of it.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections import deque
@@ -23,6 +24,8 @@ from earlyexit.wire import Numbers, Seen
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, StreamShape
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 H = TypeVar("H", bound=Hashable)
 
@@ -225,8 +228,15 @@ class ProbeBook:
         if not self._ended:
             return
         entries, self._ended, self._ended_bytes = self._ended, [], 0
-        new = observations_of(entries, self._shape, self._loss)
-        self._total_loss += losses_of_answers(new)
+        try:
+            new = observations_of(entries, self._shape, self._loss)
+            loss = losses_of_answers(new)
+        except Exception:  # of a task's own loss, say; the callers of these inputs get their answers all the same
+            logger.exception("what was seen of %d inputs cannot be compared, and is left out", len(entries))
+            self.num_refused += len(entries)
+            self.num_complete -= len(entries)
+            return
+        self._total_loss += loss
         self._complete.append(new)
         self._num_kept += len(new)
         while (over := self._num_kept - self._most_complete) > 0:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from deployments.ingress.core.flights import Flight
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, WirePiece, entering
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Settle = Callable[["LiveFlight", Answer | OfframpError], None]
 """Told an input's outcome, once, unless it is given up."""
@@ -47,3 +50,12 @@ def departure(ingress: str, flights: Sequence[LiveFlight]) -> WirePiece:
     """The inputs as a piece that waits for block 0."""
     ids = [sample_id_of(ingress, flight) for flight in flights]
     return entering(ids, [flight.input.encoded for flight in flights])
+
+
+def settle_all(outcomes: Iterable[tuple[LiveFlight, Answer | OfframpError]]) -> None:
+    """Tell every input's owner its outcome, whatever became of telling the one before."""
+    for flight, outcome in outcomes:
+        try:
+            flight.input.settle(flight, outcome)
+        except Exception:
+            logger.exception("an input of %s has an outcome that its owner cannot take", flight.input.request_id)

@@ -9,16 +9,16 @@ import math
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, Retried, SendCall
 from deployments.ingress.core.homes import Home, Homes, homes_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.dispatch.alarm import Alarm, Later, on_loop
 from deployments.ingress.dispatch.cutting import cuts_of, is_measured
-from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
+from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure, settle_all
 from deployments.ingress.dispatch.entrance import ChainEntrance, Way
-from deployments.ingress.dispatch.replies import NOBODY, by_block, requests_of
+from deployments.ingress.dispatch.replies import NOBODY, DispatchMetrics, by_block, requests_of
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall
 from earlyexit.clock import Clock
@@ -32,18 +32,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MISFIT = "the encoded inputs do not fit together"
 LiveCall = Call[Query, Transport]
-
-
-class DispatchMetrics(Protocol):
-    """What is counted of inputs and calls; `IngressMetrics` does. None of it is told of no inputs at all."""
-
-    def answers(self, exits: list[int]) -> None: ...
-
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-
-    def hop(self, slot: str, seconds: float) -> None: ...
-
-    def retried(self, slot: str, num_inputs: int) -> None: ...
 
 
 class Dispatcher:
@@ -187,8 +175,11 @@ class Dispatcher:
         # A loop's timer may come a moment before its time.
         now_s = max(self._alarm_s, self._clock.now_s())
         self._alarm, self._alarm_s = None, math.inf
-        self._do(self.core.wake(now_s))
-        self._plan_turn()
+        try:
+            self._do(self.core.wake(now_s))
+        finally:
+            self._set_alarm()
+            self._plan_turn()
 
     def _set_alarm(self) -> None:
         wake_s = self.core.wake_s
@@ -199,28 +190,44 @@ class Dispatcher:
             self._alarm = self._later(max(0.0, wake_s - self._clock.now_s()), self._wake)
 
     def _do(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case SendCall(call, _, payload, None, rows):
-                    self._send(call, payload if rows is None else payload.select(rows), call.flights)
-                case SendCall(call, block, payload, int(network)):
-                    self._enter(call, block, network, payload)
-                case Answered(flights, block, answers, _):
-                    self._metrics.answers([block] * len(flights))
-                    for flight, answer in zip(flights, answers, strict=True):
-                        flight.input.settle(flight, answer)
-                case Dropped(flights, reason, error):
-                    self._metrics.dropped(reason, len(flights))
-                    if error is not None:
-                        for flight in flights:
-                            flight.input.settle(flight, error)
-                case HungUp(call):
-                    requests = requests_of(call.flights)
-                    logger.warning("%s hangs under %d inputs of %s", call.leg.slot, len(call.flights), requests)
-                    self._tasks.pop(call).cancel()
-                case Retried(slot, number):
-                    self._metrics.retried(slot, number)
-        self._set_alarm()
+        """Carry out every action, whatever became of the one before; a call that cannot be sent has failed."""
+        try:
+            for action in actions:
+                try:
+                    self._carry_out(action)
+                except Exception:
+                    logger.exception("an ingress cannot carry out %s", type(action).__name__)
+                    if isinstance(action, SendCall) and action.call not in self._tasks:
+                        self._fail(action.call)
+        finally:
+            self._set_alarm()
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case SendCall(call, _, payload, None, rows):
+                self._send(call, payload if rows is None else payload.select(rows), call.flights)
+            case SendCall(call, block, payload, int(network)):
+                self._enter(call, block, network, payload)
+            case Answered(flights, block, answers, _):
+                settle_all(zip(flights, answers, strict=True))
+                self._metrics.answers([block] * len(flights))
+            case Dropped(flights, reason, error):
+                if error is not None:
+                    settle_all((flight, error) for flight in flights)
+                self._metrics.dropped(reason, len(flights))
+            case HungUp(call):
+                requests = requests_of(call.flights)
+                logger.warning("%s hangs under %d inputs of %s", call.leg.slot, len(call.flights), requests)
+                task = self._tasks.pop(call, None)
+                if task is not None:
+                    task.cancel()
+            case Retried(slot, number):
+                self._metrics.retried(slot, number)
+
+    def _fail(self, call: LiveCall) -> None:
+        """Have what a call has left start again."""
+        self._do(self.core.fail(call, call.inside(), self._clock.now_s()))
+        self._plan_turn()
 
     def _enter(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
         """Send inputs to a network's first block, new ones or those that cross."""
@@ -247,8 +254,12 @@ class Dispatcher:
 
     async def _enter_slowly(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
         """Have them encoded beside the event loop first."""
-        await asyncio.to_thread(entrance.prepare, way)
-        self._enter_network(entrance, call, way)
+        try:
+            await asyncio.to_thread(entrance.prepare, way)
+            self._enter_network(entrance, call, way)
+        except Exception as error:
+            self._tasks.pop(call, None)
+            self._lose(call, call.inside(), error, MISFIT)
 
     def _enter_network(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
         self._tasks.pop(call, None)  # what encoded them beside the event loop is done
@@ -312,29 +323,28 @@ class Dispatcher:
                 if home.is_over:  # before it had its place there, maybe
                     self.end(home)
         if call.num_inside:
-            self._do(self.core.fail(call, call.inside(), self._clock.now_s()))
-            self._plan_turn()
+            self._fail(call)
 
     def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
         """A part of a call's reply."""
         core, now_s = self.core, self._clock.now_s()
-        actions: list[Action] = []
         core.departures.hear(call.leg.slot, chunk.busy, now_s)
         if chunk.seen:
             core.see(call, [(flights.get(seen.sample_id, NOBODY), seen) for seen in chunk.seen])
         for block, mine, answers in by_block(flights, chunk.answers):
-            actions += core.answer(call, mine, block, now_s, answers)
+            self._do(core.answer(call, mine, block, now_s, answers))
         for block, mine, answers in by_block(flights, chunk.early):
-            actions += core.answer_early(call, mine, block, now_s, answers)
+            self._do(core.answer_early(call, mine, block, now_s, answers))
         for sample_id, error in chunk.lost:
-            actions += core.lose(call, [flights.get(sample_id, NOBODY)], error, now_s)
+            self._do(core.lose(call, [flights.get(sample_id, NOBODY)], error, now_s))
         if chunk.going_on is not None:
             piece = chunk.going_on.piece
             mine = [flights.get(sample_id, NOBODY) for sample_id in piece.sample_ids]
-            actions += core.go_on(call, mine, piece.next_block, piece, now_s)
-        self._do(actions)
-        timings = chunk.timings
-        if timings:
-            inside_s = max(timing.queue_s + timing.compute_s for timing in timings)
-            self._metrics.hop(call.leg.slot, max(0.0, now_s - call.started_s - inside_s))
+            self._do(core.go_on(call, mine, piece.next_block, piece, now_s))
         self._plan_turn()
+        if chunk.timings:
+            inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
+            try:
+                self._metrics.hop(call.leg.slot, max(0.0, now_s - call.started_s - inside_s))
+            except Exception:  # the reply is taken all the same
+                logger.exception("a hop to %s is not counted", call.leg.slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.dispatch.departure import LiveFlight, Query
@@ -15,6 +16,18 @@ NOBODY: LiveFlight = Flight(
     Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), 0.0, 0.0, 0
 )
 """Whom a reply names that its call does not have."""
+
+
+class DispatchMetrics(Protocol):
+    """What is counted of inputs and calls; `IngressMetrics` does. None of it is told of no inputs at all."""
+
+    def answers(self, exits: list[int]) -> None: ...
+
+    def dropped(self, reason: str, num_inputs: int) -> None: ...
+
+    def hop(self, slot: str, seconds: float) -> None: ...
+
+    def retried(self, slot: str, num_inputs: int) -> None: ...
 
 
 def by_block(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import MOST_ENCODERS, InferService
+from deployments.ingress.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
+from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.messages import Chunk
 from deployments.settings import ServeSettings
 from earlyexit.boundary import TensorSpec
@@ -28,7 +29,7 @@ from earlyexit.signature import Encoded
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 from optimizer.plan import Plan, stock_plan
-from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, TIMING, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, TIMING, Ring, StageCallLog, turns
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
@@ -312,3 +313,36 @@ async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding(scene: Scen
         task.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
     assert "bill" not in codec.encoded
+
+
+async def test_a_request_that_nothing_ends_is_ended_shortly_after_its_deadline(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[tuple[float, Ring]] = []
+
+    def later(seconds: float, call: Callable[[], None]) -> Ring:
+        timers.append((seconds, Ring(call)))
+        return timers[-1][1]
+
+    scene.service = InferService(scene.codec, scene.dispatcher, SETTINGS, scene.clock, later=later)
+    monkeypatch.setattr(scene.core, "answer", lambda *_: [])  # the outcome is lost on its way
+    task, call = await scene.start(ask("pay"))
+    call.answer("a")
+    await turns()
+    [(seconds, last_resort)] = timers
+    assert (seconds, task.done()) == (8.0 + LAST_RESORT_S, False)
+    last_resort.ring()
+    with pytest.raises(DeadlineError, match="no answer within 8 s"):
+        await task
+    assert (scene.core.num_unanswered, scene.metrics.drops) == (0, [("deadline", 1)])
+    assert not last_resort.is_set  # as after an answer
+
+
+async def test_inputs_of_a_request_that_cannot_be_traced_are_given_up(scene: Scene) -> None:
+    def trace(_: Sequence[LiveFlight]) -> None:
+        raise ValueError("no trace")
+
+    service = InferService(scene.codec, scene.dispatcher, SETTINGS, scene.clock, trace=trace)
+    with pytest.raises(ValueError, match="no trace"):
+        await service.infer(ask("pay"))
+    assert (scene.core.num_unanswered, scene.metrics.drops) == (0, [("abandoned", 1)])

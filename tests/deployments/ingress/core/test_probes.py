@@ -323,3 +323,16 @@ def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
     assert (found.losses_NR[:, 0].tolist(), found.times_s_N.tolist()) == ([1, 1, 1, 0, 1], [2.5] * 5)
     assert (book.num_complete, book.num_overflown) == (7, 2)
     assert book.agreement == pytest.approx(1 / 7)
+
+
+def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> FloatArray:
+        raise ValueError("a task's own loss fails")
+
+    probe = flight(1)
+    book = ProbeBook(SHAPE, fail, outlive_s=1.0)
+    assert book.begin([probe], plan(), "probe", 2.0)
+    finish(book, probe)
+    assert (book.hand_over(), book.agreement) == (None, None)
+    assert (book.num_complete, book.num_refused, book.holds(probe)) == (0, 1, False)
+    assert "what was seen of 1 inputs cannot be compared" in caplog.text

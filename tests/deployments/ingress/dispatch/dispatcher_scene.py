@@ -210,6 +210,10 @@ class Ring:
     def cancel(self) -> None:
         self._call = None
 
+    @property
+    def is_set(self) -> bool:
+        return self._call is not None
+
 
 @dataclass
 class Scene:

@@ -1,0 +1,148 @@
+"""What raises while a dispatcher carries out actions costs nothing that comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.ingress.core.attempts import HANG_S
+from deployments.ingress.core.flights import Actions
+from deployments.ingress.dispatch.departure import LiveFlight
+from deployments.messages import Chunk, GoingOn, StageCall
+from earlyexit.errors import ExecutionError, OfframpError
+from earlyexit.wire import Answer
+from tests.deployments.ingress.dispatch.dispatcher_scene import (
+    TIMING,
+    TWO_TOKENS,
+    MetricsLog,
+    Ring,
+    Scene,
+    survivors,
+    turns,
+)
+
+
+class BrokenMetrics(MetricsLog):
+    """Counts nothing, and raises."""
+
+    def answers(self, exits: list[int]) -> None:
+        raise ValueError("no metrics")
+
+    def dropped(self, reason: str, num_inputs: int) -> None:
+        raise ValueError("no metrics")
+
+    def hop(self, slot: str, seconds: float) -> None:
+        raise ValueError("no metrics")
+
+    def retried(self, slot: str, num_inputs: int) -> None:
+        raise ValueError("no metrics")
+
+
+class Timers:
+    """Every timer that was set, which the test has ring."""
+
+    def __init__(self) -> None:
+        self.rings: list[tuple[float, Ring]] = []
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Ring:
+        self.rings.append((seconds, Ring(call)))
+        return self.rings[-1][1]
+
+    def ring(self) -> None:
+        """The last one that was set."""
+        self.rings[-1][1].ring()
+
+
+def refuse(flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+    raise ValueError("its owner takes no outcome")
+
+
+async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.dispatcher.submit([("x", TWO_TOKENS)], 10.0, refuse, request_id="request-1")
+    call = await scene.sent("ab")
+    call.say(
+        Chunk(
+            answers=call._answers("xa", 1),
+            lost=((call.id_of("b"), ExecutionError("the model failed on it")),),
+        )
+    )
+    call.end()
+    await turns()
+    assert (scene.answered, scene.errors, scene.core.num_unanswered) == ("a", [("b", "execution")], 0)
+    assert "an input of request-1 has an outcome that its owner cannot take" in caplog.text
+
+
+async def test_metrics_that_fail_keep_no_outcome_from_its_owner_and_no_input_from_its_retry() -> None:
+    scene = Scene(metrics=BrokenMetrics())
+    call = await scene.sent("abc")
+    call.say(Chunk(answers=call._answers("a", 1), lost=((call.id_of("b"), ExecutionError("the model failed on it")),)))
+    await turns()
+    assert (scene.answered, scene.errors) == ("a", [("b", "execution")])
+    call.fail()
+    await turns()
+    assert scene.stages[0].names == ["abc", "c"]
+    scene.stages[0].calls[1].send_on("c", next_block=2)
+    await turns()
+    assert scene.stages[1].names == ["c"]  # neither was the hop's metric the call's failure
+    scene.stages[1].calls[0].answer("c", exit_block=3)
+    await turns()
+    assert (scene.answered, scene.core.num_unanswered) == ("ac", 0)
+
+
+async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing() -> None:
+    scene = Scene()
+    call = await scene.sent("abc")
+    piece = survivors([call.id_of("b")], 99)
+    call.say(Chunk(answers=call._answers("a", 1), going_on=GoingOn(piece=piece, timings=(TIMING,))))
+    await turns()
+    assert scene.answered == "a"
+    assert scene.stages[0].names == ["abc", "bc"]  # they start again
+    scene.stages[0].calls[1].answer("bc")
+    await turns()
+    assert (scene.answered, scene.core.num_unanswered) == ("abc", 0)
+
+
+async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    failures = [ValueError("it cannot be sent")]
+
+    def wrong_once(**fields: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return StageCall(**fields)
+
+    monkeypatch.setattr("deployments.ingress.dispatch.dispatcher.StageCall", wrong_once)
+    scene.submit("ab", deadline_s=1.0)
+    await turns()
+    assert scene.stages[0].names == ["ab"]
+    scene.clock.advance(1.0 + HANG_S)
+    scene.dispatcher._wake()
+    scene.submit("c", deadline_s=9.0)
+    await turns()
+    assert scene.errors == [("a", "deadline"), ("b", "deadline")]
+    assert scene.stages[0].names == ["ab", "c"]
+
+
+async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, timers = Scene(), Timers()
+    scene.dispatcher._later = timers.later
+    right, failures = scene.core.wake, [ValueError("it does not wake")]
+
+    def wrong_once(now_s: float) -> Actions:
+        if failures:
+            raise failures.pop()
+        return right(now_s)
+
+    monkeypatch.setattr(scene.core, "wake", wrong_once)
+    await scene.sent("a")
+    scene.clock.advance(10.0)
+    with pytest.raises(ValueError, match="does not wake"):
+        timers.ring()
+    assert len(timers.rings) == 2
+    timers.ring()
+    assert scene.errors == [("a", "deadline")]
