@@ -6,6 +6,7 @@ binds; the ingress gets the same socket, not one beside it, and listens. Until t
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _hand_out(door: socket.socket, held: socket.socket) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the main thread's, while Ray starts too
     while True:
         try:
             asking, _ = door.accept()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -59,6 +61,46 @@ def on_loopback(*, alone: bool) -> Iterator[None]:
             yield
     finally:
         _restore(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, told)
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Inside, `ray.init` leaves the handler of SIGTERM as it was; outside the main thread it has none to leave.
+
+    Ray sets handlers of its own in Python, and another one in C++ when it connects, which aborts the process. So the
+    signal waits for the moments at which a process is started, none of which is to inherit that, and for the end.
+    """
+    from ray._private import services, utils
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    start_process = services.start_ray_process
+
+    def start_unmasked(*args: Any, **kwargs: Any) -> Any:
+        with masked(signal.SIG_UNBLOCK):
+            return start_process(*args, **kwargs)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with (
+        masked(signal.SIG_BLOCK),
+        _instead(utils, "set_sigterm_handler", _start_nothing),
+        _instead(services, "start_ray_process", start_unmasked),
+    ):
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def masked(how: int) -> Iterator[None]:
+    """Inside, SIGTERM is blocked or not in this thread and those that it starts; `how` is of `pthread_sigmask`."""
+    before = signal.pthread_sigmask(how, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from deployments.front import HttpFront, front_of, prepared, switches_of
 from deployments.head_watch import ray_processes, watched
 from deployments.keys import read_keys
 from deployments.ports import HostPort, await_ports, free_port
-from deployments.ray_start import lean_imports, on_loopback, without_watchers
+from deployments.ray_start import keeping_sigterm, lean_imports, on_loopback, without_watchers
 from deployments.ray_words import use_our_words
 from deployments.run_processes import NotedRun, clear_left, noted_run
 from deployments.settings import ServeSettings
@@ -169,7 +169,7 @@ def _start_ray(run: NotedRun, **options: Any) -> None:
     """Raises OfframpError where it does not start, as on a machine that has no time for it."""
     import ray
 
-    with run.starting():
+    with run.starting(), keeping_sigterm():
         try:  # never join a cluster that happens to be reachable
             ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
         except Exception as error:  # Ray's own is nothing more special

@@ -2,16 +2,26 @@
 
 ray.serve imports pandas where it is installed, to know its tables should somebody return one. Nobody does here, and
 every process would have 30 MB of it, and a third more to do when it starts. Whoever else imports pandas gets it.
+
+Ray's agents end with their raylet: by themselves they first tell the head, which may be gone, and wait for it forever.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 
 ASKING, LEFT_OUT = "ray.serve._private.utils", "pandas"
+
+AGENTS = ("ray/dashboard/agent.py", "ray/_private/runtime_env/agent/main.py")
+"""The scripts that a raylet starts beside its workers, which end without help."""
+RAYLET_PID = "RAY_RAYLET_PID"
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 class LeaveOut:
@@ -28,6 +38,18 @@ def leave_out() -> None:
     """From now on, in this process."""
     if not any(type(finder).__name__ == LeaveOut.__name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, LeaveOut())
+
+
+def end_with_raylet() -> None:
+    """Have the kernel end this process, if it is one of Ray's agents, when its raylet ends; on Linux."""
+    raylet = os.environ.get(RAYLET_PID)
+    if raylet is None or sys.platform != "linux" or not any(each.endswith(AGENTS) for each in sys.orig_argv):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(raylet):  # it has ended before
+        os._exit(1)
 
 
 def run_the_next_one() -> None:
@@ -51,4 +73,5 @@ def _importing() -> str | None:
 
 if __name__ == "sitecustomize":
     leave_out()
+    end_with_raylet()
     run_the_next_one()

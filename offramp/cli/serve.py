@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -251,6 +252,7 @@ def _serve_until_stopped(
     from earlyexit.store import read_card
     from offramp.service.application import exposure_notes, with_environment
 
+    stopping = _stop_once()
     environment = dict(os.environ)  # before Ray, and its switches, are put into it
     settings = with_environment(settings)
     listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
@@ -258,7 +260,6 @@ def _serve_until_stopped(
     cluster = LocalCluster(**listening | given, metrics_port=metrics_port)
     try:
         with serving(settings, cluster, lambda lost: _leave(lost, environment if restart else None)) as url:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
             card = read_card(Path(settings.model))
             print(f"serving {card.name} at {url}   API: {url}/docs")
             if cluster.grpc_port is not None:
@@ -271,9 +272,28 @@ def _serve_until_stopped(
             has_keys = settings.access is not None and settings.access.has_keys
             for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
-            signal.pause()
+            while not stopping:
+                signal.pause()
     except KeyboardInterrupt:
-        print("stopped")
+        pass
+    print("stopped", flush=True)
+
+
+def _stop_once() -> list[int]:
+    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, the first of them alone: what it ends takes seconds.
+
+    Returns where its number will be, for an interrupt may be lost where Python can raise nothing, as in a destructor.
+    """
+    stopping: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if not stopping:
+            stopping.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return stopping
 
 
 def example_of(card: ModelCard) -> str:

@@ -1,0 +1,68 @@
+"""However `offramp serve` ends, and whenever, no process is left that it led to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.ports import free_port
+from tests.end_to_end.one_ray import MARK, kill_remaining, remaining
+from tests.end_to_end.tiny_service import Tiny
+
+pytestmark = pytest.mark.ray
+START_S, END_S, AGENTS_S = 120.0, 60.0, 5.0
+MOMENTS = {"Ray starts": {"gcs_server"}, "Ray connects": {"gcs_server", "raylet"}}
+"""What `offramp serve` has started by then."""
+
+
+def names_below(process: subprocess.Popen[bytes]) -> set[str]:
+    names = set()
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            names.add(child.name())
+        except psutil.NoSuchProcess:  # it has ended meanwhile
+            continue
+    return names
+
+
+@pytest.mark.parametrize(
+    ("moment", "sent", "status"),
+    [
+        ("Ray starts", signal.SIGTERM, 0),
+        ("Ray connects", signal.SIGTERM, 0),
+        ("ready", signal.SIGTERM, 0),
+        ("ready", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_signal_ends_the_service_and_every_process_of_it(
+    tiny: Tiny, tmp_path: Path, moment: str, sent: signal.Signals, status: int
+) -> None:
+    mark, log = uuid.uuid4().hex, tmp_path / "log"
+    environment = os.environ | {MARK: mark, "XDG_STATE_HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "offramp", "serve", str(tiny.folder), "--plan", "stock"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--port", str(free_port())], stdout=out, stderr=out, env=environment, start_new_session=True
+        )
+    try:
+        until_s = time.monotonic() + START_S
+        while not (names_below(process) >= MOMENTS[moment] if moment in MOMENTS else "serving" in log.read_text()):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until_s, log.read_text()
+            time.sleep(0.02)
+        process.send_signal(sent)
+        assert process.wait(END_S) == status, log.read_text()
+        assert remaining(mark, patience_s=AGENTS_S) == {}
+        assert "received at time" not in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        kill_remaining(mark)
