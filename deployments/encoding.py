@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, get_origin
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, get_origin
 
 import msgspec
 import numpy as np
 
 import earlyexit.errors
-from deployments.messages import Chunk, StageCall
-from earlyexit.errors import OfframpError, PlanError
+from deployments.frames import LONGEST
+from deployments.messages import Chunk, StageCall, Timing
+from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
+from earlyexit.wire import Answer, Seen
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 RAW = 0
 """Code of the extension that is an array's memory."""
+
+
+def _errors_by_name() -> Mapping[str, type[OfframpError]]:
+    """The project's errors that are built from a message, and a `retry_after_s` where the class has one."""
+    classes = [each for each in vars(earlyexit.errors).values() if isinstance(each, type)]
+    # MethodNotAllowedError takes more than a message; only the API raises it.
+    return {each.__name__: each for each in classes if issubclass(each, OfframpError) and each != MethodNotAllowedError}
+
+
+ERRORS: Final = _errors_by_name()
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -53,9 +70,17 @@ def _encode_other(value: object) -> object:
     if isinstance(value, np.ndarray):
         raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         return value.dtype.str, value.shape, msgspec.msgpack.Ext(RAW, raw)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, OfframpError):
-        return type(value).__name__, str(value), getattr(value, "retry_after_s", None)
+        known = next((each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each), None)
+        return known or ExecutionError.__name__, _encodable(str(value)), getattr(value, "retry_after_s", None)
     raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _decode_raw(code: int, raw: memoryview) -> memoryview:
@@ -70,9 +95,9 @@ def _decode_other(type_: type, value: Any) -> object:
         dtype, shape, raw = value
         return np.frombuffer(raw, dtype=dtype).reshape(shape)
     name, message, retry_after_s = value
-    error: type[OfframpError] | None = getattr(earlyexit.errors, name, None)
+    error = ERRORS.get(name)
     if error is None:
-        raise ValueError(f"there is no {name}")
+        return ExecutionError(message)
     return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
 
 
@@ -86,6 +111,60 @@ MalformedError = msgspec.MsgspecError
 def encode(message: Begin | Forget | End | Part | Refused) -> bytes:
     """A message's bytes; arrays are copied into them."""
     return _ENCODER.encode(message)
+
+
+def encode_part(serial: int, chunk: Chunk) -> bytes:
+    """A part's bytes. Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError.
+
+    An own task, codec or model may return values that have no encoding, or more than a frame holds.
+    """
+    try:
+        return _checked(Part(serial, chunk))
+    except Exception as error:  # the values come from code that is not ours: any of it may raise
+        logger.warning("a part of a reply cannot be sent whole: %s", _encodable(repr(error)))
+    try:
+        return _checked(Part(serial, _sendable(serial, chunk)))
+    except Exception as error:  # each input's part can be sent, but together they are too much
+        lost = tuple((sample_id, _unsendable(error)) for sample_id in chunk.settled)
+        return encode(Part(serial, Chunk(lost=lost, busy=chunk.busy)))
+
+
+def _checked(part: Part) -> bytes:
+    frame = encode(part)
+    if len(frame) > LONGEST:
+        raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
+    return frame
+
+
+def _sendable(serial: int, chunk: Chunk) -> Chunk:
+    """The chunk without what cannot be sent."""
+    lost: list[tuple[str, OfframpError]] = [(sample_id, error) for sample_id, error in chunk.lost]
+    answers: list[tuple[Answer, Timing]] = []
+    for answer, timing in chunk.answers:
+        error = _why_not(serial, Chunk(answers=((answer, timing),)))
+        if error is None:
+            answers.append((answer, timing))
+        else:
+            lost.append((answer.sample_id, _unsendable(error)))
+    going_on = chunk.going_on
+    if going_on is not None and (error := _why_not(serial, Chunk(going_on=going_on))) is not None:
+        lost += [(sample_id, _unsendable(error)) for sample_id in going_on.piece.sample_ids]
+        going_on = None
+    early = tuple(each for each in chunk.early if _why_not(serial, Chunk(early=(each,))) is None)
+    seen: tuple[Seen, ...] = tuple(each for each in chunk.seen if _why_not(serial, Chunk(seen=(each,))) is None)
+    return replace(chunk, answers=tuple(answers), early=early, seen=seen, going_on=going_on, lost=tuple(lost))
+
+
+def _why_not(serial: int, chunk: Chunk) -> Exception | None:
+    try:
+        _checked(Part(serial, chunk))
+    except Exception as error:  # as above
+        return error
+    return None
+
+
+def _unsendable(error: Exception) -> ExecutionError:
+    return ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
 
 
 def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:

@@ -149,7 +149,14 @@ class Chunk:
         return tuple(timing for _, timing in self.answers) if self.going_on is None else self.going_on.timings
 
     @property
+    def settled(self) -> tuple[str, ...]:
+        """Sample ids of the inputs that this part settles."""
+        survivors = () if self.going_on is None else self.going_on.piece.sample_ids
+        answered = tuple(answer.sample_id for answer, _ in self.answers)
+        return (*answered, *survivors, *(sample_id for sample_id, _ in self.lost))
+
+    @property
     def num_inputs(self) -> int:
-        """Inputs that this part settles."""
+        """Number of inputs that this part settles."""
         survivors = 0 if self.going_on is None else len(self.going_on.timings)
         return len(self.answers) + survivors + len(self.lost)

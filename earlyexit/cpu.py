@@ -81,7 +81,8 @@ class Contention:
 
     def _nanoseconds(self) -> tuple[int, int] | None:
         """Run, and waited: the first two fields (Linux, Documentation/scheduler/sched-stats.rst)."""
-        if not self._schedstat.is_file():
+        try:
+            ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
+        except OSError:  # not Linux, or no file descriptor is left: the device's thread goes on without the figure
             return None
-        ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
         return int(ran), int(waited)

@@ -15,6 +15,13 @@ from earlyexit.word_pieces import word_pieces_of
 
 TOKENIZER_FILE = "tokenizer.json"
 TextOrPair = str | tuple[str, str]
+CHARACTERS_PER_TOKEN = 16
+"""Of a text that cannot fit, so many characters for every token that the model takes are looked at first."""
+MARGIN = 64
+"""Tokens beyond the limit that a prefix must have: where a text is cut, the last tokens may be others."""
+LONG = 2048
+"""Characters from which on a text is encoded by a call that releases the interpreter's lock, which costs short texts
+more."""
 
 
 class TextTokenizer:
@@ -43,7 +50,8 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         """Token ids, int32, special tokens included, of every text; see `encodings`."""
-        if len(texts) == 1 and self._words is not None and type(texts[0]) is str:  # as most requests are
+        # As most requests are. A long text is left to the tokenizer, which releases the interpreter's lock.
+        if len(texts) == 1 and self._words is not None and type(texts[0]) is str and len(texts[0]) < LONG:
             plain = self._words.ids(texts[0])
             if plain is not None and 0 < len(plain) <= self.max_length:
                 return [_encoded(plain)]
@@ -64,6 +72,7 @@ class TextTokenizer:
         Too long a one is cut if `truncate`, keeping its special tokens, a pair token by token where it is longest;
         else UnprocessableInputError names it.
         """
+        given, rows = rows, [self._shortened(row) for row in rows]
         # A batch wakes the tokenizer's thread pool, which a single text does not repay.
         encodings = [_encode(self._tokenizer, rows[0])] if len(rows) == 1 else self._batch(rows)
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
@@ -71,8 +80,9 @@ class TextTokenizer:
             if truncate:
                 encodings[k] = _encode(self._cutting, rows[k])
             if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
+                count = f"{'' if rows[k] is given[k] else 'at least '}{len(encodings[k].ids)} tokens"
                 raise UnprocessableInputError(
-                    f"input {k} has {len(encodings[k].ids)} tokens, the model takes {self.max_length}"
+                    f"input {k} has {count}, the model takes {self.max_length}"
                     + ("" if truncate else '; send "truncate": true to have it cut')
                 )
         empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
@@ -80,14 +90,36 @@ class TextTokenizer:
             raise UnprocessableInputError(f"input {empty} has no tokens")
         return encodings
 
+    def _shortened(self, row: TextOrPair) -> TextOrPair:
+        """The row, or prefixes of its texts that have more tokens than the model takes all the same.
+
+        Tokenizing takes time for every character, also for those that are cut off afterwards. The first `max_length`
+        tokens of a long enough prefix are the text's own.
+        """
+        if isinstance(row, str):
+            return self._prefix(row)
+        first, second = map(self._prefix, row)
+        return row if first is row[0] and second is row[1] else (first, second)
+
+    def _prefix(self, text: str) -> str:
+        size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
+        while size < len(text):
+            space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
+            prefix = text[: space if 2 * space > size else size]
+            if len(_encode(self._tokenizer, prefix).ids) > self.max_length + MARGIN:
+                return prefix
+            size *= 4  # long words, or much white space
+        return text
+
     def offsets(self, row: TextOrPair) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Where the tokens of a text, or pair, are: characters (N, 2), empty for special tokens, and which text (N,).
 
         Of as many tokens as `encodings` gives, cut where it cuts; of special tokens the text is -1.
         """
-        encoding = _encode(self._tokenizer, row)
+        row = self._shortened(row)
+        encoding = _encode(self._tokenizer, row, with_offsets=True)
         if len(encoding.ids) > self.max_length:
-            encoding = _encode(self._cutting, row)
+            encoding = _encode(self._cutting, row, with_offsets=True)
         text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
         offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
@@ -101,5 +133,9 @@ def _encoded(ids: list[int]) -> Encoded:
     return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
 
 
-def _encode(tokenizer: Tokenizer, row: TextOrPair) -> Encoding:
+def _encode(tokenizer: Tokenizer, row: TextOrPair, *, with_offsets: bool = False) -> Encoding:
+    if (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) >= LONG:
+        encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+        encoding: Encoding = encode([row])[0]
+        return encoding
     return tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)

@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from deployments.encoding import Begin, End, Forget, MalformedError, Part, Refused, encode, from_ingress
+from deployments.encoding import Begin, End, Forget, MalformedError, Refused, encode, encode_part, from_ingress
 from deployments.frames import LONGEST, Frames
 from deployments.messages import Address, Chunk, StageCall
 from deployments.stage.chunks import OpenCall, chunks_by_call
@@ -22,6 +22,10 @@ from earlyexit.release import Release
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 WORD_BYTES = 32
+WORD_WITHIN_S = 5.0
+"""A connection that has not sent the replica's word by then is closed."""
+MOST_UNKNOWN = 256
+"""Connections that have not sent the word yet. One more is closed at once: each holds a file descriptor."""
 
 
 class CallServer:
@@ -33,6 +37,8 @@ class CallServer:
         self._word = secrets.token_hex(WORD_BYTES)
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
+        self.unknown: set[_Connection] = set()
+        """Connections that have not sent the word yet."""
         self._lock = threading.Lock()
         self._open = 0
         self._idle: asyncio.Event | None = None
@@ -69,6 +75,7 @@ class CallServer:
 
     def left(self, connection: _Connection) -> None:
         """A connection is gone."""
+        self.unknown.discard(connection)
         self._connections.discard(connection)
 
     def count(self, calls: int) -> None:
@@ -92,8 +99,14 @@ class _Connection:
         self._is_known = False
 
     def _open(self, transport: asyncio.Transport) -> None:
-        self._sender = Sender(transport, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._sender = Sender(transport, loop)
         self._server.joined(self)
+        self._server.unknown.add(self)
+        self._deadline = loop.call_later(WORD_WITHIN_S, self.frames.abort)
+        if len(self._server.unknown) > MOST_UNKNOWN:
+            logger.warning("a connection was closed: %d others have not sent this replica's word", MOST_UNKNOWN)
+            self.frames.abort()
 
     def finish(self) -> None:
         """End the connection when everything is sent."""
@@ -104,6 +117,8 @@ class _Connection:
             self._hear(frame)
         elif self._server.knows(frame):
             self._is_known, self.frames.longest = True, LONGEST
+            self._deadline.cancel()
+            self._server.unknown.discard(self)
         else:
             logger.warning("a connection without this replica's word was refused")
             self.frames.abort()
@@ -140,7 +155,7 @@ class _Connection:
         opened = self._calls.get(serial)
         if opened is None:  # forgotten, while the device ran it
             return
-        self._sender.send(encode(Part(serial, chunk)))
+        self._sender.send(encode_part(serial, chunk))
         opened.unsettled -= chunk.num_inputs
         if not opened.unsettled:
             self._close(serial)
@@ -162,6 +177,7 @@ class _Connection:
         return opened
 
     def _end(self) -> None:
+        self._deadline.cancel()
         for serial in tuple(self._calls):  # nobody waits for the rest
             self._forget(serial)
         self._end_sequences(set(self._sequences))

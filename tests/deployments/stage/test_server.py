@@ -343,3 +343,41 @@ async def test_maps_that_crowd_the_connection_arrive_whole_and_in_order(scene: S
         assert answer.sample_id == name
         assert isinstance(answer.value, Numbers)
         np.testing.assert_array_equal(answer.value.numpy(), expected)
+
+
+async def silent_caller(scene: Scene) -> Caller:
+    caller = Caller()
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: caller.frames, scene.address.host, scene.address.port)
+    return caller
+
+
+async def test_a_connection_that_does_not_send_the_word_in_time_is_closed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.stage.server.WORD_WITHIN_S", 0.0)
+    silent = await silent_caller(scene)
+    await soon(silent.ended.wait())
+    assert not scene.server.unknown
+
+
+async def test_connections_that_have_not_sent_the_word_are_bounded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = await scene.caller()
+    monkeypatch.setattr("deployments.stage.server.MOST_UNKNOWN", 0)
+    one_more = await silent_caller(scene)
+    await soon(one_more.ended.wait())
+    assert not known.ended.is_set()
+
+
+async def test_an_answer_that_cannot_be_sent_is_lost_and_the_others_of_its_batch_are_answered(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "ab")
+    opened = await scene.opened()
+    bad = answers("b", opened)
+    await scene.release(answers("a", opened), replace(bad, answer=replace(bad.answer, value=cast(Any, 1j))))
+    part = await soon(caller.heard.get())
+    assert isinstance(part, Part)
+    assert [answer.sample_id for answer, _ in part.chunk.answers] == ["a"]
+    assert [sample_id for sample_id, _ in part.chunk.lost] == ["b"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,46 @@ def test_what_is_no_text_has_no_words_to_prune() -> None:
         codec.pruned(np.zeros(2), np.ones(1), 0.5)
     with pytest.raises(PlanError, match="words are pruned of texts"):
         codec.row_of(["a"])
+
+
+def whole(folder: Path, text: str, max_length: int) -> list[int]:
+    """What the tokenizer itself makes of a text, cut."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_length)
+    ids: list[int] = tokenizer.encode(text).ids
+    return ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a b c d " * 5000, id="short words"),
+        pytest.param("a " + "x" * 40_000 + " b c", id="a word that is one token"),
+        pytest.param(" " * 30_000 + "a b c d e f g", id="white space"),
+        pytest.param("a\nb\n" * 9000, id="lines"),
+    ],
+)
+def test_a_text_far_too_long_is_cut_to_the_tokens_that_the_whole_text_begins_with(folder: Path, text: str) -> None:
+    assert listed(text_codec(folder).encode([text], truncate=True)) == [(whole(folder, text, 8),)]
+
+
+def test_a_pair_far_too_long_is_cut_where_it_is_longest(folder: Path) -> None:
+    [ids] = listed(pair_codec(folder).encode([("a " * 50_000, "b")], truncate=True))
+    assert ids[0] == [1, 4, 4, 4, 4, 2, 5, 2][: len(ids[0])]
+    assert len(ids[0]) == 8
+
+
+def test_a_text_far_too_long_is_refused_and_its_tokens_are_not_all_counted(folder: Path) -> None:
+    with pytest.raises(UnprocessableInputError, match=r"input 0 has at least \d+ tokens, the model takes 8"):
+        text_codec(folder).encode(["a b " * 20_000])
+
+
+def test_tokenizing_takes_no_longer_for_a_text_that_is_a_hundred_times_too_long(folder: Path) -> None:
+    codec, spent_s = text_codec(folder), []
+    for repeated in (2_500, 250_000):  # 10 kB and 1 MB
+        began_s = time.process_time()
+        for _ in range(5):
+            codec.encode(["a b " * repeated], truncate=True)
+        spent_s.append(time.process_time() - began_s)
+    assert spent_s[1] < 10 * spent_s[0] + 0.05, "processor seconds; 100 times as many where every character counts"
