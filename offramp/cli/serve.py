@@ -203,7 +203,7 @@ def _chosen(**given: str | None) -> dict[str, str | None]:
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
-    given = {name for name, value in context.params.items() if value not in (None, [])}
+    given = {name for name, value in context.params.items() if value not in (None, [], ())}
     refused = sorted(f"--{name.replace('_', '-')}" for name in given - BESIDE_A_FILE)
     if refused:
         allowed = "--port, --grpc-port, --metrics-port, --restart"
