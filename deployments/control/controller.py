@@ -19,6 +19,7 @@ from deployments.control.settings import check_own_plan
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
+from deployments.supervised import Supervised
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import PlanError
 from earlyexit.store import read_card
@@ -43,7 +44,9 @@ class Controller:
         self._clock = WallClock()
         self._metrics = ControlMetrics()
         self._history, self._loop = build_loop(self._settings, self._clock)
-        self._tasks = [asyncio.create_task(self._loop.run()), asyncio.create_task(self._show())]
+        self._background = Supervised()
+        self._background.start("control loop", self._loop.run())
+        self._background.start("show metrics", self._show())
 
     async def current(self) -> dict[str, Any]:
         """The placed plan that ingresses shall follow now, or the reason why there is none."""
@@ -74,10 +77,8 @@ class Controller:
         return await self._loop.apply(plan_document, hold=hold)
 
     def check_health(self) -> None:
-        """Serve asks every second: a controller whose loop has ended must be replaced."""
-        for task in self._tasks:
-            if task.done():
-                raise RuntimeError(f"the controller's loop has ended: {task.exception()!r}")
+        """Serve asks every second. A controller whose loop has ended must be replaced."""
+        self._background.check()
 
     async def _show(self) -> None:
         while True:

@@ -57,6 +57,7 @@ from deployments.listener import take_listener
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
+from deployments.supervised import Supervised
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, OfframpError, PlanError
@@ -86,6 +87,7 @@ class Ingress(RpcMethods):
         self._outright: Outright | None = None
         self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
+        self._background = Supervised()
         self._started = asyncio.Event()
         self._ready = False
         folder = Path(self._settings.model)
@@ -138,12 +140,12 @@ class Ingress(RpcMethods):
         return Feed(Lookout(facts, self._core, everyone.ask, self._controller, WallClock()).event, self._clock)
 
     def __serve_build_asgi_app__(self) -> Router:
-        loop, access = asyncio.get_running_loop(), self._settings.access
-        self._starting = loop.create_task(self._start())
+        access = self._settings.access
+        self._background.start("start", self._start())
         if self._gate is not None and self._gate.ring is not None:
-            self._watching = loop.create_task(self._gate.ring.watch())
-        self._telling = loop.create_task(self._keep_telling())
-        self._looking = loop.create_task(self.versions.run())
+            self._background.start("read keys", self._gate.ring.watch())
+        self._background.start("tell metrics", self._keep_telling())
+        self._background.start("follow versions", self.versions.run())
         origins = () if access is None else access.cors_origins
         paths = version_paths(self.versions, self._repository, self.card.name, self.bodies)
         endpoint = None if self._tracing is None else self._tracing.endpoint
@@ -156,8 +158,12 @@ class Ingress(RpcMethods):
         else:
             site = Site(router=router, prefix=settings.route_prefix, name=settings.app)
             self._outright = Outright(site, lane, access_log=settings.access_log)
-            self._listening = loop.create_task(self._outright.start(take_listener(settings.listener)))
+            self._background.start("listen", self._outright.start(take_listener(settings.listener)))
         return router
+
+    def check_health(self) -> None:
+        """Serve asks every second. An ingress whose background work has ended must be replaced."""
+        self._background.check()
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""

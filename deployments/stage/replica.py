@@ -22,6 +22,7 @@ from deployments.stage.build import build_runner, starting_policy
 from deployments.stage.host import StageHost
 from deployments.stage.metrics import StageMetrics
 from deployments.stage.server import CallServer
+from deployments.supervised import Supervised
 from earlyexit.clock import MonotonicClock
 from earlyexit.release import Release
 from earlyexit.store import read_card
@@ -69,7 +70,8 @@ class StageReplica:
             await self._host.prepare(assignment)
         settle()
         self._host.start()
-        self._telling = asyncio.get_running_loop().create_task(self._metrics.keep_telling(self._host))
+        self._background = Supervised()
+        self._background.start("tell metrics", self._metrics.keep_telling(self._host))
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
         self._address = await self._server.listen(self._host, ip)
 
@@ -102,6 +104,7 @@ class StageReplica:
     def check_health(self) -> None:
         """Serve asks every second: a replica without its device thread must be replaced."""
         self._host.check()
+        self._background.check()
 
     def _deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread."""

@@ -101,7 +101,7 @@ class ReplicaLink:
         while True:
             try:
                 await self._connect()
-            except (OSError, TimeoutError) as error:
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 logger.warning("no connection to %s: %r", self.replica, error)
             else:
                 pause_s = FIRST_PAUSE_S

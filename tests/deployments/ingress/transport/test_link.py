@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -292,3 +293,22 @@ async def test_a_link_that_never_came_up_stops_trying_when_it_leaves(down: Scene
     down.end_pause()
     await turns()
     assert (down.is_pausing, down.replica.words.empty()) == (False, True)
+
+
+async def test_a_link_tries_again_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, replica = asyncio.get_running_loop(), FakeReplica()
+    await replica.listen()
+    connect, errors = loop.create_connection, [OverflowError("port"), UnicodeError("host")]
+
+    async def fails_twice(*args: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await connect(*args, **options)
+
+    monkeypatch.setattr(loop, "create_connection", fails_twice)
+    scene = Scene(replica)
+    assert (await scene.pause_s(), await scene.pause_s()) == (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S)
+    assert await soon(scene.changes.get())
+    replica.die()
+    scene.link.leave()
+    await turns()
