@@ -67,7 +67,7 @@ type: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
 docs: $(STAMP)  ## The documents' tables of routes, statuses and exit policies, from the code
-	$(BIN)/python -m offramp.jobs.reference
+	$(BIN)/python -m offramp.commands.reference
 
 mutants: $(STAMP)  ## Mutation testing of engine, ingress core, thresholds, cost model, plan files, windows (an hour)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mutation]'

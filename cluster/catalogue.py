@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from cluster.devices import EMULATED
+from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
-from earlyexit.source_file import StrictDocument, read_source
 
 CATALOGUE = Path(__file__).with_name("catalogue.yaml")
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from cluster.catalogue import ClusterLink, known_link
 from cluster.devices import find_device
 from cluster.inventory import Inventory, accelerators
+from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.errors import InputError
-from earlyexit.source_file import Source, StrictDocument, read_source
 
 MAX_COUNT = 1_000_000
 """As a plan problem's: the most accelerators of one type."""

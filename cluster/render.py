@@ -14,7 +14,7 @@ from cluster.devices import find_device
 from cluster.inventory import Accelerators, Inventory
 
 BUILDER = "deployments.app:build"
-GRPC_SERVICE = "deployments.ingress.rpc.server:add_inference_service"
+GRPC_SERVICE = "deployments.api.grpc.server:add_inference_service"
 LEAST_MESSAGE_BYTES = 4 * 2**20
 """Ray Serve's own limit between its processes; what it also sends there is small."""
 ProxyLocation = Literal["HeadOnly", "EveryNode"]

@@ -11,18 +11,18 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.devices import find_device
-from deployments.control.controller import Controller
-from deployments.control.settings import check_control
-from deployments.ingress.dispatch.build import check_staying
-from deployments.ingress.ingress import Ingress
-from deployments.ingress.tracing.hooks import check_tracing
-from deployments.ingress.transport.router import AnnouncingRouter
+from deployments.api.tracing import check_tracing
+from deployments.controller.controller import Controller
+from deployments.controller.settings import check_control
+from deployments.ingress.build import check_staying
+from deployments.ingress_deployment import Ingress
+from deployments.replica.build import check_emulated
+from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
-from deployments.stage.build import check_emulated
-from deployments.stage.replica import StageReplica
-from earlyexit.prunable import check_prunable
-from earlyexit.store import read_card
+from deployments.wire.router import AnnouncingRouter
+from earlyexit.network.chain_card import check_prunable
+from earlyexit.network.store import read_card
 from optimizer.plan_file import ModelShape, parse_plan
 
 # Serve must never hold calls back: how much is under way is the dispatcher's to decide.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Histogram
 
-from earlyexit.chain import Chain
+from earlyexit.network.chain import Chain
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

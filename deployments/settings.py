@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from deployments.access import AccessSettings
-from earlyexit.backends import BackendName
-from earlyexit.boundary import HopDtype
-from earlyexit.memory import Fill
-from earlyexit.slots import Attention
-from earlyexit.store import NAME_PATTERN
+from deployments.keys import AccessSettings
+from earlyexit.backends.backends import BackendName
+from earlyexit.engine.order import Attention
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.store import NAME_PATTERN
+from earlyexit.sequences.memory import Fill
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import parse_plan, parse_policy, plan_document, policy_document
@@ -151,7 +151,7 @@ class ModelSettings(Settings):
     """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
     kv_tokens: int | None = Field(default=None, ge=1)
     """Tokens, prompts and answers, whose keys and values a decoder's replica holds at once. None: by the memory that is
-    free as it starts (`earlyexit.memory_size`)."""
+    free as it starts (`earlyexit.sequences.memory_size`)."""
     kv_fill: Fill = "compute"
     """How blocks come to the keys and values of tokens that left before them: by running on them, so that later tokens
     are the full model's; or by copies of the state that they left with, which is less work (CALM)."""
@@ -226,7 +226,7 @@ class ServeSettings(IngressSettings, ModelSettings):
     """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
     listener: str | None = None
-    """Where the only ingress gets the socket that callers reach (`deployments/listener.py`); None: Serve listens,
+    """Where the only ingress gets the socket that callers reach (`deployments/local_ray/ports.py`); None: Serve listens,
     and who stands before it."""
     calls_per_replica: int = Field(default=2, ge=1)
     """Calls per replica of the first stage that nothing has come back from yet. The first takes whatever waits; those

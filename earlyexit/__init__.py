@@ -2,6 +2,6 @@
 
 import os
 
-from earlyexit.cpu import avoid_hidden_tiles
+from earlyexit.engine.cpu import avoid_hidden_tiles
 
 avoid_hidden_tiles(os.environ)  # here, because whatever multiplies imports this package first

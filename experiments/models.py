@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from earlyexit.checkpoint import copy_tokenizer, random_model
-from earlyexit.dataset import LabelledRows
-from earlyexit.store import save_model
+from earlyexit.data.rows import LabelledRows
+from earlyexit.network.checkpoint import copy_tokenizer, random_model
+from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
-from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.recording import record_exits
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.progress import progress_bars
+from offramp.commands.recording import record_exits
+from offramp.commands.train import resolve_backbone, train
+from offramp.commands.train_job import TrainJob
 from optimizer.calibration_file import CalibrationCard
 from profiles.outcome import ExitOutcome
 

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import psutil
 
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
 from experiments.checkout import Checkout, checked_out
@@ -42,9 +42,8 @@ from offramp.client.client import Client
 from offramp.client.inputs import TensorBody
 from offramp.client.protocol import Outcome, Reply
 from offramp.load.connections import connected
-from offramp.load.generator import Body, Generator, Post
+from offramp.load.generator import Body, Generator, LoadConfig, Post
 from offramp.load.report import RequestRecord, summarise
-from offramp.load.workload import LoadConfig
 from optimizer.plan import stock_plan
 
 # Processor time per request by part of a service, at some rates and saturated; this checkout alone, or beside another.
@@ -270,8 +269,8 @@ async def over_grpc(_: str, *, model: str) -> AsyncIterator[Post]:
     """The same as protocol buffers; what is answered is not read."""
     import grpc as library
 
-    from deployments.ingress.rpc.messages import message_class
-    from deployments.ingress.rpc.server import SERVICE
+    from deployments.api.grpc.messages import message_class
+    from deployments.api.grpc.server import SERVICE
 
     message = message_class("ModelInferRequest")(model_name=model)
     message.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(TEXTS[1].encode())

@@ -12,19 +12,17 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from earlyexit.engine import Batch, BatchEngine
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.order import OrderSpec, first_fit_decreasing
+from earlyexit.engine.queue import Member
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError
-from earlyexit.member import Member
-from earlyexit.order import OrderSpec
-from earlyexit.slots import first_fit_decreasing
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from earlyexit.network.split import Split
 from experiments.studies.picture import Lines, Values
 from experiments.studies.study import Effort, Table, largest, ratio
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
-from simulator.decisions import BoolArray, IntArray
-from simulator.lengths import truncated_normal
+from simulator.inputs import BoolArray, IntArray, truncated_normal
 from simulator.scenario import FloatArray
 
 # What a batch of a transformer takes, from what its layout has the accelerator compute.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from earlyexit.engine import Dispatch
+from earlyexit.engine.engine import Dispatch
 
 PlanDispatch = Literal["auto", "work-conserving", "deferred", "filling"]
 """`auto`: by what a stage runs on; the others are the batch engine's own."""

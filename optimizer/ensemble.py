@@ -1,7 +1,7 @@
 """Weights of an ensemble of a chain's networks (Tabi, section 4.3), fitted on inputs that were rerouted, and its gain.
 
 Every end of a network that is not the last has one weight: what the mixture up to it counts in what comes after it
-(`earlyexit/mixture.py`). It is fitted on the inputs that go on there, since no others meet it.
+(`earlyexit/network/chain.py`). It is fitted on the inputs that go on there, since no others meet it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from earlyexit.mixture import proportional
+from earlyexit.network.chain import proportional
 from profiles.scores import BoolArray, FloatArray
 
 IntArray = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
+from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError, PlanError
-from earlyexit.memory import PAGE_TOKENS
-from earlyexit.source_file import Source, StrictDocument
+from earlyexit.sequences.memory import PAGE_TOKENS
 from optimizer.generation.demand import Generation, KvMemory
 from optimizer.latency_file import latency_table
 from optimizer.lengths_file import lengths_document, lengths_of

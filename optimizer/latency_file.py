@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError, PlanError
-from earlyexit.source_file import Source
 from optimizer.problem_shape import MAX_BATCH, ProfileFileDocument, PublishedDocument, TableDocument
 from profiles.table import LatencyTable
 

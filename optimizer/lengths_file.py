@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError
-from earlyexit.source_file import Source
 from profiles.lengths import Lengths, read_lengths
 
 if TYPE_CHECKING:

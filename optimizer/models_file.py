@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import ModelFolderError, PlanError
-from earlyexit.source_file import Source, StrictDocument
 from optimizer.problem import MOST_NETWORKS, check_seconds
 from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument
 from profiles.table import LatencyTable
@@ -100,7 +100,7 @@ def _model(source: Source, index: int, document: ModelDocument, folder: Path) ->
 
 
 def _of_folder(folder: Path) -> tuple[str, int, tuple[int, ...]]:
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
 
     try:
         card = read_card(folder)

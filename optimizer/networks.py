@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from earlyexit.chain import used_of
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.network.chain import used_of
+from earlyexit.network.split import Split
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from profiles.batches import RecordedBatches

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from earlyexit.chain import Chain
+from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError, ModelFolderError, PlanError
-from earlyexit.source_file import Source
+from earlyexit.network.chain import Chain
 from optimizer.networks import measuring
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import ProblemDocument

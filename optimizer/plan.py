@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from earlyexit.chain import check_networks, used_of
+from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
-from earlyexit.mixture import check_ends, check_weights
-from earlyexit.order import DEFAULT, OrderSpec
+from earlyexit.network.chain import check_ends, check_networks, check_weights, used_of
+from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.policies import PolicyName, kind_of
-from earlyexit.reroute import check_rule
-from earlyexit.split import AfterAnswer, Split
+from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan_bounds import check_begins, check_crossings, check_end

@@ -13,14 +13,14 @@ import yaml
 from pydantic import Discriminator, Field, Tag
 
 from cluster.devices import find_device
-from earlyexit.chain import check_networks
+from earlyexit.data.images import check_file
+from earlyexit.data.source_file import Source, StrictDocument, read_source
+from earlyexit.engine.order import DEFAULT, OrderName, OrderSpec
 from earlyexit.errors import PlanError
-from earlyexit.given_file import check_file
-from earlyexit.order import DEFAULT, OrderName, OrderSpec
+from earlyexit.network.chain import check_networks
+from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
-from earlyexit.source_file import Source, StrictDocument, read_source
-from earlyexit.split import AfterAnswer, Split
-from earlyexit.store import ModelCard
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan import Plan, PolicySpec, Stage, check_own
 from optimizer.plan_bounds import check_begins, check_crossings, check_end

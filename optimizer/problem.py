@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from earlyexit.chain import check_networks
 from earlyexit.errors import PlanError
+from earlyexit.network.chain import check_networks
 from optimizer.generation.demand import Generation
 from profiles.batches import RecordedBatches
 from profiles.lengths import Lengths

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from earlyexit.data.source_file import Source, read_source
+from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
-from earlyexit.order import DEFAULT, OrderSpec
-from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.generation_file import generation_document, with_generation, with_slo_of_tokens
 from optimizer.latency_file import LatencyEntry, Place, latency_table
@@ -80,8 +80,7 @@ class ProblemFile:
         """The exit policy of the records, for these ramps; None where the file names no records."""
         if self.records is None or self.thresholds is None:
             return None
-        from profiles.decay import decay_of
-        from profiles.networks import weights_of
+        from profiles.networks import decay_of, weights_of
 
         thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
         records = self.records

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from earlyexit.data.source_file import Source, StrictDocument, fields_of
 from earlyexit.errors import PlanError
-from earlyexit.source_file import Source, StrictDocument, fields_of
 from optimizer.plan_file import OrderDetails, OrderDocument, RampKey
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from earlyexit.chain import used_of
 from earlyexit.errors import PlanError
+from earlyexit.network.chain import used_of
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, evaluate, merit, sought, violations
 from optimizer.plan import Stage

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from earlyexit.data.source_file import Source
 from earlyexit.errors import DataError, PlanError
-from earlyexit.source_file import Source
 from optimizer.calibration_file import (
     CALIBRATION_FILE,
     beside_of,
@@ -131,7 +131,7 @@ def _thresholds(
 
 def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords, *, some: bool) -> dict[int, float]:
     """Of a calibration the thresholds of the problem's ramps: of `some`, or of every one of them."""
-    from profiles.decay import decay_of
+    from profiles.networks import decay_of
 
     try:
         card = read_calibration_file(path)

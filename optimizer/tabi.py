@@ -1,7 +1,7 @@
 """Tabi's own choice of a cascade (EuroSys'23, section 5), as a baseline: a search for c, and a list of candidates.
 
 It profiles the models alone, and rearranges what they said. Nothing is promised of what it finds: c is chosen on the
-inputs it is judged by. Shares are expectations over the coins of the band (`earlyexit/reroute.py`), which are exact
+inputs it is judged by. Shares are expectations over the coins of the band (`earlyexit/policies/reroute.py`), which are exact
 and need no draws.
 """
 
@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.reroute import SLOPE, FloatArray, reroute_probability
+from earlyexit.policies.reroute import SLOPE, FloatArray, reroute_probability
 
 FIRST_CUTOFF = 0.95
 CUTOFF_STEP = 0.05

@@ -20,9 +20,8 @@ from scipy.special import expit, logit
 
 from earlyexit.errors import DataError
 from profiles.arima import FAILURES, SeriesForecast, forecast_noisy
-from profiles.breaks import last_break
 from profiles.rates import Method, RateForecast, check_request, forecast_rate
-from profiles.survival_history import ROUNDING, SurvivalHistory
+from profiles.windows import ROUNDING, SurvivalHistory, last_break
 
 __all__ = ["Method", "RateForecast", "SurvivalForecast", "SurvivalHistory", "forecast_rate", "forecast_survival"]
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.errors import DataError
-from earlyexit.source_file import Source, StrictDocument, read_source
 from profiles.table import FloatArray, LatencyTable, check_ramps
 
 SCHEMA = 1

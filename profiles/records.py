@@ -7,22 +7,100 @@ says how far one is from the full model's, 0 where they agree.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
+from earlyexit.data.source_file import Source, StrictDocument
 from earlyexit.errors import DataError
 from earlyexit.tasks.label import differ
-from profiles.npz import read_npz, write_npz
 from profiles.outcome import ExitOutcome
-from profiles.records_file import KINDS, OPTIONAL, SCHEMA, RecordsHeader
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
+
+Header = TypeVar("Header", bound=StrictDocument)
+
+
+def write_npz(path: Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any] | None]) -> None:
+    """One compressed file; arrays that are None are left out."""
+    there: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+    with path.open("wb") as file:  # given a path, numpy adds an ending to it
+        np.savez_compressed(file, header=np.array(json.dumps(header)), **there)
+
+
+def read_npz(
+    path: Path,
+    shape: type[Header],
+    kinds: Mapping[int, Mapping[str, str]],
+    *,
+    called: str,
+    optional: Collection[str] = (),
+) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+    """The header of an .npz file, checked, and its other arrays.
+
+    `kinds`: by schema, for every array the letters of `numpy.dtype.kind` that it may have. Raises DataError, naming
+    the file, for whatever else is in it, and for arrays that are missing unless they are `optional`.
+    """
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            document = json.loads(str(file["header"]))
+            arrays = {name: file[name] for name in file.files if name != "header"}
+    # Zip, zlib, numpy's reader of array headers and JSON each fail in ways of their own, not all of them documented.
+    except Exception as error:
+        raise DataError(f"{path} does not hold {called}: {error}") from error
+    schema: Any = document.get("schema_version") if isinstance(document, dict) else max(kinds)
+    if schema not in kinds:
+        raise DataError(f"{path} has schema {schema}, this version reads {', '.join(map(str, kinds))}")
+    source = Source(document=document, where=f"{path} does not hold {called}: header", raises=DataError)
+    header = source.parse(shape, called="all of it")
+    missing = sorted(set(kinds[schema]) - set(optional) - set(arrays))
+    if missing:
+        raise DataError(f"{path} does not hold {called}: no array {missing[0]!r}")
+    for name, array in arrays.items():
+        if array.dtype.kind not in kinds[schema].get(name, ""):
+            raise DataError(f"{path} does not hold {called}: no array {name!r} of {array.dtype} belongs there")
+    return header, arrays
+
+
+SCHEMA = 2
+_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu", "sequences": "iu"}
+KINDS = {
+    2: {
+        **_SHARED,
+        "losses": "f",
+        "answers": "iufbU",
+        "true_losses": "f",
+        "tallies": "iu",
+        "end_losses": "f",
+        "end_true_losses": "f",
+    },
+    1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
+}
+"""By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
+OPTIONAL = (
+    *("answers", "true_losses", "true_labels", "tallies"),
+    *("times_s", "tokens", "sequences", "end_losses", "end_true_losses"),
+)
+
+
+class RecordsHeader(StrictDocument):
+    """What a file holds of exit records but their arrays."""
+
+    schema_version: Literal[1, 2]
+    score: Score
+    zero_one: bool = True
+    num_blocks: int = Field(ge=1)
+    ramps: list[int]
+    confidences: dict[Annotated[int, Field(strict=False)], float] | None = None
+    provenance: dict[str, Any]
+
 
 IntArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]

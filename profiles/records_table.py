@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.data.images import check_file
 from earlyexit.errors import DataError
-from earlyexit.given_file import check_file
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.regression import RegressionTask
 from profiles.lengths import MOST_TOKENS

@@ -13,20 +13,16 @@ from typing import Final
 import numpy as np
 
 from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
+from deployments.ingress.core.inputs import Action, Answered, Call, Dropped, HungUp, Rules, SendCall
+from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, OfframpError
-from earlyexit.member import Member
 from optimizer.placement import PlacedPlan
-from simulator.crossing import NetworkTokens
-from simulator.decisions import Probing, recorded_loss
 from simulator.events import COMES, WAKES, Events
+from simulator.inputs import NetworkTokens, Probing, recorded_loss
 from simulator.outcome import REASONS, Ledger
-from simulator.replica import SimulatedReplica
+from simulator.replica import Input, SimulatedReplica, Slot, Trip
 from simulator.scenario import Scenario
-from simulator.slot import Slot
-from simulator.trip import Input, Trip
 
 WAITS_S = 30.0
 """For a replica, where there is no SLO: `ServeSettings.default_timeout_s`."""

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
-from simulator.decisions import Decisions, IntArray
+from simulator.inputs import Decisions, IntArray
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,17 +8,16 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from deployments.ingress.core.flights import Answered, Flight
-from deployments.ingress.core.homes import homes_of
-from deployments.ingress.core.steps import LOST
-from deployments.ingress.generation.loop import Course, Loop, LoopRules
+from deployments.ingress.core.attempts import LOST
+from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
+from deployments.ingress.core.inputs import Answered, Flight
+from deployments.ingress.core.routes import homes_of
 from earlyexit.errors import OfframpError, StageUnavailableError
-from earlyexit.generation.shown import Shown
+from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
 from simulator.events import COMES, WAKES
 from simulator.ingress import SimulatedIngress, Surroundings
-from simulator.steps import Step
-from simulator.trip import Trip
+from simulator.replica import Step, Trip
 
 
 class SimulatedSequence:
@@ -78,9 +77,9 @@ class GeneratingIngress(SimulatedIngress):
         )
         self.loop = Loop(rules, around.placed.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
-        self._courses: dict[int, tuple[Course[int], SimulatedSequence]] = {}
+        self._courses: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
         """By the number of the step that is under way."""
-        self._due: list[tuple[Course[int], SimulatedSequence]] = []
+        self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
         """Whose next step is sent when this moment is over."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
@@ -111,7 +110,7 @@ class GeneratingIngress(SimulatedIngress):
         self._set_off(trip, replica, block, delay_s)
         return True
 
-    def _step(self, course: Course[int], sequence: SimulatedSequence) -> None:
+    def _step(self, course: GenerationState[int], sequence: SimulatedSequence) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
             self.core.step(
@@ -154,7 +153,7 @@ class GeneratingIngress(SimulatedIngress):
             else:
                 self._step_soon(course, sequence)
 
-    def _step_soon(self, course: Course[int], sequence: SimulatedSequence) -> None:
+    def _step_soon(self, course: GenerationState[int], sequence: SimulatedSequence) -> None:
         """When all answers of this moment have been taken: their next steps are sent together, as live ones are."""
         self._due.append((course, sequence))
         if len(self._due) == 1:
@@ -170,7 +169,7 @@ class GeneratingIngress(SimulatedIngress):
         for number in numbers:
             self._failed(*self._courses.pop(number), reason)
 
-    def _failed(self, course: Course[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _failed(self, course: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         if reason != LOST:
             self._over(course, sequence, reason)
             return
@@ -182,11 +181,11 @@ class GeneratingIngress(SimulatedIngress):
             return
         self._events.at(self._events.time_s + pause_s, WAKES, self._again, (course, sequence))
 
-    def _again(self, lost: tuple[Course[int], SimulatedSequence]) -> None:
+    def _again(self, lost: tuple[GenerationState[int], SimulatedSequence]) -> None:
         self._step(*lost)
         self._do(())
 
-    def _over(self, course: Course[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _over(self, course: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         self.loop.end(course, reason)
         self._leave(course)
         ledger, index = self.sequences, sequence.index
@@ -194,7 +193,7 @@ class GeneratingIngress(SimulatedIngress):
         ledger.said[index] = course.num_said
         ledger.ttft_s[index], ledger.tpot_s[index] = course.ttft_s, course.tpot_s
 
-    def _leave(self, course: Course[int]) -> None:
+    def _leave(self, course: GenerationState[int]) -> None:
         for slot in course.home.replicas:
             replica = self._slots[slot].leave(self.index, course.home.number)
             if replica is not None and self._entry_s:

@@ -7,26 +7,22 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from cluster.pace import Pace
-from deployments.messages import Assignment
-from earlyexit.counts import SplitCounts
+from cluster.emulated import Pace
+from deployments.wire.messages import Assignment
+from earlyexit.engine.times import SplitCounts
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
-from simulator.crossing import pruned_table
-from simulator.decisions import Decisions, IntArray, Probing
 from simulator.events import Events
 from simulator.ingress import SimulatedIngress, Surroundings
+from simulator.inputs import Decisions, IntArray, Probing, pruned_table
 from simulator.outcome import Ledger
-from simulator.replica import SimulatedReplica
+from simulator.replica import SimulatedReplica, Slot, StepWork, Work, Works
 from simulator.scenario import Scenario
 from simulator.sequences import GeneratingIngress
-from simulator.slot import Slot
-from simulator.steps import StepWork
-from simulator.work import Work, Works
 
 ProbingOf = Callable[[int], Probing | None]
 Decide = Callable[[PolicySpec | None], Decisions]

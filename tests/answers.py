@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from earlyexit.wire import Answer, Seen
+from earlyexit.network.wire import Answer, Seen
 
 
 def label_of(said: Answer | Seen) -> int:

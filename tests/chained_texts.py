@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.store import CARD_FILE, ModelCard, TensorCard
+from earlyexit.network.store import CARD_FILE, ModelCard, TensorCard
 
 LETTERS = "abcdefgh"
 TOKEN_IDS = TensorCard(name="token_ids", shape=(), dtype="int32", per_token=True)

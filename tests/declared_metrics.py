@@ -9,13 +9,12 @@ import json
 
 from ray.util.metrics import Metric
 
-from deployments.control.metrics import ControlMetrics
-from deployments.ingress.dispatch.flow_metrics import FlowMetrics
-from deployments.ingress.generation.metrics import GenerationMetrics
-from deployments.ingress.versions.metrics import VersionMetrics
+from deployments.controller.metrics import ControlMetrics
+from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
 from deployments.metrics import IngressMetrics
-from deployments.stage.metrics import StageMetrics
-from earlyexit.chain import Chain
+from deployments.replica.metrics import StageMetrics
+from deployments.versions.metrics import VersionMetrics
+from earlyexit.network.chain import Chain
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:

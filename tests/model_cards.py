@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from earlyexit.store import ModelCard, TensorCard
+from earlyexit.network.store import ModelCard, TensorCard
 
 
 def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelCard:

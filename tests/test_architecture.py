@@ -28,7 +28,7 @@ NO_RAY = ("earlyexit", "profiles", "cluster", "optimizer", "simulator", "offramp
 NO_TORCH = ("optimizer", "simulator", "deployments/ingress/core")
 NO_ASYNCIO = ("earlyexit", "profiles", "optimizer", "deployments/ingress/core")
 PURE = "deployments/ingress/core"
-MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.messages", "deployments.reports", "deployments.settings"}
+MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.wire.messages", "deployments.settings"}
 """What the core of the ingress knows of its own folder: what is said between processes, and what users set."""
 MOST_LINES_OF_AN_EXPERIMENT = 560
 """The figures of one idea stand in one file."""
@@ -180,19 +180,19 @@ def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
 LIGHT: dict[str, tuple[str, set[str]]] = {
     "the planner": ("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}),
     "the tokenizer and codecs of an ingress": (
-        "earlyexit.tokenizer, earlyexit.store, "
-        "earlyexit.codecs.text_pair, earlyexit.codecs.image, earlyexit.codecs.tensor",
+        "earlyexit.codecs.tokenizer, earlyexit.network.store, "
+        "earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
         {"torch", "transformers", "ray"},
     ),
-    "the running ingress": ("deployments.ingress.ingress", {"torch", "transformers"}),
-    "an ingress, untraced": ("deployments.ingress.tracing.hooks", {"opentelemetry", "ray", "torch"}),
+    "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),
+    "an ingress, untraced": ("deployments.api.tracing", {"opentelemetry", "ray", "torch"}),
     "the engine, records and accelerators": (
-        "earlyexit.engine, earlyexit.times, earlyexit.clock, profiles.records, cluster.devices",
+        "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, cluster.devices",
         {"torch", "ray"},
     ),
     "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),
-    "emulated accelerators": ("cluster.emulated, cluster.pace", {"torch", "ray", "scipy"}),
-    "the replica": ("earlyexit.device, earlyexit.model", {"transformers", "ray"}),
+    "emulated accelerators": ("cluster.emulated, cluster.emulated", {"torch", "ray", "scipy"}),
+    "the replica": ("earlyexit.engine.device, earlyexit.network.model", {"transformers", "ray"}),
 }
 
 

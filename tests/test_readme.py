@@ -16,7 +16,7 @@ import yaml
 
 import offramp
 from offramp.cli.app import app
-from offramp.jobs.reference import TABLES, renewed, routes
+from offramp.commands.reference import TABLES, renewed, routes
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
 from tests.metrics_page import documented

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Name -> where its Codec is. A codec is one file beside this one and one line here.
 CODECS = {
     "text": "earlyexit.codecs.text:TextCodec",
-    "text_pair": "earlyexit.codecs.text_pair:TextPairCodec",
+    "text_pair": "earlyexit.codecs.text:TextPairCodec",
     "image": "earlyexit.codecs.image:ImageCodec",
     "tensor": "earlyexit.codecs.tensor:TensorCodec",
     "prompt": "earlyexit.codecs.prompt:PromptCodec",

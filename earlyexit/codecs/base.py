@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import InputError, PlanError
-from earlyexit.signature import Column, Encoded
+from earlyexit.network.wire import Column, Encoded
 from earlyexit.words import Words, left_of
 
 Row = TypeVar("Row")

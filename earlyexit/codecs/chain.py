@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.boundary import Boundary, misfit
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.codecs.text import TokenizedCodec
+from earlyexit.codecs.tokenizer import TOKENIZER_FILE
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
-from earlyexit.signature import Column, Encoded
-from earlyexit.tokenizer import TOKENIZER_FILE
+from earlyexit.network.boundary import Boundary, misfit
+from earlyexit.network.wire import Column, Encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ChainCodec(Codec[Any]):
         self._alike = tuple(range(len(models)))
 
     def load(self, folder: Path) -> None:
-        from earlyexit.store import read_card  # the store knows all codecs
+        from earlyexit.network.store import read_card  # the store knows all codecs
 
         folders = [folder / model for model in self._models]
         cards = [read_card(each) for each in folders]

@@ -1,19 +1,174 @@
-"""One image per input: a file, or pixels."""
+"""Image files to pixels of one size; the files may come from anybody."""
 
 from __future__ import annotations
 
 import binascii
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar, TypeAlias
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
 
 from earlyexit.codecs.base import Codec, Columns
-from earlyexit.codecs.decoding import ImageSize, decode, to_pixels
-from earlyexit.errors import InputError
-from earlyexit.signature import Column, Encoded
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.network.boundary import MAX_SIDE
+from earlyexit.network.wire import Column, Encoded
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+"""(height, width, 3), red, green and blue."""
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+INTERPOLATIONS: Mapping[str, Image.Resampling] = {each.name.lower(): each for each in Image.Resampling}
+MAX_PIXELS = 50_000_000
+"""Of a file, which takes 3 or 4 bytes for each while it is decoded; what large cameras take."""
+MAX_SCANS = 100
+"""Of a JPEG file: each goes over all of it; usual are 1 and 10."""
+START_OF_SCAN = b"\xff\xda"
+ORIENTATION = 0x0112
+UPRIGHT: Mapping[int, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF's orientation."""
+SIDEWAYS = (UPRIGHT[5], UPRIGHT[6], UPRIGHT[7], UPRIGHT[8])
+"""Those in which width and height change places."""
+TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSize:
+    """How an image comes to its size, in the words of timm and transformers; raises ValueError for what cannot be."""
+
+    height: int
+    width: int
+    shortest_edge: int | None = None
+    """Resize so that the shorter side is this, keeping proportions, and cut the middle out; None: resize to height and
+    width, whatever the proportions."""
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1 or max(self.height, self.width) > MAX_SIDE:
+            raise ValueError(f"an image of {self.height} x {self.width} pixels; 1 to {MAX_SIDE} are allowed")
+        if self.shortest_edge is not None and self.shortest_edge < max(self.height, self.width):
+            raise ValueError(f"shortest_edge {self.shortest_edge} is less than {self.height} x {self.width}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation {self.interpolation!r}; known: {', '.join(INTERPOLATIONS)}")
+
+    def source_box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom of what is kept of an image so large, in its pixels.
+
+        The long side is cut to whole pixels once it is resized, and the middle begins at a whole one, rounded half to
+        even, as torchvision does both.
+        """
+        if self.shortest_edge is None:
+            return 0.0, 0.0, float(width), float(height)
+        shorter = min(width, height)
+        resized_w, resized_h = (self.shortest_edge * side // shorter for side in (width, height))
+        left, top = round((resized_w - self.width) / 2), round((resized_h - self.height) / 2)
+        x, y = width / resized_w, height / resized_h
+        return left * x, top * y, (left + self.width) * x, (top + self.height) * y
+
+
+def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
+    """An image file's pixels, upright, in the given size.
+
+    Grey and palettes become RGB, 16 bits 8, transparency is dropped. Raises UnprocessableInputError that calls the
+    image by `name`.
+    """
+    with _refusing(name):
+        image = _rgb(_upright(_opened(content)))
+        box = size.source_box(*image.size)
+        resized = image.resize((size.width, size.height), INTERPOLATIONS[size.interpolation], box)
+        return np.asarray(resized)
+
+
+class UprightSides(NamedTuple):
+    """Of an image file, upright, in pixels."""
+
+    width: int
+    height: int
+    turned: bool
+    """Whether that is not how the file's pixels lie."""
+
+
+def sides(content: bytes, name: str) -> UprightSides:
+    """An image file's sides as `decode` sees them, mostly by its header alone; the same errors."""
+    with _refusing(name):
+        image = _opened(content)
+        turn, (width, height) = _turn(image), image.size
+        if turn in SIDEWAYS:
+            width, height = height, width
+        return UprightSides(width, height, turned=turn is not None)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UnprocessableInputError as error:
+        raise UnprocessableInputError(f"{name}: {error}; {TAKEN}") from None
+    except Exception as error:  # Pillow's readers raise anything at all on broken files
+        raise UnprocessableInputError(f"{name} cannot be decoded: {type(error).__name__}: {error}; {TAKEN}") from error
+
+
+def _opened(content: bytes) -> Image.Image:
+    """The first frame; nothing but the header is looked at."""
+    if content.startswith(b"\xff\xd8") and content.count(START_OF_SCAN) > MAX_SCANS:
+        raise UnprocessableInputError(f"it has more than {MAX_SCANS} scans")
+    try:
+        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise UnprocessableInputError("it has too many pixels") from None
+    except UnidentifiedImageError:
+        raise UnprocessableInputError("it is no image, or a broken one") from None
+    width, height = image.size
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise UnprocessableInputError(f"it has {width} x {height} pixels")
+    # Of a camera's several pictures in one JPEG file (MPO) the first is the photo.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
+        raise UnprocessableInputError("it is an animation")
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a broken EXIF block tells nothing; the image may be fine
+        return None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image.info.pop("transparency", None)  # of a palette, which Pillow warns of
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def to_pixels(array: npt.NDArray[Any], name: str) -> Pixels:
+    """A tensor's pixels: uint8 as they are, floating point as shares of 255, to the nearest; the same errors."""
+    if array.dtype == np.uint8:
+        return array
+    if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
+        raise UnprocessableInputError(
+            f"{name}: pixels in floating point are from 0 to 1, the value divided by 255; mean and standard deviation "
+            "are the network's affair"
+        )
+    return np.rint(array.astype(np.float32) * 255).astype(np.uint8)
+
 
 ImageRow: TypeAlias = bytes | npt.NDArray[np.generic]
 """A file's bytes, or pixels (height, width, 3): uint8, or floating point from 0 to 1."""

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 FAMILIES = {
     "bert": "earlyexit.families.bert:Bert",
     "distilbert": "earlyexit.families.bert:DistilBert",
-    "exported": "earlyexit.families.exported:Exported",
+    "exported": "earlyexit.foreign.torch_backbone:Exported",
     "llama": "earlyexit.families.llama:Llama",
     "marian": "earlyexit.families.marian:Marian",
     "mpnet": "earlyexit.families.mpnet:MPNet",
-    "onnx": "earlyexit.families.onnx_graph.backbone:OnnxGraph",
+    "onnx": "earlyexit.foreign.onnx_backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",
     "roberta": "earlyexit.families.bert:Roberta",
     "t5": "earlyexit.families.t5:T5",

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from earlyexit.boundary import Boundary
 from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
-from earlyexit.layout import Layout
-from earlyexit.memory import Fill, Memory
 from earlyexit.named import NamedSpec
-from earlyexit.piece import Piece, Tensors
+from earlyexit.network.boundary import Boundary
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
+from earlyexit.sequences.memory import Fill, Memory
 
 JsonDict = dict[str, Any]
 

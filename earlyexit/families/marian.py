@@ -10,8 +10,7 @@ import torch
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.seq2seq import Seq2SeqBackbone, copied, pretrained
-from earlyexit.families.seq2seq_blocks import Seq2SeqConfig
+from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig, copied, pretrained
 
 NORM_EPS = 1e-5
 """Torch's own; no configuration names it."""

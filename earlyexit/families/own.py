@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.boundary import Boundary, DType, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.layout import Layout
 from earlyexit.named import import_own
-from earlyexit.piece import Tensors
+from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Tensors
 
 LENGTHS = (2, 7, 4)
 """Of the inputs by which a network is tried: none as long as all, so that every one but one is padded."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.seq2seq import Seq2SeqBackbone, copied, pretrained
-from earlyexit.families.seq2seq_blocks import Seq2SeqConfig
+from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig, copied, pretrained
 
 DISTANCES = "block.0.layer.0.SelfAttention.relative_attention_bias"
 

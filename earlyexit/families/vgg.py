@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, NormalisedPixels
 from earlyexit.families.state_file import fill, linear_head, tensor_of
-from earlyexit.layout import Layout
-from earlyexit.piece import Tensors
+from earlyexit.network.boundary import Boundary, TensorSpec
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Tensors
 
 WIDTHS = (64, 128, 256, 512, 512)
 """Channels of the five regions."""

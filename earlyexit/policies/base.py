@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
+from earlyexit.network.transfer import to_device, to_host
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
-from earlyexit.transfer import to_device, to_host
 
 Foresight = Literal["classifier", "states"]
 """What tells how sure a ramp is before its outputs: a small classifier of its own, or how alike the states before and

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.mixture import Weights, check_weights
+from earlyexit.network.chain import Weights, check_weights
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.tasks.base import Task
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network import LateOutputs
-from earlyexit.piece import Piece, Tensors
+from earlyexit.network.network import LateOutputs
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.transfer import to_device, to_host
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ThresholdPolicy
-from earlyexit.transfer import to_device, to_host
 
 
 class Foreseen(Opinion):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
-from earlyexit.reroute import check_rule, reroutes
+from earlyexit.policies.reroute import check_rule, reroutes
 
 
 class TabiPolicy(ExitPolicy):

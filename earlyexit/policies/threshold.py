@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
+from earlyexit.network.transfer import to_host
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
-from earlyexit.transfer import to_host
 
 ADDED = 0.1
 """CALM's: of a threshold at an answer's beginning, how much does not depend on it."""

@@ -12,7 +12,7 @@ from earlyexit.errors import ModelFolderError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from earlyexit.layout import Layout
+    from earlyexit.network.layout import Layout
 
 CELLS = 4
 """Of a grid, along each side of a map. Measured, ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: the mean of the

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
-from earlyexit.signature import Column
-from earlyexit.wire import Value
+from earlyexit.network.wire import Column, Value
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor

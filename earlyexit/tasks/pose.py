@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earlyexit.boundary import MAX_SIDE
 from earlyexit.errors import DataError
-from earlyexit.signature import Column
+from earlyexit.network.boundary import MAX_SIDE
+from earlyexit.network.wire import Column, Numbers, Value, stacked
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import check_whole, listed_names
-from earlyexit.wire import Numbers, Value, stacked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.signature import Column
+from earlyexit.network.wire import Column, Value
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
-from earlyexit.wire import Value
 
 if TYPE_CHECKING:
     from torch import Tensor

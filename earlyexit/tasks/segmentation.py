@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earlyexit.boundary import MAX_SIDE
 from earlyexit.errors import DataError
-from earlyexit.signature import Column
+from earlyexit.network.boundary import MAX_SIDE
+from earlyexit.network.wire import Column, Numbers, Value, stacked
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
-from earlyexit.tasks.checks import check_whole, listed_names
-from earlyexit.tasks.class_maps import MOST_CLASSES, colours, to_png
+from earlyexit.tasks.checks import MOST_CLASSES, check_whole, colours, listed_names, read_mask, to_png
 from earlyexit.tasks.label import imitated
-from earlyexit.tasks.masks import read_mask
-from earlyexit.wire import Numbers, Value, stacked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.signature import Column
+from earlyexit.network.wire import Column, Numbers, Value
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 from earlyexit.tasks.label import differ
-from earlyexit.wire import Numbers, Value
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from math import radians
 import torch
 from torch import Tensor
 
-from earlyexit.boundary import Boundary, takes_images
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Boundary, takes_images
 from earlyexit.tasks.base import Task
 from earlyexit.training.moves import Moves
 

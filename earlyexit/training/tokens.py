@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.families.decoder import RmsNorm
-from earlyexit.generation.sequence import step_of
-from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
-from earlyexit.offline import Asked, batches, decoder_of, entered
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
-from earlyexit.train import TrainOptions
+from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
+from earlyexit.sequences.sequence import step_of
 from earlyexit.training.descent import Descent
+from earlyexit.training.ramps import TrainOptions
 
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6

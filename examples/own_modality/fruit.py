@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from earlyexit.boundary import TensorSpec
 from earlyexit.families.own import TensorBackbone
+from earlyexit.network.boundary import TensorSpec
 from earlyexit.tasks.label import LabelTask
 
 POINTS = 128

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
-from earlyexit.dataset import IMAGE, read_labelled
+from earlyexit.data.rows import IMAGE, read_labelled
 from earlyexit.errors import InputError
 from experiments.data import require_data
 

@@ -18,16 +18,14 @@ import numpy as np
 
 from experiments.apparate import images, texts
 from experiments.data import RUNS, require_data
-from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.provenance import provenance
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from offramp.commands.progress import progress_bars, provenance
+from offramp.commands.train import resolve_backbone, train
+from offramp.commands.train_job import TrainJob
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
-    from earlyexit.model import EarlyExitModel
-    from earlyexit.signature import Encoded
+    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.network.wire import Encoded
 
 Kind = Literal["vision", "text"]
 RampKind = Literal["light", "mlp"]
@@ -106,8 +104,8 @@ class Material:
 
 def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
     """Train ramps, and see what all of them say of all of a stream."""
-    from earlyexit.train import TrainOptions, exit_outputs, train_ramps
-    from offramp.jobs.recording import records_from_outputs
+    from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+    from offramp.commands.recording import records_from_outputs
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)
@@ -127,7 +125,7 @@ def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
     """The same blocks and head, with untrained ramps after every block but the last."""
     import torch
 
-    from earlyexit.checkpoint import assemble
+    from earlyexit.network.checkpoint import assemble
 
     facts = {**model.info.provenance, "head": "checkpoint"}  # it is not to be trained again
     info = replace(model.info, ramp_style=kind, provenance=facts)
@@ -147,7 +145,7 @@ def beginning(inputs: Sequence[Encoded]) -> Sequence[Encoded]:
 def _text_stream(name: str, folder: Path) -> Material:
     """The sentiment model and a stream's sentences as it takes them."""
     from earlyexit.codecs import find_codec
-    from earlyexit.dataset import LabelledRows
+    from earlyexit.data.rows import LabelledRows
 
     rng = np.random.default_rng(SEED)
     known, phrases = texts.read_phrases(rng)
@@ -163,7 +161,7 @@ def _text_stream(name: str, folder: Path) -> Material:
 
 def train_sentiment(known: Any, folder: Path) -> None:
     """MiniLM, all of it, on phrases of SST-2: the model that nobody made for ramps, so without any."""
-    from earlyexit.checkpoint import RampOptions
+    from earlyexit.network.checkpoint import RampOptions
 
     job = TrainJob(
         backbone=resolve_backbone("minilm"),
@@ -194,7 +192,7 @@ def _image_stream(name: str, _folder: Path) -> Material:
 
 def cifar_network() -> EarlyExitModel:
     """The published ResNet-32, without ramps."""
-    from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+    from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
     from earlyexit.tasks.label import LabelTask
 
     pretrained, family = load_pretrained(str(require_data("resnet_cifar10/resnet32.th")))
@@ -209,7 +207,7 @@ def cifar_network() -> EarlyExitModel:
 
 
 def _load(folder: Path) -> EarlyExitModel:
-    from earlyexit.store import load_model
+    from earlyexit.network.store import load_model
 
     return load_model(folder)
 

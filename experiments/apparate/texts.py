@@ -15,7 +15,7 @@ from itertools import cycle
 
 import numpy as np
 
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from experiments.data import require_data
 
 SST2 = "sst2/train.tsv"

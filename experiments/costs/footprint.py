@@ -27,15 +27,15 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from earlyexit.checkpoint import copy_tokenizer, random_model
-from earlyexit.store import save_model
+from earlyexit.network.checkpoint import copy_tokenizer, random_model
+from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.kit import show
 from experiments.models import LABELS, VOCABULARY
 from experiments.peers.client import ClientOptions, run_client, write_inputs
 from experiments.peers.options import ServerOptions
 from experiments.peers.processes import LOGS, Server, running, serving, wait_until_ready
-from offramp.jobs.packaged import resolve_backbone
+from offramp.commands.train import resolve_backbone
 
 IMPORTS = ("offramp", "offramp.client.client", "offramp.cli.app", "optimizer.plan_file", "deployments.settings")
 TEXTS = ("how much money do i have", "what is the meaning of life and who said so first")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.data import RUNS
 from experiments.demo.load import MACHINE, SLO_FACTOR, Ran, loaded, tell

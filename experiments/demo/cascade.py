@@ -11,13 +11,13 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from earlyexit.dataset import LabelledRows
+from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.data.rows import LabelledRows
 from earlyexit.families import find_family
-from earlyexit.model import EarlyExitModel
-from earlyexit.store import load_model, save_model
-from earlyexit.tokenizer import TOKENIZER_FILE
-from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.chaining import chain_models
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
+from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.chain import chain_models
 
 MODEL, SMALL, LARGE, CASCADE = "model", "small", "large", "cascade"
 """Folders of a run of the demo."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from earlyexit.store import read_card
+from earlyexit.network.store import read_card
 from experiments.demo.prepare import Prepared
 from experiments.kit import show
 from experiments.peers.client import ClientOptions, LoadResult

@@ -6,16 +6,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.store import read_card
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.store import read_card
 from experiments.demo.cascade import CASCADE, MODEL, make_cascade
+from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.progress import progress_bars
+from offramp.commands.recording import record_exits
+from offramp.commands.train import resolve_backbone, train
+from offramp.commands.train_job import TrainJob
 from offramp.demo.texts import LabelledText, divide, generate, write_csv
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
-from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.recording import record_exits
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan
 from optimizer.plan_file import write_plan

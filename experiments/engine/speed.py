@@ -24,24 +24,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.stage.build import build_policy, warm_up
-from earlyexit.backends import BACKENDS, computed_by, open_segments
-from earlyexit.boundary import FloatName
+from deployments.replica.build import build_policy, warm_up
+from earlyexit.backends.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
-from earlyexit.dataset import read_labelled
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import load_model, read_card
-from earlyexit.tokenizer import TextTokenizer
-from earlyexit.train import pack
-from earlyexit.wire import entering
+from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.data.rows import read_labelled
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.network.boundary import FloatName
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import SegmentRunner
+from earlyexit.network.split import Split
+from earlyexit.network.store import load_model, read_card
+from earlyexit.network.wire import Encoded, entering
+from earlyexit.training.ramps import pack
 from experiments.gpu.side import Plan, members_of
 from experiments.gpu.side import Side as OneDevice
 from experiments.turns import Figures, in_turns, tell
-from offramp.jobs.calibration import read_calibration
+from offramp.commands.calibrate import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
 Side = Callable[[Sequence[Encoded]], None]

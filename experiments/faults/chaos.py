@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
-from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.split import Split
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.split import Split
 from experiments.live.load import longest_silence_s, replica_pids
 from offramp.client.client import Client
-from offramp.jobs.calibration import read_calibration
+from offramp.commands.calibrate import read_calibration
 from offramp.load.report import LoadReport
 from offramp.load.run import LoadConfig, run_load
 from optimizer.calibration_file import CalibrationCard

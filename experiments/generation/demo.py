@@ -22,13 +22,13 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError
 from experiments.data import RUNS
 from offramp.cli.generate import colours_of
 from offramp.client.client import AsyncClient, Generation
-from offramp.service.application import resolve_plan
+from offramp.spec.application import resolve_plan
 
 ASKED = (
     "Explain {} to a child.",

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from earlyexit.boundary import FloatName
-from earlyexit.memory import PAGE_TOKENS
+from earlyexit.network.boundary import FloatName
+from earlyexit.sequences.memory import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,29 +27,28 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from earlyexit.backends import open_segments
-from earlyexit.boundary import FloatName
-from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.backends.backends import open_segments
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.device import Device
-from earlyexit.engine import BatchEngine
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import TokenSequence
-from earlyexit.generation.text import TextStream
-from earlyexit.member import Member
-from earlyexit.memory import PAGE_TOKENS, Fill
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
+from earlyexit.network.boundary import FloatName
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.store import load_model
+from earlyexit.network.wire import Numbers, entering
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
-from earlyexit.release import Release, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.store import load_model
+from earlyexit.sequences.memory import PAGE_TOKENS, Fill
+from earlyexit.sequences.sequence import Sampling, TokenSequence
+from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.token import TokenTask
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Numbers, entering
 from experiments.generation.peers import Job, TokenTimes, Transformers
 from experiments.kit import show
 from experiments.turns import Figures, Found, in_turns, tell

@@ -27,7 +27,7 @@ from experiments.gpu.side import (
     stock,
 )
 from experiments.gpu.workbench import BenchOptions, Workbench, no_collections
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
 

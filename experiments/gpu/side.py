@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.device import Device, Runner
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.member import Member
-from earlyexit.piece import Piece
-from earlyexit.release import Release, Told
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes, Times
-from earlyexit.wire import Answer
+from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.times import ObservedTimes, Times
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer
 
 # What sides run: the full model, exits with shrinking batches, and cuts: the best ones, or one at every ramp.
 

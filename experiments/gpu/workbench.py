@@ -14,23 +14,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from earlyexit.captured.recorder import recorder_of
-from earlyexit.captured.segments import CapturedSegments
-from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.backends.captured import CapturedSegments, recorder_of
 from earlyexit.clock import Clock
-from earlyexit.engine import Batch
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Step
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import DataError, InputError
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import PreparedSegments, SegmentRunner, arbitrary_tensors
-from earlyexit.piece import Piece, Tensors, fuse
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.piece import Piece, Tensors, fuse
+from earlyexit.network.split import Segment, Split
+from earlyexit.network.wire import WirePiece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.release import Step
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Segment, Split
-from earlyexit.wire import WirePiece
 from experiments.data import data_folder
 from experiments.gpu.side import Plan, Side, members_of
 

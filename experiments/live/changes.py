@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
 from typing import Any
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.kit import show
 from experiments.live.emulation import Bench, emulated
 from experiments.live.load import Driven, Span, between, figures

@@ -30,19 +30,18 @@ from typing import Any
 import httpx
 
 from cluster.render import serve_config
-from deployments.ports import free_port
-from deployments.run_notes import MARK
-from deployments.run_processes import NotedRun, noted_run
-from deployments.serve_control import DASHBOARD_HOST
+from deployments.local_ray.cluster import DASHBOARD_HOST
+from deployments.local_ray.ports import free_port
+from deployments.local_ray.processes import MARK, NotedRun, noted_run
+from deployments.local_ray.start import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from deployments.settings import ServeSettings
-from deployments.switches import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.clock import MonotonicClock
 from experiments.live.emulation import Bench, emulated
 from experiments.live.load import longest_silence_s
 from experiments.live.scenario import command, judged, play
 from experiments.live.service import Service, control_settings, emulated_settings
 from offramp.client.client import Client
-from offramp.service.deploying import Dashboard, Waiting, dashboard_client, wait_until_running
+from offramp.spec.deploying import Dashboard, Waiting, dashboard_client, wait_until_running
 
 COUNT = 4
 SECONDS, KILL_S, AWAY_S = 90.0, 20.0, 10.0

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deployments.serve_control import DASHBOARD_HOST
+from deployments.local_ray.cluster import DASHBOARD_HOST
+from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ControlSettings, ServeSettings
-from deployments.switches import THROUGHPUT
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.live.emulation import Bench, bench, emulated
 from experiments.live.load import Driven, back_at_s, goodput_bins, longest_silence_s, replica_pids
 from experiments.live.scenario import Event, command, judged, play, played

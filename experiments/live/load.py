@@ -16,9 +16,8 @@ import psutil
 from earlyexit.clock import MonotonicClock
 from experiments.live.model import TEXT
 from offramp.load.connections import connected
-from offramp.load.generator import Generator
+from offramp.load.generator import Generator, LoadConfig
 from offramp.load.report import RequestRecord
-from offramp.load.workload import LoadConfig
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 

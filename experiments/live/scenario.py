@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.settings import ControlSettings
-from earlyexit.store import read_card
+from earlyexit.network.store import read_card
 from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.emulation import Bench, bench

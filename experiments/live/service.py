@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.front import HttpFront
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.local_ray.proxy import HttpFront
 from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings
 from experiments.data import RUNS
 from experiments.live.emulation import Emulation, emulated

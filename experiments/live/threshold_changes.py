@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.kit import show
 from experiments.live.emulation import Bench, emulated
 from experiments.live.load import Driven

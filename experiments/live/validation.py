@@ -32,7 +32,7 @@ from optimizer.decision import Strategy
 from optimizer.plan import Plan, Stage
 from optimizer.problem import Link, PlanProblem
 from profiles.records import ExitRecords, IntArray
-from simulator.decisions import recorded
+from simulator.inputs import recorded
 from simulator.outcome import DROPS, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate

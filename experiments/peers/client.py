@@ -30,12 +30,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import DataError, OfframpError
-from offramp.load.alarm import exact_sleep
+from offramp.load.arrivals import Poisson
 from offramp.load.connections import connected
-from offramp.load.generator import Generator
-from offramp.load.processes import Poisson
+from offramp.load.generator import Generator, LoadConfig, exact_sleep
 from offramp.load.report import RequestRecord, percentile
-from offramp.load.workload import LoadConfig
 
 ROOT = Path(__file__).parents[2]
 STARTING_S = 60.0

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from earlyexit.backends import BackendName
+from earlyexit.backends.backends import BackendName
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.limit import compute_limit
@@ -27,7 +27,7 @@ from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
 from experiments.peers.turns import PROBE_HEADER, Rates, Target, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document

@@ -36,7 +36,7 @@ from experiments.peers.plans import STRATEGIES
 from experiments.peers.processes import PEERS, serving
 from experiments.peers.sides import ServedSide, planned_sides
 from experiments.peers.turns import per_answer
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 from optimizer.plan import Plan
 
 COUNTS = {"V100": 16}

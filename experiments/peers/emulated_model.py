@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from earlyexit.store import read_card
+from earlyexit.network.store import read_card
 from experiments.peers.bodies import Prediction
 from experiments.peers.options import ServerOptions
 

@@ -81,13 +81,13 @@ def worker(options: LimitOptions) -> float:
     """Say that it is ready, wait for the word, run; inputs per second."""
     import torch
 
-    from deployments.stage.build import build_policy
+    from deployments.replica.build import build_policy
     from earlyexit.clock import MonotonicClock
-    from earlyexit.reordered import reorder_linears
-    from earlyexit.runner import TorchRunner
-    from earlyexit.store import load_model
-    from earlyexit.tokenizer import TextTokenizer
-    from earlyexit.wire import entering
+    from earlyexit.codecs.tokenizer import TextTokenizer
+    from earlyexit.engine.runner import TorchRunner
+    from earlyexit.network.layers import reorder_linears
+    from earlyexit.network.store import load_model
+    from earlyexit.network.wire import entering
     from experiments.gpu.side import Plan as Splits
     from experiments.gpu.side import Side, members_of
 

@@ -8,12 +8,12 @@ from statistics import median
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
+from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import PlanError
-from earlyexit.tokenizer import TextTokenizer
 from experiments.peers.options import Dtype, ServerOptions
 from experiments.peers.stock import StockModel
 from experiments.peers.workloads import Workload
-from offramp.jobs.profiling import ProfileJob, profile_model
+from offramp.commands.profile import ProfileJob, profile_model
 from optimizer.decision import NoPlan, Strategy
 from optimizer.plan import Plan
 from optimizer.planner import solve
@@ -106,7 +106,7 @@ def _problem(workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float
 
 
 def _mean_length(workload: Workload) -> int:
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
 
     tokenizer = TextTokenizer.load(workload.folder, read_card(workload.folder).max_length)
     return round(np.mean([each.length for each in tokenizer.encode(workload.texts, truncate=True)]))

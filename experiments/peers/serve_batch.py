@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from deployments.switches import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
-from earlyexit.store import read_card
+from deployments.local_ray.start import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
+from earlyexit.network.store import read_card
 from experiments.peers.options import ServerOptions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import IO
 from pydantic import BaseModel, ConfigDict
 
 from deployments.settings import ServeSettings
-from earlyexit.backends import BackendName
+from earlyexit.backends.backends import BackendName
 from earlyexit.errors import OfframpError
 from experiments.live.service import hand_control
 from experiments.peers.client import ClientOptions, LoadResult, run_client

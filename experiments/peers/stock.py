@@ -8,18 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from earlyexit.backends.onnx import onnx_segments
+from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import ModelFolderError
-from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_backend import onnx_segments
-from earlyexit.piece import Piece
-from earlyexit.reordered import reorder_linears
-from earlyexit.signature import Encoded
-from earlyexit.split import Budget, Segment
-from earlyexit.store import load_model
+from earlyexit.network.layers import reorder_linears
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Budget, Segment
+from earlyexit.network.store import load_model
+from earlyexit.network.wire import Encoded, entering
 from earlyexit.tasks.label import LabelTask
-from earlyexit.tokenizer import TextTokenizer
-from earlyexit.train import pack
-from earlyexit.wire import entering
+from earlyexit.training.ramps import pack
 from experiments.peers.bodies import Prediction
 from experiments.peers.options import ServerOptions
 

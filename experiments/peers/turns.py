@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from earlyexit.errors import InputError, OfframpError
-from earlyexit.store import read_card
+from earlyexit.network.store import read_card
 from experiments.peers.client import LoadResult
 from experiments.peers.sides import ServedSide
 from experiments.peers.workloads import Workload

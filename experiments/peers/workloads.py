@@ -20,16 +20,16 @@ from typing import Literal
 
 import numpy as np
 
-from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.store import CARD_FILE
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.store import CARD_FILE
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
 from experiments.trained import clinc150, mpnet
 from offramp.client.protocol import predict_body
-from offramp.jobs.calibration import read_calibration
-from offramp.jobs.packaged import resolve_backbone
+from offramp.commands.calibrate import read_calibration
+from offramp.commands.train import resolve_backbone
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
@@ -102,8 +102,8 @@ def _mpnet() -> Workload:
 
 
 def _bert_base() -> Workload:
-    from earlyexit.checkpoint import copy_tokenizer, random_model
-    from earlyexit.store import save_model
+    from earlyexit.network.checkpoint import copy_tokenizer, random_model
+    from earlyexit.network.store import save_model
     from earlyexit.tasks.label import LabelTask
 
     folder, records = FOLDER / "bert-base", bert12_sst2("entropy")

@@ -28,7 +28,7 @@ from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
 from experiments.studies.record import Outcome, Record, read_record, record_of, record_path
 from experiments.studies.study import About, Effort
 from offramp.cli.plan_picture import load_pyplot
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 
 COMMITTED = Path("experiments", "REPORT.md")
 NOT_SAID = "not known: the study broke before it could say"

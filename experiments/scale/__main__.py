@@ -16,7 +16,7 @@ from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.scale.clusters import LOAD, Row, Size, ingresses_for, planned_for, problem_of, simulated
 from experiments.scale.ingress_cost import dispatch_costs, routing_costs
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 
 ACCELERATORS = (400, 1000, 4000, 10_000)
 CELL = 100

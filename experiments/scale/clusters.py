@@ -14,7 +14,7 @@ from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply
 from optimizer.problem_file import read_problem
-from simulator.decisions import nested
+from simulator.inputs import nested
 from simulator.outcome import Figures
 from simulator.scenario import Scenario
 from simulator.simulate import simulate

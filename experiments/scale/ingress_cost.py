@@ -11,18 +11,16 @@ from statistics import median
 
 import numpy as np
 
-from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.routing import FillFirst, fill_first
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.transport.transport import Transport
-from deployments.messages import Chunk, StageCall, Timing
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first
+from deployments.ingress.crossing import LiveFlight, Query
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import Transport
+from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
-from earlyexit.signature import Encoded
-from earlyexit.wire import Answer
+from earlyexit.network.wire import Answer, Encoded
 from optimizer.placement import initial_placement
 from optimizer.plan import stock_plan
 
@@ -98,7 +96,7 @@ class _AnswersAtOnce:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: Homes | None = None,
+        homes: KVPlacements | None = None,
     ) -> None:
         await asyncio.sleep(0)
         timing = Timing(queue_s=0.0, compute_s=0.0)

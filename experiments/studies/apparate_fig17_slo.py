@@ -11,21 +11,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.apparate.recording import NEEDS
 from experiments.data import require_data
 from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Case, Replay, cases, with_ramps
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from offramp.load.processes import Poisson, Process
-from offramp.load.replay import CountReplay
+from offramp.load.arrivals import CountReplay, Poisson, Process
 from offramp.load.traces import read_counts
 from optimizer.live.best_ramps import best_ramps, greedily
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
-from simulator.decisions import ByRamp
+from simulator.inputs import ByRamp
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate

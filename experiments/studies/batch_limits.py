@@ -24,7 +24,7 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.decisions import recorded
+from simulator.inputs import recorded
 
 # E3, figure 7: goodput of BERT-base with exits on 16 V100, by batch size; and where the difference comes from.
 

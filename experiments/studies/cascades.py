@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.chain import Chain
-from earlyexit.split import Split
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.decision import Planned
@@ -29,7 +29,7 @@ from profiles.catalogue import published_profile
 from profiles.networks import survival_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.decisions import recorded
+from simulator.inputs import recorded
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate

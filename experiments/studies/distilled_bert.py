@@ -25,7 +25,7 @@ from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import FloatArray
 from profiles.table import LatencyTable
-from simulator.decisions import ByRamp, nested, recorded
+from simulator.inputs import ByRamp, nested, recorded
 
 # Where inputs left DistilBERT in Apparate's runs on IMDB, by the shares that were printed.
 

@@ -11,7 +11,7 @@ from experiments.studies.sides import NUM_ROWS, SEED, Workload, workload
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 from profiles.table import LatencyTable
-from simulator.decisions import nested
+from simulator.inputs import nested
 
 LARGEST_BATCH: Final = 8
 """E3's models "do not saturate the GPU at a batch size of 8", and the next one breaks its SLO (section 5.1.1)."""

@@ -31,7 +31,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.space import Space
 from profiles.records import ExitRecords
-from simulator.decisions import NOWHERE, patient
+from simulator.inputs import NOWHERE, patient
 
 AGREEMENT = 0.98
 """At least, as with DeeBERT's rule at entropy 0.4: "less than 2 % error" (E3 section 5)."""

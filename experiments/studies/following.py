@@ -24,9 +24,16 @@ from optimizer.reach import Reach
 from optimizer.rescore import joint_reach, rechosen, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords
-from simulator.control.closed import Closed
-from simulator.control.faults import Mix, rows_in_turn
-from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
+from simulator.controlled import (
+    Closed,
+    Control,
+    Controlled,
+    Mix,
+    Order,
+    control_settings,
+    rows_in_turn,
+    simulate_controlled,
+)
 from simulator.scenario import FloatArray, Scenario
 from simulator.sustained import poisson_arrivals
 

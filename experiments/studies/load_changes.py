@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from earlyexit.dataset import read_labelled
+from earlyexit.data.rows import read_labelled
 from experiments.apparate import images
 from experiments.apparate.images import TEST, TRAIN, Images, darker, noisy
 from experiments.data import RUNS, require_data
@@ -25,8 +25,7 @@ from experiments.served_streams import (
 )
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import progress_bars, provenance
 from optimizer.live.exit_mover import Place, best_place
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned
@@ -71,9 +70,9 @@ def recorded(path: Path = FILE) -> ExitRecords:
 def record() -> ExitRecords:
     """Train ramps, and see what all of them say; ends with a sentence where the data is absent."""
     from earlyexit.codecs.image import ImageCodec
-    from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+    from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
     from experiments.apparate.recording import cifar_network, with_ramps
-    from offramp.jobs.recording import records_from_outputs
+    from offramp.commands.recording import records_from_outputs
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)

@@ -9,24 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from cluster.pace import Pace
-from earlyexit.counts import SplitCounts
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.loop import DeviceLoop
-from earlyexit.member import Member
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from cluster.emulated import Pace
+from earlyexit.engine.device import DeviceLoop
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.times import ObservedTimes, SplitCounts
+from earlyexit.network.split import Split
 from experiments.pame_cases import KINDS, Kind, records_file, telling_absent, v100
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.beside import Ended, SideBySide, remaining_of
-from simulator.decisions import ByRamp, IntArray, nested
 from simulator.events import Events
+from simulator.inputs import ByRamp, IntArray, nested
+from simulator.replica import Ended, Exit, SideBySide, Work, Works, remaining_of
 from simulator.scenario import FloatArray
-from simulator.work import Exit, Work, Works
 
 # A simulated device whose queue is never empty: what it answers per second, and how long batches take.
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import random_model
-from earlyexit.layout import Attend, Layout, Masks
-from earlyexit.model import EarlyExitModel
-from earlyexit.reordered import torch_segments
-from earlyexit.slots import first_fit_decreasing
+from earlyexit.engine.order import first_fit_decreasing
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.layers import torch_segments
+from earlyexit.network.layout import Attend, Layout, Masks
+from earlyexit.network.model import EarlyExitModel
 from experiments import tcb_device
 from experiments.kit import Spread, spread
 from experiments.studies.picture import Lines
@@ -37,8 +37,7 @@ from experiments.tcb_device import (
     published_v100,
 )
 from experiments.turns import Figures, in_turns
-from simulator.decisions import IntArray
-from simulator.lengths import truncated_normal
+from simulator.inputs import IntArray, truncated_normal
 
 # Batching schemes of TCB's evaluation, really computed: padded rows and rows of several inputs, by one encoder.
 

@@ -15,7 +15,7 @@ from experiments.data import data_folder
 from experiments.kit import keep
 from experiments.studies.picture import Picture
 from experiments.studies.study import About, Effort, Study, StudyResult
-from offramp.jobs.provenance import provenance
+from offramp.commands.progress import provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Record:
     effort: Effort
     outcome: Outcome
     provenance: dict[str, Any]
-    """Where and when it was made (`offramp.jobs.provenance`)."""
+    """Where and when it was made (`offramp.commands.progress`)."""
     schema_version: Literal[1] = 1
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earlyexit.order import OrderSpec
+from earlyexit.engine.order import OrderSpec
 from experiments import tcb_device
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio

@@ -17,7 +17,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
 from profiles.table import LatencyTable
-from simulator.decisions import Decisions, IntArray, recorded, survival_of
+from simulator.inputs import Decisions, IntArray, recorded, survival_of
 from simulator.outcome import Outcome
 from simulator.scenario import FloatArray, Scenario
 from simulator.simulate import simulate

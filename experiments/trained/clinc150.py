@@ -13,12 +13,12 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from earlyexit.dataset import read_labelled
+from earlyexit.data.rows import read_labelled
 from experiments.data import RUNS, require_data
 from experiments.models import finished
-from offramp.jobs.calibration import CalibrateJob, outcome_figures
-from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.train_job import TrainJob
+from offramp.commands.calibrate import CalibrateJob, outcome_figures
+from offramp.commands.train import resolve_backbone
+from offramp.commands.train_job import TrainJob
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 

@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from earlyexit.checkpoint import RampOptions
-from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
-from earlyexit.store import load_model
-from earlyexit.train import pack
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.checkpoint import RampOptions
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model
+from earlyexit.network.wire import Encoded
 from earlyexit.training.augmentation import Augmentation
+from earlyexit.training.ramps import pack
 from experiments.data import require_data
 from experiments.kit import keep, show
 from experiments.models import finished
 from experiments.pame_cases import MODELS
-from offramp.jobs.calibration import CalibrateJob, outcome_figures
-from offramp.jobs.train_job import TrainJob
+from offramp.commands.calibrate import CalibrateJob, outcome_figures
+from offramp.commands.train_job import TrainJob
 from optimizer.risk import Guarantee
 
 TRAIN = "cifar10/lossless/cifar10_train_10000_webp.zip"

@@ -22,23 +22,22 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from earlyexit.boundary import FloatName
-from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.model import EarlyExitModel
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.boundary import FloatName
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.network.layers import reorder_linears
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
 from earlyexit.ramps import RampStyle
-from earlyexit.reordered import reorder_linears
-from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, exit_features, train_ramps
+from earlyexit.training.ramps import TrainOptions, exit_features, train_ramps
 from experiments.data import RUNS, require_data
 from experiments.kit import show
-from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.packaged import resolve_backbone
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.provenance import provenance
-from offramp.jobs.recording import Outputs, join_records
+from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.progress import progress_bars, provenance
+from offramp.commands.recording import Outputs, join_records
+from offramp.commands.train import resolve_backbone
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
@@ -47,7 +46,7 @@ from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
-    from earlyexit.model import EarlyExitModel
+    from earlyexit.network.model import EarlyExitModel
 
 BATCH = 64
 

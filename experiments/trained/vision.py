@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from earlyexit.checkpoint import RampOptions
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.network.checkpoint import RampOptions
 from earlyexit.training.augmentation import Augmentation
 from experiments.data import require_data
 from experiments.kit import keep, show
 from experiments.pame_cases import MODELS
-from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.progress import progress_bars
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob
 from optimizer.risk import Guarantee
 
 LSP_JOINTS = (
@@ -135,8 +135,8 @@ def trained(folder: Path, name: str, case: Case, learn: LabelledRows, *, plain: 
 def exit_figures(folder: Path, rows: LabelledRows) -> dict[int, dict[str, float]]:
     """How right every exit is on labelled rows, by block: 1 - mean loss, and the task's own figures."""
     from earlyexit.codecs import find_codec
-    from earlyexit.store import load_model
-    from earlyexit.train import exit_outputs
+    from earlyexit.network.store import load_model
+    from earlyexit.training.ramps import exit_outputs
 
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)

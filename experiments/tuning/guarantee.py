@@ -29,14 +29,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from experiments.data import RUNS, data_folder
 from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from experiments.trained.clinc150 import DATA
-from offramp.jobs.calibration import CalibrateJob
-from offramp.jobs.progress import progress_bars
-from offramp.jobs.recording import record_exits
+from offramp.commands.calibrate import CalibrateJob
+from offramp.commands.progress import progress_bars
+from offramp.commands.recording import record_exits
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Path, design_rows, divide, lay_path, learn_then_test
 from profiles.outcome import ExitOutcome

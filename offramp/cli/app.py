@@ -12,19 +12,17 @@ import typer
 from earlyexit.errors import OfframpError
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
-from offramp.cli.chain import chain
 from offramp.cli.doctor import doctor
 from offramp.cli.forecast import forecast
 from offramp.cli.generate import generate
-from offramp.cli.inject import inject
+from offramp.cli.inject import inject, sites
 from offramp.cli.plan import plan, what_if
 from offramp.cli.predict import predict
 from offramp.cli.profile import profile
 from offramp.cli.serve import serve
 from offramp.cli.service import delete, deploy, render, status
 from offramp.cli.simulate import simulate
-from offramp.cli.sites import sites
-from offramp.cli.train import train
+from offramp.cli.train import chain, train
 from offramp.cli.versions import canary, load, promote, unload, versions
 
 COMMANDS: tuple[Callable[..., Any], ...] = (

@@ -27,8 +27,8 @@ from offramp.cli.options import (
     above_zero,
     choice,
     completes,
+    show,
 )
-from offramp.cli.printing import show
 from offramp.client.credentials import find_api_key
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def bench(
 
 def _inputs(data: Path, columns: Mapping[str, Any], **options: Any) -> tuple[Sequence[Input], Sequence[str] | None]:
     """With their labels, where the file has some that are texts."""
-    from earlyexit.dataset import read_labelled
-    from earlyexit.text_tables import read_texts
+    from earlyexit.data.rows import read_labelled
+    from earlyexit.data.text_tables import read_texts
     from offramp.client.inputs import inputs_of
 
     if data.suffix == ".txt":
@@ -142,7 +142,7 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
 def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
     import asyncio
 
-    from offramp.jobs.progress import progress_bars
+    from offramp.commands.progress import progress_bars
     from offramp.load.report import render
     from offramp.load.run import run_load
 

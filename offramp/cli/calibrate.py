@@ -30,12 +30,12 @@ from offramp.cli.options import (
     choice,
     completes,
     integers,
+    show,
 )
-from offramp.cli.printing import show
 
 if TYPE_CHECKING:
-    from earlyexit.dataset import LabelledRows
-    from offramp.jobs.calibration import CalibrateJob
+    from earlyexit.data.rows import LabelledRows
+    from offramp.commands.calibrate import CalibrateJob
     from optimizer.calibration_file import CalibrationCard
 
 
@@ -134,7 +134,7 @@ def calibrate(
 
     For a model and labelled rows, or for exit records of anything that has exits (docs/records.md).
     """
-    from offramp.jobs.calibration import CalibrateJob
+    from offramp.commands.calibrate import CalibrateJob
     from optimizer.risk import Guarantee
 
     job = CalibrateJob(
@@ -179,14 +179,14 @@ def _ramps(text: str | None) -> tuple[int, ...] | Literal["all", "ends"] | None:
 
 def _label_column(model: Path, asked: str) -> str | None:
     """None where the model's answers are tokens: rows are then prompts."""
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
     from earlyexit.tasks.token import TokenTask
 
     return None if read_card(model).task["name"] == TokenTask.name else asked
 
 
 def _read_rows(columns: tuple[str, str | None, str | None], path: Path, **options: Any) -> LabelledRows:
-    from earlyexit.dataset import read_labelled
+    from earlyexit.data.rows import read_labelled
 
     text, pair, label = columns
     return read_labelled(path, text_column=text, pair_column=pair, label_column=label, **options)
@@ -195,12 +195,12 @@ def _read_rows(columns: tuple[str, str | None, str | None], path: Path, **option
 def _calibrate_model(
     model: Path, rows: LabelledRows, held_out: LabelledRows | None, job: CalibrateJob
 ) -> tuple[CalibrationCard, dict[str, Any]]:
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
     from earlyexit.tasks import find_task
-    from offramp.jobs.calibration import calibrate as run_calibration
-    from offramp.jobs.calibration import outcome_figures
-    from offramp.jobs.progress import progress_bars
-    from offramp.jobs.recording import record_exits
+    from offramp.commands.calibrate import calibrate as run_calibration
+    from offramp.commands.calibrate import outcome_figures
+    from offramp.commands.progress import progress_bars
+    from offramp.commands.recording import record_exits
     from optimizer.calibration_file import CALIBRATION_FILE, beside_of, read_calibration_file
 
     with progress_bars() as progress:
@@ -232,8 +232,8 @@ def _report(card: CalibrationCard) -> dict[str, Any]:
 def _calibrate_records(
     path: Path, scale: float | None, out: Path | None, job: CalibrateJob
 ) -> tuple[CalibrationCard, dict[str, Any]]:
-    from offramp.jobs.calibration import calibrate_records, save_calibration
-    from offramp.jobs.training import make_folder
+    from offramp.commands.calibrate import calibrate_records, save_calibration
+    from offramp.commands.train import make_folder
     from profiles.records_table import read_records
 
     if job.ensemble:
@@ -251,7 +251,7 @@ def _calibrate_records(
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
     from earlyexit.codecs import find_codec
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
     from earlyexit.tasks import find_task
     from earlyexit.tasks.token import TokenTask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from offramp.cli.printing import make_table
+from offramp.cli.options import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offramp.cli.options import AsJson
-from offramp.cli.printing import make_table, show
+from offramp.cli.options import AsJson, make_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table

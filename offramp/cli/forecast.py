@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from offramp.cli.options import AsJson, above_zero
-from offramp.cli.printing import make_table, show
+from offramp.cli.options import AsJson, above_zero, make_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +26,7 @@ def forecast(
     as_json: AsJson = False,
 ) -> None:
     """Forecast the next window's survival at every block, with intervals."""
-    from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
+    from offramp.commands.forecast import forecast_document, rate_document, read_series, window_rates
     from profiles.forecast import forecast_survival
     from profiles.rates import forecast_rate
 
@@ -45,7 +44,7 @@ def forecast(
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:
-    """One row per block; `forecast` as `offramp.jobs.forecasting.forecast_document` gives it.
+    """One row per block; `forecast` as `offramp.commands.forecast.forecast_document` gives it.
 
     A block's ramp is the one before it, which decides who reaches it.
     """
@@ -75,7 +74,7 @@ def interval_text(inputs_to_come: float | None) -> str:
 
 
 def rate_text(rate: dict[str, Any], coverage: float) -> str:
-    """The rate in one line; `rate` as `offramp.jobs.forecasting.rate_document` gives it."""
+    """The rate in one line; `rate` as `offramp.commands.forecast.rate_document` gives it."""
     high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
     method = ": ".join(filter(None, (rate["method"], rate["reason"])))
     return f"rate: {rate['rate_rps']:.1f}/s, {coverage:.0%} interval {rate['low'] or 0:.1f}-{high} ({method})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from earlyexit.errors import InputError
 from offramp.cli.options import (
     POOLINGS,
     RAMP_STYLES,
+    AsJson,
     PairColumn,
     Part,
     Seed,
@@ -18,13 +20,69 @@ from offramp.cli.options import (
     above_zero,
     choice,
     integers,
+    make_table,
+    show,
 )
 from offramp.cli.train import Codec, HoldOut, PoolingOption, Ramps, RampStyle
 
 if TYPE_CHECKING:
-    from earlyexit.dataset import LabelledRows
-    from offramp.jobs.inject_job import InjectJob
-    from offramp.jobs.injecting import Injected
+    from rich.table import Table
+
+    from earlyexit.data.rows import LabelledRows
+    from offramp.commands.inject import Injected
+    from offramp.commands.inject_job import InjectJob
+    from offramp.commands.sites import SitesFound
+
+
+def sites(
+    model: Annotated[
+        str,
+        typer.Argument(help="A file .onnx, or module:function that returns a torch module and example inputs."),
+    ],
+    sets: Annotated[
+        bool, typer.Option("--sets", help="Where no tensor carries everything for long: sets of two or three that do.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure/--no-measure", help="Run the model, on one thread of this CPU, for shares of time."),
+    ] = True,
+    output: Annotated[
+        list[str] | None, typer.Option(help="Of several outputs, one that counts; may be given again; default: all.")
+    ] = None,
+    open_size: Annotated[
+        int, typer.Option(min=1, help="Axes that an ONNX file leaves open have this size: tokens, pixels of a side.")
+    ] = 128,
+    as_json: AsJson = False,
+) -> None:
+    """List the places of a model where one tensor carries everything, so that it can be cut and left."""
+    from offramp.commands.sites import SitesJob, sites_document, sites_of
+
+    job = SitesJob(model=model, sets=sets, measure=measure, outputs=tuple(output or ()), open_size=open_size)
+    found = sites_of(job)
+    if as_json:
+        print(json.dumps(sites_document(found)))
+        return
+    show(sites_table(model, found))
+
+
+def sites_table(model: str, found: SitesFound) -> Table:
+    """One row per site, in the order in which inputs pass them."""
+    from rich.table import Column
+
+    title = f"{Path(model).name}: {len(found.sites)} sites among {len(found.flow.live)} operators"
+    numbers = [Column(name, justify="right") for name in ("#", "time passed", "kB per input")]
+    names = [Column(name, overflow="fold") for name in ("tensor", "after")]
+    table = make_table(*numbers, *names, title=title)
+    for number, site in enumerate(found.sites):
+        table.add_row(
+            str(number),
+            "-" if site.seconds_share is None else f"{site.seconds_share:.1%}",
+            "-" if site.bytes_per_input is None else f"{site.bytes_per_input / 1000:.1f}",
+            "\n".join(site.tensors),
+            f"{found.flow.maker[site.tensors[0]].op} {site.after}",
+        )
+    return table
+
 
 Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")]
 FromAnswers = Annotated[
@@ -77,9 +135,9 @@ def inject(
     seed: Seed = 0,
 ) -> None:
     """Give a model that nobody prepared ramps: cut it, and train them on it as it is."""
-    from earlyexit.checkpoint import RampOptions
-    from offramp.jobs.inject_job import InjectJob
-    from offramp.jobs.packaged import resolve_backbone
+    from earlyexit.network.checkpoint import RampOptions
+    from offramp.commands.inject_job import InjectJob
+    from offramp.commands.train import resolve_backbone
 
     job = InjectJob(
         backbone=model,
@@ -109,8 +167,8 @@ def inject(
 
 
 def _run(job: InjectJob, rows: LabelledRows, out: Path) -> None:
-    from offramp.jobs.injecting import inject as run_injection
-    from offramp.jobs.progress import progress_bars
+    from offramp.commands.inject import inject as run_injection
+    from offramp.commands.progress import progress_bars
 
     with progress_bars() as progress:
         done = run_injection(job, rows, out, progress=progress, say=print)
@@ -121,7 +179,7 @@ def _rows(
     data: Path, text_column: str, pair_column: str | None, label_column: str | None, part: str | None
 ) -> LabelledRows:
     """With labels where there are any: they name the model's answers even where ramps do not learn from them."""
-    from earlyexit.dataset import has_labels, read_labelled
+    from earlyexit.data.rows import has_labels, read_labelled
 
     if label_column is None and has_labels(data, part=part):
         label_column = "label"
@@ -160,6 +218,6 @@ def _channels(name: str, text: str) -> tuple[float, ...]:
 
 
 def _lines(path: Path) -> tuple[str, ...]:
-    from earlyexit.text_tables import read_texts
+    from earlyexit.data.text_tables import read_texts
 
     return read_texts(path)

@@ -23,11 +23,11 @@ from offramp.cli.options import (
     integers,
     numbers,
     order_option,
+    show,
 )
-from offramp.cli.printing import show
 
 if TYPE_CHECKING:
-    from offramp.jobs.planning import NoPlanAnswer, PlanAnswer
+    from offramp.commands.plan import NoPlanAnswer, PlanAnswer
     from optimizer.what_if import Axis
 
 NO_PLAN = 3
@@ -59,7 +59,7 @@ def plan(
 
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
     """
-    from offramp.jobs.planning import NoPlanAnswer, best_answer, serving_plan
+    from offramp.commands.plan import NoPlanAnswer, best_answer, serving_plan
     from optimizer.planner import solve
     from optimizer.problem_file import read_problems
     from optimizer.what_if import with_batch_limit
@@ -98,7 +98,7 @@ def plan(
 
 def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
     from offramp.cli.plan_tables import no_plan_tables, plan_tables
-    from offramp.jobs.planning import NoPlanAnswer, answer_document
+    from offramp.commands.plan import NoPlanAnswer, answer_document
 
     if as_json:
         print(json.dumps(answer_document(found)))
@@ -122,8 +122,8 @@ def what_if(
 ) -> None:
     """Plan a problem again and again with one number changed; give exactly one of the options."""
     from offramp.cli.plan_tables import what_if_table
-    from offramp.jobs.planning import what_if as planned
-    from offramp.jobs.planning import what_if_document
+    from offramp.commands.plan import what_if as planned
+    from offramp.commands.plan import what_if_document
     from optimizer.planner import solve
     from optimizer.problem_file import read_problem
 

@@ -27,8 +27,7 @@ from offramp.client.credentials import find_api_key
 
 if TYPE_CHECKING:
     from offramp.client.protocol import Prediction
-    from offramp.jobs.bulk import BulkJob, Format, Tally
-    from offramp.jobs.map_files import MapFiles
+    from offramp.commands.bulk import BulkJob, Format, MapFiles, Tally
     from offramp.load.data_stream import Given
 
 STDIN = "-"
@@ -82,14 +81,14 @@ def predict(
     piped = given == [STDIN] or (not given and data is None and not sys.stdin.isatty())
     if (data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
-    from offramp.jobs.bulk import BulkJob
+    from offramp.commands.bulk import BulkJob
 
     service = _Service(url, timeout_s, find_api_key(api_key_file))
     job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
     if given and not piped:
         _predict_few(given, job, service, maps, as_json=as_json)
         return
-    from offramp.jobs.bulk import format_of
+    from offramp.commands.bulk import format_of
 
     in_a_folder("out", out)
     asked = None if form is None else choice("format", form, FORMATS)
@@ -101,7 +100,7 @@ def predict(
 
 def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, maps: Path | None, *, as_json: bool) -> None:
     from offramp.client.client import Client
-    from offramp.jobs.bulk import plain
+    from offramp.commands.bulk import plain
 
     with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
         wanted = _wanted(client.metadata())
@@ -118,7 +117,7 @@ def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, maps: Pa
 
 def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Path]) -> MapFiles | None:
     """The folder for class maps, made; raises InputError where inputs have no name to call a map by."""
-    from offramp.jobs.map_files import MapFiles
+    from offramp.commands.bulk import MapFiles
     from offramp.load.data_stream import ARRAYS
 
     if maps is None:
@@ -160,7 +159,7 @@ def _told(said: Mapping[str, Any], found: Prediction) -> str:
 
 def _in_words(value: Any) -> str:
     """What a line of the terminal has room for."""
-    from offramp.jobs.map_files import is_png
+    from offramp.commands.bulk import is_png
 
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -185,7 +184,7 @@ def _inputs(
         if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
         return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
-    from earlyexit.image_files import is_images
+    from earlyexit.data.images import is_images
 
     if is_images(data) != (wanted == IMAGES) and data.suffix not in ARRAYS:
         raise InputError(f"--data {data}: the model takes {' and '.join(names)}")
@@ -207,8 +206,8 @@ def _predict_many(
 
     from earlyexit.clock import MonotonicClock
     from offramp.client.client import AsyncClient
-    from offramp.jobs.bulk import predict_all, row_writer, with_files
-    from offramp.jobs.progress import progress_count
+    from offramp.commands.bulk import predict_all, row_writer, with_files
+    from offramp.commands.progress import progress_count
     from offramp.load.data_stream import shown_columns
 
     async def run() -> Tally:

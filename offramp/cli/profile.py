@@ -20,8 +20,9 @@ from offramp.cli.options import (
     choice,
     in_a_folder,
     integers,
+    make_table,
+    show,
 )
-from offramp.cli.printing import make_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,8 +52,8 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Measure the seconds of every block and ramp of a model on this machine."""
-    from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
-    from offramp.jobs.progress import progress_bars
+    from offramp.commands.profile import ProfileJob, profile_figures, profile_model, write_points
+    from offramp.commands.progress import progress_bars
 
     in_a_folder("out", out)
     in_a_folder("jsonl", jsonl)
@@ -84,7 +85,7 @@ def profile(
 
 
 def profile_table(figures: dict[str, Any]) -> Table:
-    """One row per length and batch size; `figures` as `offramp.jobs.profiling.profile_figures` gives them."""
+    """One row per length and batch size; `figures` as `offramp.commands.profile.profile_figures` gives them."""
     title = f"{figures['model']} on {figures['device']} ({figures['device_name']}), {figures['backend']}"
     table = make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title)
     for row in figures["rows"]:

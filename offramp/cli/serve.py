@@ -33,8 +33,8 @@ from offramp.cli.options import (
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
-    from earlyexit.store import ModelCard
-    from offramp.service.shape import ApplicationDocument, IngressDocument
+    from earlyexit.network.store import ModelCard
+    from offramp.spec.documents import ApplicationDocument, IngressDocument
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Arguments of `offramp predict`, by codec."""
@@ -168,12 +168,12 @@ def serve(
     ports = {"port": port, "grpc_port": grpc_port}
     if model.is_file():
         _refuse_beside_a_file(context)
-        from offramp.service.file import read_service
+        from offramp.spec.file import read_service
 
         found = read_service(model)
         _serve_until_stopped(found.settings, found.ingress, ports, metrics_port, restart=restart)
         return
-    from offramp.service.application import application_settings, resolve_plan
+    from offramp.spec.application import application_settings, resolve_plan
 
     chosen = resolve_plan(
         plan or "serial", model, batch=batch, replicas=replicas, device=device, order=order_option(order)
@@ -221,7 +221,7 @@ def _document(**parts: Mapping[str, Any] | None) -> ApplicationDocument:
     """The options that are given, as a service file would say them; raises InputError that names the field."""
     from pydantic import ValidationError
 
-    from offramp.service.shape import ApplicationDocument
+    from offramp.spec.documents import ApplicationDocument
 
     given = {
         name: {field: value for field, value in part.items() if value is not None}
@@ -248,9 +248,9 @@ def _serve_until_stopped(
 
     The process ends, or begins anew, where Ray's head is lost.
     """
-    from deployments.serve_control import LocalCluster, serving
-    from earlyexit.store import read_card
-    from offramp.service.application import exposure_notes, with_environment
+    from deployments.local_ray.cluster import LocalCluster, serving
+    from earlyexit.network.store import read_card
+    from offramp.spec.application import exposure_notes, with_environment
 
     stopping = _stop_once()
     environment = dict(os.environ)  # before Ray, and its switches, are put into it

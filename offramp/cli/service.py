@@ -16,16 +16,15 @@ import typer
 
 from cluster.devices import EMULATED
 from earlyexit.errors import InputError
-from offramp.cli.options import ApiKeyFile, AsJson, above_zero, http_address, in_a_folder
-from offramp.cli.printing import make_table, show
+from offramp.cli.options import ApiKeyFile, AsJson, above_zero, http_address, in_a_folder, make_table, show
 from offramp.client.credentials import find_api_key, key_header
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from cluster.render import ProxyLocation, Redis
-    from offramp.service.deploying import Dashboard, Waiting
-    from offramp.service.file import Service
+    from offramp.spec.deploying import Dashboard, Waiting
+    from offramp.spec.file import Service
 
 ServiceFile = Annotated[Path, typer.Argument(metavar="SERVICE", help="Service file, YAML or JSON.")]
 Address = Annotated[str, typer.Option(help="Ray's dashboard.", callback=http_address)]
@@ -55,7 +54,7 @@ def render(
 ) -> None:
     """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
     from cluster.render import Redis, to_yaml
-    from offramp.service.file import read_service
+    from offramp.spec.file import read_service
 
     in_a_folder("out", out)
     if kuberay and settings:
@@ -82,9 +81,9 @@ def deploy(
     timeout_s: Patience = 600.0,
 ) -> None:
     """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
-    from deployments.applications import check_devices, claimed, with_application
-    from offramp.service.deploying import wait_until_running
-    from offramp.service.file import read_service
+    from deployments.local_ray.applications import check_devices, claimed, with_application
+    from offramp.spec.deploying import wait_until_running
+    from offramp.spec.file import read_service
 
     found = moved(read_service(service), at)
     with _dashboard(address) as dashboard:
@@ -104,7 +103,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
-    from offramp.service.deploying import applications_document
+    from offramp.spec.deploying import applications_document
 
     with _dashboard(address) as dashboard:
         serve = dashboard.serve()
@@ -123,8 +122,8 @@ def delete(
     timeout_s: Patience = 600.0,
 ) -> None:
     """End one application of a Ray cluster; the others stay."""
-    from deployments.applications import without_application
-    from offramp.service.deploying import wait_until_gone
+    from deployments.local_ray.applications import without_application
+    from offramp.spec.deploying import wait_until_gone
 
     with _dashboard(address) as dashboard:
         dashboard.put(without_application(dashboard.serve(), name))
@@ -134,7 +133,7 @@ def delete(
 
 def moved(service: Service, at: str | None) -> Service:
     """A service whose nodes find its files in another folder; raises InputError for a relative one."""
-    from offramp.service.file import at_folder
+    from offramp.spec.file import at_folder
 
     if at is None:
         return service
@@ -160,7 +159,7 @@ def _config(service: Service, *, host: str | None = None, proxy_location: ProxyL
 
 def _environment(service: Service) -> dict[str, str]:
     from cluster.render import grpc_environment
-    from deployments.switches import THROUGHPUT
+    from deployments.local_ray.start import THROUGHPUT
 
     asked = service.ingress.grpc_port is not None
     return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
@@ -171,7 +170,7 @@ def _manifest(service: Service, image: str, claim: str, at: str | None, redis: R
     from importlib.metadata import version
 
     from cluster.render import MOUNT, Kubernetes, ray_service
-    from deployments.switches import HAPROXY
+    from deployments.local_ray.start import HAPROXY
 
     mount = at or MOUNT
     service = moved(service, mount)
@@ -189,7 +188,7 @@ def _manifest(service: Service, image: str, claim: str, at: str | None, redis: R
 
 @contextmanager
 def _dashboard(address: str) -> Iterator[Dashboard]:
-    from offramp.service.deploying import Dashboard, dashboard_client
+    from offramp.spec.deploying import Dashboard, dashboard_client
 
     with dashboard_client(address) as client:
         yield Dashboard(client)
@@ -197,7 +196,7 @@ def _dashboard(address: str) -> Iterator[Dashboard]:
 
 def _waiting(limit_s: float) -> Waiting:
     from earlyexit.clock import MonotonicClock
-    from offramp.service.deploying import Waiting
+    from offramp.spec.deploying import Waiting
 
     def tell(words: str) -> None:
         print(words, file=sys.stderr, flush=True)

@@ -11,15 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earlyexit.errors import InputError
-from offramp.cli.options import STRATEGY_NAMES, AsJson, OrderOf, ProblemFilePath, Seed, choice, completes, order_option
+from offramp.cli.options import (
+    STRATEGY_NAMES,
+    AsJson,
+    OrderOf,
+    ProblemFilePath,
+    Seed,
+    choice,
+    completes,
+    make_table,
+    milliseconds,
+    order_option,
+    show,
+)
 from offramp.cli.plan import NO_PLAN
-from offramp.cli.printing import make_table, milliseconds, show
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from offramp.jobs.simulate_job import SimulateJob, Simulation
-    from offramp.jobs.simulating import Simulated
+    from offramp.commands.simulate import Simulated
+    from offramp.commands.simulate_job import SimulateJob, Simulation
     from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
@@ -91,8 +102,8 @@ def simulate(
     """
     if plan is not None and strategy is not None:
         raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
-    from offramp.jobs.simulate_job import SimulateJob
-    from offramp.jobs.simulated_plan import thresholds_option
+    from offramp.commands.simulate_job import SimulateJob
+    from offramp.commands.simulated_inputs import thresholds_option
 
     job = SimulateJob(
         problem=problem,
@@ -119,9 +130,9 @@ def simulate(
 
 
 def _simulate(job: SimulateJob, *, as_json: bool) -> None:
-    from offramp.jobs.planning import NoPlanAnswer
-    from offramp.jobs.progress import progress_share
-    from offramp.jobs.simulating import prepare, run
+    from offramp.commands.plan import NoPlanAnswer
+    from offramp.commands.progress import progress_share
+    from offramp.commands.simulate import prepare, run
 
     simulation = prepare(job)
     if isinstance(simulation, NoPlanAnswer):
@@ -141,9 +152,9 @@ def _simulate(job: SimulateJob, *, as_json: bool) -> None:
 
 def _simulate_sequences(simulation: Simulation, *, as_json: bool) -> None:
     from offramp.cli.simulated_sequences_table import sequence_tables
-    from offramp.jobs.progress import progress_share
-    from offramp.jobs.simulated_sequences import play_sequences
-    from offramp.jobs.simulating import simulated_sequences_document
+    from offramp.commands.progress import progress_share
+    from offramp.commands.simulate import simulated_sequences_document
+    from offramp.commands.simulate_sequences import play_sequences
 
     with progress_share("simulate") as progress:
         simulated = play_sequences(simulation, progress)
@@ -161,7 +172,7 @@ def _simulate_sequences(simulation: Simulation, *, as_json: bool) -> None:
 
 def _print(simulated: Simulated, *, as_json: bool) -> None:
     if as_json:
-        from offramp.jobs.simulating import simulated_document
+        from offramp.commands.simulate import simulated_document
 
         print(json.dumps(simulated_document(simulated)))
         return
@@ -260,7 +271,7 @@ def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
 
 def _networks(simulated: Simulated) -> list[Table]:
     """Of a chain, the share of what reached each network that it returned; nothing where there is one."""
-    from offramp.jobs.simulating import network_answers
+    from offramp.commands.simulate import network_answers
 
     rows = network_answers(simulated)
     if not rows:
@@ -274,7 +285,7 @@ def _networks(simulated: Simulated) -> list[Table]:
 
 
 def _exits(simulated: Simulated) -> Table:
-    from offramp.jobs.simulating import predicted_exits
+    from offramp.commands.simulate import predicted_exits
 
     figures, planned = simulated.figures, predicted_exits(simulated.simulation)
     table = make_table("after block", "planned", "simulated", "answers", title="Answers by exit")

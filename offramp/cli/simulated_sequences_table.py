@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offramp.cli.printing import make_table, milliseconds
+from offramp.cli.options import make_table, milliseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from offramp.jobs.simulated_sequences import SimulatedSequences
+    from offramp.commands.simulate_sequences import SimulatedSequences
 
 
 def sequence_tables(simulated: SimulatedSequences) -> list[Table]:

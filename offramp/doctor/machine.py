@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.ports import RunningProcess
+from deployments.local_ray.ports import RunningProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from earlyexit.dataset import LABELS, read_arrays, read_labelled
+from earlyexit.data.images import check_file, is_images, open_images
+from earlyexit.data.rows import LABELS, read_arrays, read_labelled
+from earlyexit.data.text_tables import TABLES, stream_table
 from earlyexit.errors import DataError
-from earlyexit.given_file import check_file
-from earlyexit.image_files import is_images, open_images
-from earlyexit.text_tables import TABLES, stream_table
 from offramp.client.inputs import Input
 
 STREAMED = (*TABLES, ".txt")

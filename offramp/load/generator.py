@@ -1,18 +1,28 @@
-"""The two loops of the load generator, open and closed, and the life of one request in them."""
+"""The two loops of the load generator, open and closed, and the life of one request in them.
+
+Sleeps to well below the millisecond that timers of event loops know.
+
+A load generator that sends up to a millisecond late adds that to every latency, and sends in bursts what should be
+Poisson. Linux's timerfd (timerfd_create(2)): the loop sleeps until the kernel's timer makes a file readable.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import random
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from earlyexit.clock import Clock
-from earlyexit.errors import OfframpError
-from offramp.client.inputs import TensorBody, tensor_body, travel_as_json
+from earlyexit.errors import InputError, OfframpError
+from offramp.client.inputs import Input, TensorBody, tensor_body, travel_as_json
 from offramp.client.protocol import (
     NoReply,
     Outcome,
@@ -22,9 +32,128 @@ from offramp.client.protocol import (
     read_predictions,
     retry_wait_s,
 )
-from offramp.load.alarm import Sleep
 from offramp.load.report import RequestRecord
-from offramp.load.workload import LoadConfig
+
+Sleep = Callable[[float], Awaitable[object]]
+
+CLOCK_MONOTONIC = 1
+NONBLOCK_CLOEXEC = 0o2004000
+"""Constants of Linux's time.h and sys/timerfd.h."""
+
+
+@contextmanager
+def exact_sleep() -> Iterator[Sleep]:
+    """The most exact sleep, in seconds, that this system has; for one sleeper at a time, in the running loop."""
+    if sys.platform != "linux":
+        yield asyncio.sleep
+        return
+    timer = _TimerFile(asyncio.get_running_loop())
+    try:
+        yield timer.sleep
+    finally:
+        timer.close()
+
+
+class _TimerFile:
+    """A timer of the kernel."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._settime = libc.timerfd_settime
+        self._times = (ctypes.c_long * 4)()
+        """struct itimerspec: the interval's seconds and nanoseconds, 0 for once, then those of the time."""
+        self._file: int = libc.timerfd_create(CLOCK_MONOTONIC, NONBLOCK_CLOEXEC)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._rung: asyncio.Future[None] | None = None
+        loop.add_reader(self._file, self._ring)
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        self._times[2], self._times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # a time of 0 would disarm it
+        if self._settime(self._file, 0, self._times, None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        self._rung = self._loop.create_future()
+        await self._rung
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._file)
+        os.close(self._file)
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._file, 8)  # else the file stays readable
+        except BlockingIOError:  # set anew in the turn in which it rang: it rings again
+            return
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """One load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
+
+    url: str
+    inputs: Sequence[Input]
+    """Of one kind, sent in turn, from the first again after the last."""
+    labels: Sequence[str] | None = None
+    """The right label per input; None where it is not known."""
+    keys: Sequence[str] | None = None
+    """An id per input, sent along as `ids`; None sends none."""
+    num_requests: int
+    rate_rps: float | None = None
+    """Requests per second, open loop."""
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    """At `rate_rps`."""
+    send_times_s: Sequence[float] | None = None
+    """Open loop too: when each request is sent, ascending from the start; `Arrivals.draw` gives such."""
+    concurrency: int | None = None
+    """Workers, closed loop."""
+    inputs_per_request: int = 1
+    truncate: bool = False
+    """Whether texts may be cut to what the model takes."""
+    timeout_s: float = 30.0
+    """For a whole request, from when it was scheduled, repetitions included."""
+    slo_s: float
+    seed: int = 0
+    warmup_requests: int = 0
+    """Sent before the measurement, in the same manner, and left out of the report."""
+    retries: int = 0
+    """Repetitions of a request that met a broken connection, a 502 or a 503."""
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.rate_rps, self.send_times_s, self.concurrency)) != 1:
+            raise InputError("set one of rate_rps and send_times_s (open loop) and concurrency (closed loop)")
+        loop = [each for each in (self.rate_rps, self.concurrency) if each is not None]
+        if min(self.num_requests, self.inputs_per_request, *loop) <= 0:
+            raise InputError("num_requests, inputs_per_request and the rate or concurrency must be positive")
+        if self.send_times_s is not None and not (
+            len(self.send_times_s) == self.num_requests and self.send_times_s[-1] > 0
+        ):
+            raise InputError(f"{self.num_requests} send times are needed, one a request, the last above 0")
+        if min(self.retries, self.warmup_requests) < 0 or min(self.timeout_s, self.slo_s) <= 0:
+            raise InputError("retries and warmup_requests must not be negative; timeout_s and slo_s must be positive")
+        if not self.inputs:
+            raise InputError("inputs is empty: there is nothing to send")
+        for name, values in (("labels", self.labels), ("keys", self.keys)):
+            if values is not None and len(values) != len(self.inputs):
+                raise InputError(f"{name} has {len(values)} entries for {len(self.inputs)} inputs")
+
+    @property
+    def offered_rps(self) -> float | None:
+        """Inputs per second of an open loop; with send times, up to the last of them."""
+        if self.send_times_s is not None:
+            return self.num_requests * self.inputs_per_request / self.send_times_s[-1]
+        return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
+
+    def input_indices(self, request_index: int) -> tuple[int, ...]:
+        """Which inputs the request carries."""
+        first = request_index * self.inputs_per_request
+        return tuple(index % len(self.inputs) for index in range(first, first + self.inputs_per_request))
+
 
 Body: TypeAlias = dict[str, object] | TensorBody
 OnRecord = Callable[[RequestRecord], object]

@@ -18,12 +18,10 @@ import numpy as np
 from earlyexit.clock import MonotonicClock
 from offramp.client.client import AsyncClient
 from offramp.client.inputs import travel_as_json
-from offramp.load.alarm import exact_sleep
+from offramp.load.arrivals import Poisson, Uniform
 from offramp.load.connections import connected
-from offramp.load.generator import Generator, OnRecord
-from offramp.load.processes import Poisson, Uniform
+from offramp.load.generator import Generator, LoadConfig, OnRecord, exact_sleep
 from offramp.load.report import LoadReport, RequestRecord, render, summarise
-from offramp.load.workload import LoadConfig
 
 __all__ = ["LoadConfig", "LoadReport", "RequestRecord", "render", "run_load"]
 

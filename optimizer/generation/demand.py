@@ -2,7 +2,7 @@
 
 A step is an input like any other, whose answer is a token; the first token of an answer comes of the prompt. A token
 that leaves early has no keys and values in the blocks behind its ramp, and later tokens of its sequence attend to them.
-`earlyexit.pending` fills them in when the next token of the sequence comes by. So with u the share of steps that reach
+`earlyexit.sequences.kv_memory` fills them in when the next token of the sequence comes by. So with u the share of steps that reach
 a block:
 
 - *compute* runs all that were skipped there as well, with the next that survives. Of a sequence of n steps only those
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from earlyexit.errors import PlanError
-from earlyexit.memory import PAGE_TOKENS, Fill
+from earlyexit.sequences.memory import PAGE_TOKENS, Fill
 from profiles.lengths import Lengths
 from profiles.sequence_trace import Pairs
 from profiles.table import LatencyTable

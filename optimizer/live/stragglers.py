@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 
 LEAST_BATCHES = 10
 """Of fewer, one pause of the machine makes a straggler."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.compiled import compiled, inlined
 from optimizer.moves import Graph, MoveArrays
 from optimizer.plan import Stage

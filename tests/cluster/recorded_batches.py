@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
-from earlyexit.engine import Batch
-from earlyexit.member import Member
-from earlyexit.split import Split
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.queue import Member
+from earlyexit.network.split import Split
 from profiles.records import ExitRecords
 from profiles.scores import Score
 

@@ -9,13 +9,13 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import BatchEngine
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.release import Lost, Release, Step, Told
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.release import Lost, Release, Step, Told
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer, Seen, WirePiece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Seen, WirePiece
 from profiles.records import ExitRecords
 from tests.answers import label_of
 from tests.cluster.recorded_batches import HALF, WHOLE, batch_of, piece_of, recorded

@@ -6,15 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.emulated import EmulatedPiece
-from cluster.paced import PacedRunner
+from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine, Dispatch
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.release import Release, Told
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from earlyexit.network.split import Split
 from profiles.table import LatencyTable
 from tests.cluster.recorded_batches import HALF, RAMPS, batch_of, recorded
 

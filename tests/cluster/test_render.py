@@ -191,7 +191,7 @@ def test_the_head_names_the_port_that_is_served() -> None:
 def test_a_grpc_port_is_in_the_config_and_beside_the_other_in_the_manifest() -> None:
     asked = serve_config(ARGS, name="demo", environment=SWITCHES, host="0.0.0.0", port=8000, grpc_port=9000)
     assert asked["grpc_options"]["port"] == 9000
-    assert asked["grpc_options"]["grpc_servicer_functions"] == ["deployments.ingress.rpc.server:add_inference_service"]
+    assert asked["grpc_options"]["grpc_servicer_functions"] == ["deployments.api.grpc.server:add_inference_service"]
     document = ray_service("demo", asked, inventory({"cpu": Accelerators(count=1)}), KUBERNETES)
     assert RayService.model_validate(document).metadata.name == "demo"
     ports = container(document["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]

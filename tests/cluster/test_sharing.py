@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.pace import Pace
-from cluster.sharing import Sharing
+from cluster.emulated import Pace, Sharing
 from profiles.table import LatencyTable
 
 # A block takes 4 s for up to four inputs, then 1 s for each: flat, then steep. Eight is the largest measured.

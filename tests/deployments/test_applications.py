@@ -7,7 +7,7 @@ import pytest
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import BUILDER, serve_config
-from deployments.applications import check_devices, claimed, with_application, without_application
+from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
 from earlyexit.errors import InputError
 from tests.deployments.serve_status import application, serving
 

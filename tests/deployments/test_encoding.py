@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import earlyexit.errors
-from deployments.encoding import (
+from deployments.wire.encoding import (
     Begin,
     End,
     Forget,
@@ -24,7 +24,8 @@ from deployments.encoding import (
     from_ingress,
     from_replica,
 )
-from deployments.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
+from deployments.wire.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
+from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
@@ -32,9 +33,8 @@ from earlyexit.errors import (
     OfframpError,
     StageUnavailableError,
 )
-from earlyexit.order import OrderSpec
-from earlyexit.split import Split
-from earlyexit.wire import Answer, Numbers, Seen, WirePiece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Numbers, Seen, WirePiece
 from optimizer.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)
@@ -317,7 +317,7 @@ def test_numbers_of_numpy_are_answers_like_others() -> None:
 
 
 def test_survivors_that_a_frame_does_not_hold_are_lost_and_answers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.encoding.LONGEST", 700)
+    monkeypatch.setattr("deployments.wire.encoding.LONGEST", 700)
     answer = Answer(sample_id="good", value=3, score=0.5, exit=2)
     wide = replace(FLOAT32, tensors=(np.zeros((2, 600), dtype=np.float32),))
     chunk = Chunk(answers=((answer, TIMING),), going_on=GoingOn(piece=wide, timings=(TIMING, TIMING)))

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from deployments.frames import LENGTH_BYTES, SHORT_BYTES, Frames
+from deployments.wire.encoding import LENGTH_BYTES, SHORT_BYTES, Frames
 from tests.deployments.wire_fakes import LOOPBACK, soon
 
 SAID = [b"", b"a", b"", b"bcd", b"0123456789"]

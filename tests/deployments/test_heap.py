@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.heap import settle
+from deployments.process_setup import settle
 
 
 class Ring:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.access import AccessSettings
-from deployments.keys import parse_keys, read_keys
+from deployments.keys import AccessSettings, parse_keys, read_keys
 from earlyexit.errors import InputError
 
 ALICE, BOB = "alice-0123456789", "Bob._~+/0123456="

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from deployments.listener import holding, take_listener
+from deployments.local_ray.ports import holding, take_listener
 from earlyexit.errors import OfframpError
 
 HOST = "127.0.0.1"

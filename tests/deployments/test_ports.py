@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.ports import LINGER_S, LOOK_S, HostPort, RunningProcess, await_ports
+from deployments.local_ray.ports import LINGER_S, LOOK_S, HostPort, RunningProcess, await_ports
 from earlyexit.errors import OfframpError
 
 LEFT = RunningProcess(pid=7, name="haproxy")

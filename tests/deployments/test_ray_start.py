@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ray_start import API_SERVER, WATCHERS, lean_imports, on_loopback, without_watchers
+from deployments.local_ray.start import API_SERVER, WATCHERS, lean_imports, on_loopback, without_watchers
 from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
 
 TRY = f"""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ray_words import MOST_LETTERS, our_words
+from deployments.local_ray.start import MOST_LETTERS, our_words
 
 DIED = (
     "A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.run_notes import Identity, RunNotes, SeenProcess, described, processes_of, runs_on
+from deployments.local_ray.processes import Identity, RunNotes, SeenProcess, described, processes_of, runs_on
 
 ME = Identity(pid=900, started=9000)
 OWNER = Identity(pid=100, started=10)

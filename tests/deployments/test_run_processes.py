@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from deployments.run_notes import MARK, Identity, RunNotes, SeenProcess
-from deployments.run_processes import boot_id, clear_left, end, identity_of, look, noted_run, notes_folder
+from deployments.local_ray.processes import (
+    MARK,
+    Identity,
+    RunNotes,
+    SeenProcess,
+    boot_id,
+    clear_left,
+    end,
+    identity_of,
+    look,
+    noted_run,
+    notes_folder,
+)
 
 GONE = Identity(pid=2**22 + 1, started=1)
 """No system gives such a number."""

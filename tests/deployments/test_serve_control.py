@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from deployments.front import HttpFront
-from deployments.serve_control import (
+from deployments.local_ray.cluster import (
     LocalCluster,
     _check_resources,
     _dashboard_options,
@@ -14,9 +13,10 @@ from deployments.serve_control import (
     _wanted_ports,
     _with_dashboard,
 )
+from deployments.local_ray.proxy import HttpFront
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from deployments.supervised import Supervised
+from deployments.process_setup import Supervised
 
 
 async def fail() -> None:

@@ -11,12 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from deployments.encoding import Begin, End, Forget, Part, Refused, encode, from_ingress, from_replica
-from deployments.frames import Frames
-from deployments.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
-from deployments.stage.chunks import OpenCall
-from earlyexit.split import Split
-from earlyexit.wire import Answer, WirePiece
+from deployments.replica.host import OpenCall
+from deployments.wire.encoding import Begin, End, Forget, Frames, Part, Refused, encode, from_ingress, from_replica
+from deployments.wire.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, WirePiece
 from optimizer.plan import Stage
 
 T = TypeVar("T")

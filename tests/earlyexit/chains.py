@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from earlyexit.chain_network import ChainNetwork
-from earlyexit.checkpoint import RampOptions
-from earlyexit.cut import Cut, cut_out
-from earlyexit.model import EarlyExitModel, ModelInfo
-from earlyexit.network import SegmentRunner, from_wire
-from earlyexit.piece import Piece
+from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.checkpoint import RampOptions
+from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.model import EarlyExitModel, ModelInfo
+from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded, Seen, WirePiece, entering
 from earlyexit.policies.base import ExitPolicy, Opinion
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer, Seen, WirePiece, entering
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import in_random_order
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.boundary import TensorSpec
 from earlyexit.families.own import TensorBackbone
-from earlyexit.signature import Encoded
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.wire import Encoded
 
 SIZE = 8
 SHAPES = (((4, 8, 8),), ((6, 4, 4), (4, 8, 8)), ((8, 2, 2),), ((10,),))

@@ -9,14 +9,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from earlyexit.chain_network import AnyNetwork
-from earlyexit.cut import Cut
-from earlyexit.network import SegmentRunner, from_wire
-from earlyexit.piece import Piece, Tensors, fuse
+from earlyexit.network.chain_network import AnyNetwork
+from earlyexit.network.cut import Cut
+from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.piece import Piece, Tensors, fuse
+from earlyexit.network.split import Segment
+from earlyexit.network.wire import Answer, Encoded, entering
 from earlyexit.policies.base import ExitPolicy
-from earlyexit.signature import Encoded
-from earlyexit.split import Segment
-from earlyexit.wire import Answer, entering
 
 BATCH = 32
 Exits = dict[str, Answer]

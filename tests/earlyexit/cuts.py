@@ -9,14 +9,13 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from earlyexit.cut import Cut, cut_out
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner, from_wire
-from earlyexit.piece import Piece, fuse
+from earlyexit.engine.release import Step
+from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.base import ExitPolicy
-from earlyexit.release import Step
-from earlyexit.signature import Encoded
-from earlyexit.wire import Answer
 from tests.earlyexit.tokens import wire_of
 
 

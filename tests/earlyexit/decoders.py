@@ -12,20 +12,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.llama import Llama
-from earlyexit.generation.sampling import Sampling
-from earlyexit.generation.sequence import Said, TokenSequence
-from earlyexit.generation.text import TextStream
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.piece import Piece
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.wire import Answer, Numbers, entering
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
+from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.token import TokenTask
-from earlyexit.wire import Answer, Numbers, entering
 from tests.earlyexit.cuts import cuts_of, in_random_order
 
 NUM_BLOCKS = 5

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from earlyexit.families import find_family
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel
 from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, model_of
 
 KINDS = ("t5", "t5 gated", "marian")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine import Batch, BatchEngine, Dispatch
-from earlyexit.member import Member
-from earlyexit.order import DEFAULT, OrderSpec
-from earlyexit.split import Split
+from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
+from earlyexit.engine.order import DEFAULT, OrderSpec
+from earlyexit.engine.queue import Member
+from earlyexit.network.split import Split
 
 Engine = BatchEngine[None]
 

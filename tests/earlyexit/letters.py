@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.boundary import HopDtype
 from earlyexit.clock import Clock, ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.member import Member
-from earlyexit.memory import Memory
-from earlyexit.release import GoesOn, Looked, Lost, Release, Step, Told
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Observed, Release, Step, Survivors, Told
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.sequences.memory import Memory
 
 EVERYONE = "*"
 NUM_BLOCKS = 4
@@ -157,9 +157,9 @@ def _described(release: Release[Letters]) -> str:
     match release:
         case Told(answer=answer, stays=stays):
             return f"answer {answer.sample_id} after {answer.exit}" + (", stays" if stays else "")
-        case Looked(seen=seen):
+        case Observed(seen=seen):
             return f"look {seen.sample_id} at {seen.block}"
-        case GoesOn(members=going, piece=piece):
+        case Survivors(members=going, piece=piece):
             assert tuple(each.sample_id for each in going) == piece.sample_ids
             return f"goes on {piece.next_block}:[{' '.join(piece.sample_ids)}]"
         case Lost(member=lost, error=error):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from earlyexit.checkpoint import RampOptions, random_model
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 

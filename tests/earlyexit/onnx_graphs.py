@@ -12,11 +12,11 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper, parser
 
-from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.families.base import Pretrained
-from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
+from earlyexit.foreign.onnx_source import GraphOptions, take_graph
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 
 Array = npt.NDArray[Any]

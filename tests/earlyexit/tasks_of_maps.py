@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from earlyexit.boundary import TensorSpec
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.families.own import TensorBackbone
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.dataset import read_arrays
+from earlyexit.data.rows import read_arrays
 from earlyexit.errors import DataError
 
 

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.engine.order import Attention
 from earlyexit.errors import PlanError
-from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.slots import Attention
-from earlyexit.split import Segment
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.boundary import TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import check_inputs
-from earlyexit.signature import Encoded
+from earlyexit.network.boundary import TensorSpec, bytes_per_input
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import check_inputs
+from earlyexit.network.wire import Encoded
 
 HIDDEN = TensorSpec(name="hidden", shape=(8, 4), per_token=True)
 TOKEN_IDS = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)

@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import ResNetBackbone
 from earlyexit.families.resnet_config import cifar_layout
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.bridge import BridgeRamp
-from earlyexit.signature import Encoded
-from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, exit_outputs, train_ramps
-from earlyexit.training.joint import train_jointly
-from earlyexit.training.options import JointOptions
+from earlyexit.training.joint import JointOptions, train_jointly
+from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.checkpoints import resnet_state
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.models import SMALL

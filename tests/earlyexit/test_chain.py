@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.chain import Chain, joined
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.chain import Chain, joined
 
 TWO = Chain(names=("small", "large"), lengths=(3, 4), ramps=(0, 2, 4, 5))
 

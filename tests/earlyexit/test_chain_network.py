@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.chain_network import ChainNetwork, ChainSegments, locate
-from earlyexit.cut import cut_out
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import ModelFolderError
-from earlyexit.layout import Layout
-from earlyexit.network import arbitrary_tensors, from_wire
-from earlyexit.piece import Piece, Tensors
+from earlyexit.network.chain_network import ChainNetwork, ChainSegments, locate
+from earlyexit.network.cut import cut_out
+from earlyexit.network.layout import Layout
+from earlyexit.network.network import arbitrary_tensors, from_wire
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Segment, Split
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.ramps.heads import Ramp
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Segment, Split
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.chains import Inputs, chained, follow, inputs_for, offline, renamed
 from tests.earlyexit.cuts import assert_same

@@ -11,23 +11,23 @@ from itertools import pairwise
 import pytest
 from torch import Tensor
 
-from earlyexit.chain_network import ChainNetwork
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.member import Member
-from earlyexit.network import from_wire
-from earlyexit.piece import Piece
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Survivors, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.release import GoesOn, Release, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer
+from earlyexit.training.ramps import exit_outputs
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.chains import Inputs, chained, inputs_for
 from tests.earlyexit.cuts import assert_same
@@ -142,7 +142,7 @@ class Service:
                 if not release.stays:
                     assert release.answer.sample_id not in self.done
                     self.done.add(release.answer.sample_id)
-            elif isinstance(release, GoesOn):
+            elif isinstance(release, Survivors):
                 for member, single in zip(release.members, release.piece.singles(), strict=True):
                     self.goes_on(member, single)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.cpu import ISA, WINDOW_S, Contention, avoid_hidden_tiles
+from earlyexit.engine.cpu import ISA, WINDOW_S, Contention, avoid_hidden_tiles
 
 CPUINFO = """processor\t: 0
 cpuid level\t: {level}

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.piece import Piece
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
@@ -19,10 +20,9 @@ from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.tabi import TabiPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
-from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.chains import spread
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, fuse
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.wire import Answer, Encoded, Seen
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
-from earlyexit.signature import Encoded
-from earlyexit.wire import Answer, Seen
 from tests.earlyexit.cuts import answers_alone, assert_same, cuts_of, piece_of
 from tests.earlyexit.test_cut import BOUNDS, NUM_BLOCKS, RAMPS, each_policy, model
 

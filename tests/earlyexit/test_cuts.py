@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.checkpoint import RampOptions, random_model
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import SegmentRunner
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.chains import chained, inputs_for
 from tests.earlyexit.cut_runs import CutRun, compare

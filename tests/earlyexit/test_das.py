@@ -7,9 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from earlyexit.das import das
-from earlyexit.order import OrderSpec
-from earlyexit.split import Budget
+from earlyexit.engine.order import OrderSpec, das
+from earlyexit.network.split import Budget
 from tests.earlyexit.order_twins import Asked, Chooser, algorithm_1, best_utility, random_requests, utility_of
 
 ETAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(9, 10)]

@@ -12,9 +12,9 @@ from PIL import Image
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.dataset import LabelledRows, has_labels, objects, read_labelled, write_labelled
+from earlyexit.data.rows import LabelledRows, has_labels, objects, read_labelled, write_labelled
+from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError
-from earlyexit.text_tables import read_texts
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}

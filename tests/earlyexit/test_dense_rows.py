@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from earlyexit.codecs.decoding import ORIENTATION, ImageSize
-from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
 from earlyexit.codecs.text import TextCodec
-from earlyexit.dataset import read_labelled
-from earlyexit.dense_rows import fitted
+from earlyexit.data.dense_rows import fitted
+from earlyexit.data.rows import read_labelled
 from earlyexit.errors import DataError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask

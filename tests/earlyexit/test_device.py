@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Device
-from earlyexit.device_thread import DeviceThread
-from earlyexit.engine import BatchEngine
+from earlyexit.engine.device import Device
+from earlyexit.engine.device_thread import DeviceThread
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.release import Release, Told
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from earlyexit.network.split import Split
 from tests.earlyexit.letters import (
     EVERYONE,
     Bench,

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Device
-from earlyexit.device_thread import DeviceThread
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.member import Member
-from earlyexit.piece import Piece
+from earlyexit.engine.device import Device
+from earlyexit.engine.device_thread import DeviceThread
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Release, Step, Survivors, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.release import GoesOn, Lost, Release, Step, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, assert_same, piece_of
 from tests.earlyexit.letters import EVERYONE, FakeRunner, Letters, Part, member, members
 from tests.earlyexit.tasks_of_maps import STREET, encoded_images, model_of_maps
@@ -82,7 +82,7 @@ class Outbox:
             match release:
                 case Told() | Lost():
                     self.released.append(release.member.sample_id)
-                case GoesOn():
+                case Survivors():
                     self.released += [each.sample_id for each in release.members]
                 case _:
                     raise AssertionError("nobody looks here")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine import Dispatch
+from earlyexit.engine.engine import Dispatch
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import (
     Arrival,
     Driver,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.counts import MOST_SPLITS
-from earlyexit.engine import BatchEngine, Dispatch
+from earlyexit.engine.engine import BatchEngine, Dispatch
+from earlyexit.engine.queue import Member
+from earlyexit.engine.times import MOST_SPLITS
 from earlyexit.errors import PlanError
-from earlyexit.member import Member
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member, names
 
 EVERY_BLOCK = dict.fromkeys(range(8), 1.0)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from earlyexit.order import OrderSpec
-from earlyexit.split import Split
+from earlyexit.engine.order import OrderSpec
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes
 
 SECONDS = {0: 1.0, 2: 1.0}

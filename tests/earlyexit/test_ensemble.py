@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.mixture import check_weights, proportional
+from earlyexit.network.chain import check_weights, proportional
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.ensemble import EnsemblePolicy

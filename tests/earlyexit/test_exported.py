@@ -15,22 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
-from earlyexit.families.exported import GRAPH_FILE, ExportedBackbone
-from earlyexit.families.exported_source import answer_of, take_module, traced_inputs
 from earlyexit.fingerprint import weights_sha256
-from earlyexit.graph.sites import find_sites
-from earlyexit.graph.torch_module import TorchGraph, read_torch
-from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
+from earlyexit.foreign.dataflow import find_sites
+from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone, answer_of, take_module, traced_inputs
+from earlyexit.foreign.torch_module import TorchGraph, read_torch
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
+from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.signature import Encoded
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, exit_outputs, pack, train_ramps
-from earlyexit.wire import Answer
+from earlyexit.training.ramps import TrainOptions, exit_outputs, pack, train_ramps
 from tests.earlyexit import foreign
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, every_bounds
 from tests.earlyexit.tokens import of_tokens

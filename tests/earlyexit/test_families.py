@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, Pretrained
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
+from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import pack
+from earlyexit.training.ramps import pack
 from tests.earlyexit.checkpoints import FAMILIES, hf_config, hf_inputs, hf_model
 from tests.earlyexit.models import SMALL
 from tests.earlyexit.tokens import of_tokens

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from earlyexit.filling import Load, Standing, patience, pick
-from earlyexit.member import Member, Queue
-from earlyexit.split import Split
+from earlyexit.engine.filling import Load, Standing, patience, pick
+from earlyexit.engine.queue import Member, Queue
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Arrival, Driver, Engine, TableTimes, member, names
 
 FULL_S = 2.0

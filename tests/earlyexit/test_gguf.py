@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.checkpoint import load_pretrained
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.checkpoint import load_pretrained
 
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("accelerate")

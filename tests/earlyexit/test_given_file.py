@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from earlyexit.dataset import read_arrays
-from earlyexit.dense_rows import read_classes
+from earlyexit.data.dense_rows import read_classes
+from earlyexit.data.images import check_file
+from earlyexit.data.rows import read_arrays
+from earlyexit.data.text_tables import read_table, read_texts
 from earlyexit.errors import DataError, InputError, PlanError
-from earlyexit.given_file import check_file
-from earlyexit.text_tables import read_table, read_texts
 from profiles.latency import LatencyProfile
 from profiles.records_table import read_records
 

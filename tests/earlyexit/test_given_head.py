@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import FLOAT32_ONLY
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.families.own import TensorBackbone
-from earlyexit.model import EarlyExitModel
-from earlyexit.store import load_model, save_model
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.train import TrainOptions, exit_outputs, train_ramps
 from earlyexit.training.joint import train_jointly
+from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.convolutions import PIXELS, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.models import small
 from tests.model_cards import a_card
@@ -120,8 +120,8 @@ def test_a_backbone_without_weights_is_not_trained() -> None:
 
 
 def test_the_families_that_refuse_other_float_types_are_those_whose_backbones_do() -> None:
-    from earlyexit.families.exported import ExportedBackbone
-    from earlyexit.families.onnx_graph.backbone import OnnxBackbone
+    from earlyexit.foreign.onnx_backbone import OnnxBackbone
+    from earlyexit.foreign.torch_backbone import ExportedBackbone
 
     backbones: dict[str, type[Backbone]] = {"exported": ExportedBackbone, "onnx": OnnxBackbone}
     assert {name for name, backbone in backbones.items() if backbone.float32_only} == set(FLOAT32_ONLY)

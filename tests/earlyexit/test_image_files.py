@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from earlyexit.data.images import LARGEST_BYTES, is_images, open_images
 from earlyexit.errors import DataError
-from earlyexit.image_files import LARGEST_BYTES, is_images, open_images
 
 Source = Callable[[Mapping[str, bytes]], Path]
 TWO_CLASSES = {"cat/2.png": b"c2", "cat/10.jpg": b"c10", "dog/1.webp": b"d1"}

@@ -11,23 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.engine import Batch
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Member
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family
-from earlyexit.importance import importance_of
-from earlyexit.layout import Layout
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.piece import Piece, fuse
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.split import Segment, Split
+from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.slots import Attention
-from earlyexit.split import Segment, Split
-from earlyexit.train import pack
-from earlyexit.wire import entering
+from earlyexit.training.importance import importance_of
+from earlyexit.training.ramps import pack
 from tests.earlyexit.chains import chained
 from tests.earlyexit.checkpoints import FAMILIES, hf_inputs, hf_model
 from tests.earlyexit.cuts import piece_of
@@ -140,7 +139,7 @@ def test_sums_in_a_smaller_type_do_not_stop_growing() -> None:
 
 def test_long_rows_attend_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = importance(small(family="mpnet"), MIXED)
-    monkeypatch.setattr("earlyexit.families.received.SCORES_AT_ONCE", 1)
+    monkeypatch.setattr("earlyexit.families.encoder.SCORES_AT_ONCE", 1)
     for attention in SCHEMES:
         model = small(family="mpnet")
         model.attention = attention

@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.kv import TRIAL, KvShape, KvStore
-from earlyexit.kv_places import COPIED_TOKENS, FILLED_ROWS, Run
+from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, TRIAL, KvShape, KvStore, Run
 
 SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from earlyexit.engine import Batch, BatchEngine
+from earlyexit.engine.device import DeviceLoop
+from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
-from earlyexit.loop import DeviceLoop
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Engine, TableTimes, member
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0, 1), overlap_below=2)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Release, Survivors, Told
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
-from earlyexit.member import Member
-from earlyexit.memory import MemoryUse
-from earlyexit.release import GoesOn, Lost, Release, Told
-from earlyexit.split import Split
-from earlyexit.wire import WirePiece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import WirePiece
+from earlyexit.sequences.memory import MemoryUse
 from tests.earlyexit.engine_driver import TableTimes
 from tests.earlyexit.letters import EVERYONE, FakeRunner, Letters, Part
 
@@ -203,5 +203,5 @@ def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(later: bool)
     coming_back = scene.device.run(scene.batch())
     scene.device.engine.follow([FIRST], "work-conserving")
     scene.device.requeue(coming_back)
-    [going] = [each for each in scene.released if isinstance(each, GoesOn)]
+    [going] = [each for each in scene.released if isinstance(each, Survivors)]
     assert going.piece.sample_ids == ("b+",)

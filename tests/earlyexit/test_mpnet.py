@@ -9,18 +9,17 @@ import torch
 import transformers
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from earlyexit.checkpoint import load_pretrained
+from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.distances import bucket
-from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig
-from earlyexit.layout import Layout
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket
+from earlyexit.network.checkpoint import load_pretrained
+from earlyexit.network.layout import Layout
+from earlyexit.network.split import Segment
+from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Segment
-from earlyexit.store import load_model, save_model
-from earlyexit.train import pack
-from offramp.jobs.packaged import resolve_backbone
+from earlyexit.training.ramps import pack
+from offramp.commands.train import resolve_backbone
 from tests.earlyexit.checkpoints import hf_inputs, hf_model
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small

@@ -12,22 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions
-from earlyexit.cut import cut_out
-from earlyexit.engine import Batch
+from earlyexit.backends.onnx import CUDA, OnnxSegments, onnx_segments, run_in_place
+from earlyexit.backends.onnx_export import EXIT_NAME, index_tensors, value_names
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Member
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
-from earlyexit.layout import Layout
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_backend import OnnxSegments, onnx_segments, run_in_place
-from earlyexit.onnx_export import EXIT_NAME, index_tensors, value_names
-from earlyexit.onnx_sessions import CUDA
-from earlyexit.piece import Piece
+from earlyexit.network.checkpoint import RampOptions
+from earlyexit.network.cut import cut_out
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Segment, Split
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.slots import Attention
-from earlyexit.split import Segment, Split
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
 from tests.earlyexit.models import small

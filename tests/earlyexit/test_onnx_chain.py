@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit import onnx_backend
-from earlyexit.chain_network import ChainSegments
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import PreparedSegments
-from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.onnx_export import export
+from earlyexit.backends.backends import onnx as onnx_backend
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.backends.onnx_export import export
+from earlyexit.network.chain_network import ChainSegments
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments
+from earlyexit.network.split import Segment, Split
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Segment, Split
 from tests.earlyexit.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.cuts import assert_same
 

@@ -18,13 +18,13 @@ pytest.importorskip("onnxruntime")
 
 import onnx
 
-from earlyexit.families.onnx_graph.backbone import OnnxBackbone
-from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
 from earlyexit.families.resnet import BasicBlock
 from earlyexit.families.resnet_config import BlockSizes
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
-from earlyexit.train import exit_outputs
+from earlyexit.foreign.onnx_backbone import OnnxBackbone
+from earlyexit.foreign.onnx_source import GraphOptions, take_graph
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.checkpoints import hf_model
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds
 from tests.earlyexit.onnx_graphs import Array, random_words, uncut, with_ramps, words_feeds

@@ -14,20 +14,20 @@ import torch
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from earlyexit.backends import open_segments
-from earlyexit.cut import cut_out
+from earlyexit.backends.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.families.onnx_graph.backbone import OnnxBackbone
-from earlyexit.families.onnx_graph.file import fingerprint
-from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
-from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import PreparedSegments
+from earlyexit.foreign.onnx_backbone import OnnxBackbone
+from earlyexit.foreign.onnx_parts import fingerprint
+from earlyexit.foreign.onnx_source import GraphOptions, take_graph
+from earlyexit.network.cut import cut_out
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments
+from earlyexit.network.split import Budget, Segment
+from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.signature import Encoded
-from earlyexit.split import Budget, Segment
-from earlyexit.store import load_model, read_card, save_model
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.onnx_graphs import (

@@ -14,11 +14,11 @@ pytest.importorskip("onnxruntime")
 import onnx
 from onnx import numpy_helper
 
-from earlyexit.checkpoint import random_model
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.onnx_graph.file import read_graph
-from earlyexit.families.onnx_graph.source import GraphOptions, take_graph, why_not_at
+from earlyexit.foreign.onnx_parts import read_graph
+from earlyexit.foreign.onnx_source import GraphOptions, take_graph, why_not_at
+from earlyexit.network.checkpoint import random_model
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.onnx_graphs import (
     bytes_graph,

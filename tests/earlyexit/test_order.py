@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from earlyexit.engine.order import OVERDUE_S, Order, OrderSpec, take_from
 from earlyexit.errors import PlanError
-from earlyexit.order import OVERDUE_S, Order, OrderSpec, take_from
-from earlyexit.split import Budget
+from earlyexit.network.split import Budget
 from tests.earlyexit.order_twins import Asked
 
 NAMES = ["arrival", "deadline", "shortest", "das"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.own import PaddedBackbone, check_alone
-from earlyexit.layout import Layout
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.layers import ReorderedLinear, reorder_linears
+from earlyexit.network.layout import Layout
+from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.reordered import ReorderedLinear, reorder_linears
-from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.tokens import of_tokens

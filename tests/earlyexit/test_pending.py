@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from earlyexit.kv_places import Run
-from earlyexit.pending import Behind, Pending
+from earlyexit.sequences.kv import Run
+from earlyexit.sequences.kv_memory import Behind, Pending
 
 
 def rows(start: int, end: int, value: float = 0.0) -> Behind:

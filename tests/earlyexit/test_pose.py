@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.network.wire import Numbers
 from earlyexit.tasks import find_task
 from earlyexit.tasks.pose import PoseTask
-from earlyexit.wire import Numbers
 from tests.earlyexit.tasks_of_maps import BODY, peaks
 
 NAN = math.nan

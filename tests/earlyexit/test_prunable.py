@@ -9,8 +9,8 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
-from earlyexit.prunable import check_prunable
-from earlyexit.store import CARD_FILE
+from earlyexit.network.chain_card import check_prunable
+from earlyexit.network.store import CARD_FILE
 from tests.earlyexit.models import SMALL
 from tests.model_cards import a_card
 

@@ -10,19 +10,22 @@ from torch import nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
-from earlyexit.linear import ACTIVATIONS, ActivatedLinear, SummedLinear, rows_run
-from earlyexit.model import EarlyExitModel
-from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.reordered import (
+from earlyexit.network.layers import (
+    ACTIVATIONS,
+    ActivatedLinear,
     ReorderedConvolution,
     ReorderedLinear,
+    SummedLinear,
     reorder_convolutions,
     reorder_linears,
+    rows_run,
 )
-from earlyexit.signature import Encoded
-from earlyexit.split import Segment
-from earlyexit.store import save_model
-from earlyexit.train import exit_outputs, pack
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Segment
+from earlyexit.network.store import save_model
+from earlyexit.network.wire import Encoded
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.training.ramps import exit_outputs, pack
 from tests.earlyexit.cuts import piece_of
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs

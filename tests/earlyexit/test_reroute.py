@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 
 from earlyexit.errors import PlanError
-from earlyexit.reroute import coin, reroute_probability, reroutes
+from earlyexit.policies.reroute import coin, reroute_probability, reroutes
 
 CONFIDENCES = np.linspace(0, 1, 1001)
 

@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.codecs.image import ImageCodec
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import ResNet, ResNetBackbone
 from earlyexit.families.resnet_config import cifar_layout
-from earlyexit.model import EarlyExitModel
-from earlyexit.store import load_model, read_card, save_model
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.data import data_folder
 from tests.earlyexit.checkpoints import resnet_state
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from earlyexit.member import Member
-from earlyexit.returning import SHARE
-from earlyexit.split import Split
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import SHARE
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Engine, TableTimes, chosen, names
 
 UNTIL_S = 1.0 + SHARE

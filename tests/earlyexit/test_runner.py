@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device, Runner
-from earlyexit.engine import Batch, BatchEngine
+from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Observed, Release, Step, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, Tensors
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Segment, Split
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.release import Looked, Release, Step, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Segment, Split
-from earlyexit.times import ObservedTimes
 from tests.answers import label_of
 from tests.earlyexit.tokens import wire_of
 
@@ -145,7 +145,7 @@ def test_a_device_runs_probes_beside_others_with_the_same_answers(
             if isinstance(release, Told):
                 answer = release.answer
                 first.setdefault((release.member.probe, answer.sample_id), (label_of(answer), answer.exit))
-            elif isinstance(release, Looked):
+            elif isinstance(release, Observed):
                 seen.add((release.seen.sample_id, release.seen.block))
 
     runner: Runner[Piece] = TorchRunner(small_model, EntropyPolicy(1.0))
@@ -184,7 +184,7 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     piece = runner.from_wire(wire_of(encoded[:2]))
-    with caplog.at_level(logging.DEBUG, logger="earlyexit.runner"):
+    with caplog.at_level(logging.DEBUG, logger="earlyexit.engine.runner"):
         unprepared = run(runner, HALVES[0], piece)
     assert caplog.messages == [
         "blocks 0 to 0 are not prepared: the network itself runs them",

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.network.wire import Numbers
 from earlyexit.tasks import find_task
-from earlyexit.wire import Numbers
 from tests.earlyexit.tasks_of_maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
 
 ROAD, CAR, SKY, UNKNOWN = range(4)

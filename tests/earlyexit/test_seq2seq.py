@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.checkpoint import load_pretrained, start_of
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.seq2seq_blocks import Seq2SeqConfig
-from earlyexit.generation.sequence import TokenSequence, run_of
-from earlyexit.layout import Layout
-from earlyexit.memory import Fill
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import arbitrary_tensors
+from earlyexit.families.seq2seq import Seq2SeqConfig
+from earlyexit.network.checkpoint import load_pretrained, start_of
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import arbitrary_tensors
+from earlyexit.network.split import Segment
+from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Segment
-from earlyexit.store import load_model, save_model
+from earlyexit.sequences.memory import Fill
+from earlyexit.sequences.sequence import TokenSequence, run_of
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, say, sequence
 from tests.earlyexit.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
+from earlyexit.network.cut import cut_out
+from earlyexit.network.wire import Numbers, values_of
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy, share_above, shares_above
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Numbers, values_of
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.tasks_of_maps import BODY, STREET, encoded_images, logits_of, model_of_maps, peaks
 

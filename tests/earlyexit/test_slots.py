@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.slots import any_two_fit, first_fit_decreasing
+from earlyexit.engine.order import any_two_fit, first_fit_decreasing
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 

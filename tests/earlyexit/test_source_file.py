@@ -6,8 +6,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+from earlyexit.data.source_file import LineNumbers, Source, StrictDocument, read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from earlyexit.source_file import LineNumbers, Source, StrictDocument, read_source
 
 
 class Point(StrictDocument):

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.resnet import ResNetBackbone
 from earlyexit.families.resnet_config import imagenet_layout
 from earlyexit.families.vgg import CONVOLUTIONS, VggBackbone, VggConfig
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
-from earlyexit.store import load_model, save_model
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.published import PublishedResNet, PublishedVgg, as_if_trained
 
 SIZE = (40, 72)

@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import BatchEngine
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Observed, Release, Survivors, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.release import GoesOn, Looked, Release, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer
 from tests.earlyexit.cuts import assert_same
 from tests.earlyexit.engine_driver import Arrival, Switch
 from tests.earlyexit.letters import EVERYONE, Bench, FailsLater, Part, members, one_split
@@ -123,7 +122,7 @@ def test_first_answers_are_those_of_inputs_that_stop_and_everything_on_their_way
     assert [release.answer.exit for release in told if not release.stays] == [NUM_BLOCKS - 1] * len(encoded)
     early = sum(answer.exit < NUM_BLOCKS - 1 for answer in first.values())
     assert len(told) == len(encoded) + early
-    seen = [(release.seen.sample_id, release.seen.block) for release in releases if isinstance(release, Looked)]
+    seen = [(release.seen.sample_id, release.seen.block) for release in releases if isinstance(release, Observed)]
     assert sorted(seen) == sorted((name, block) for name in alone for block in (0, 2, NUM_BLOCKS - 1))
 
 
@@ -138,5 +137,5 @@ def run_all(runner: TorchRunner, splits: Sequence[Split], encoded: Sequence[Enco
     singles = runner.from_wire(wire_of(encoded)).singles()
     device.engine.submit(0, [Member(sample_id=one.sample_ids[0], payload=one) for one in singles], 0.0)
     device.run_until_idle()
-    assert not any(isinstance(release, GoesOn) for release in releases)
+    assert not any(isinstance(release, Survivors) for release in releases)
     return releases

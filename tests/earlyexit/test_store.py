@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
-from earlyexit.store import TensorCard, load_model, read_card, save_model
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import TensorCard, load_model, read_card, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.models import SMALL, small
 
 GONE = object()

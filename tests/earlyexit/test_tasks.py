@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.named import NamedSpec
+from earlyexit.network.wire import values_of
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
@@ -19,7 +20,6 @@ from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.wire import values_of
 
 HERE = __name__
 LABELS = LabelTask(("bad", "fair", "good"))

@@ -11,22 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from earlyexit.boundary import TensorSpec
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
-from earlyexit.cut import cut_out
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import TensorBackbone, check_alone
-from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Split
+from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
-from earlyexit.cut import cut_out
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.piece import Piece, fuse
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.split import Segment
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.signature import Encoded
-from earlyexit.split import Segment
-from earlyexit.store import load_model, save_model
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.checkpoints import hf_inputs, hf_model
 from tests.earlyexit.cuts import every_bounds
 from tests.earlyexit.tokens import wire_of

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.counts import MOST_SPLITS
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes, bucket_end
+from earlyexit.engine.times import MOST_SPLITS, ObservedTimes, bucket_end
+from earlyexit.network.split import Split
 
 SPLIT = Split(first=0, end=2, batch=8)
 

@@ -9,20 +9,19 @@ from itertools import pairwise
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.release import Release, Told
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer
 from tests.earlyexit.cuts import answers_alone, assert_same, every_bounds
 from tests.earlyexit.tokens import wire_of
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member, names
 
 SECONDS = {0: 1.0}

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, add_ramps, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling, pool
-from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
-from earlyexit.train import (
+from earlyexit.training.joint import JointOptions, train_jointly
+from earlyexit.training.ramps import (
     TrainOptions,
     batches_by_length,
     exit_features,
@@ -25,8 +26,6 @@ from earlyexit.train import (
     pack,
     train_ramps,
 )
-from earlyexit.training.joint import train_jointly
-from earlyexit.training.options import JointOptions
 from tests.earlyexit.models import SMALL
 from tests.earlyexit.tokens import of_tokens
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.member import Member
-from earlyexit.split import Split
+from earlyexit.engine.queue import Member
+from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Engine, TableTimes, chosen, names
 
 WHOLE = Split(first=0, end=2, batch=2)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Answer, stacked
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.store import load_model, save_model
 from earlyexit.tasks.base import Task
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer, stacked
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts
 from tests.earlyexit.vision import MODELS, noise
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Segment
 from tests.earlyexit.cuts import piece_of
 from tests.earlyexit.vision import MODELS, noise
 

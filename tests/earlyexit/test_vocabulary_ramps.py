@@ -9,18 +9,18 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps
-from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.llama import Llama
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, fuse
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.vocabulary import VocabularyHead
-from earlyexit.store import WEIGHTS_FILE, load_model, save_model
 from earlyexit.tasks.token import TokenTask
 from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
 

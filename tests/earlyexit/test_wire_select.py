@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from earlyexit.wire import WirePiece
+from earlyexit.network.wire import WirePiece
 
 
 def test_inputs_take_their_own_rows_of_tensors_of_either_kind_along() -> None:

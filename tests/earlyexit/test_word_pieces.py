@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from earlyexit.tokenizer import TOKENIZER_FILE, TextTokenizer
-from earlyexit.word_pieces import LONGEST_TEXT, WordPieces, word_pieces_of
-from offramp.jobs.packaged import resolve_backbone
+from earlyexit.codecs.tokenizer import LONGEST_TEXT, TOKENIZER_FILE, TextTokenizer, WordPieces, word_pieces_of
+from offramp.commands.train import resolve_backbone
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_what_is_not_is_left_to_the_tokenizer(words: WordPieces, text: str) -> N
 
 
 def test_words_are_forgotten_before_they_are_too_many(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("earlyexit.word_pieces.MOST_WORDS", 3)
+    monkeypatch.setattr("earlyexit.codecs.tokenizer.MOST_WORDS", 3)
     found = word_pieces_of(tokenizer)
     assert found is not None
     for text in ("one two three", "four five", "six seven one"):

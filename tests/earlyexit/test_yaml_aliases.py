@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit import yaml_aliases
+from earlyexit.data import source_file as yaml_aliases
+from earlyexit.data.source_file import read_source
 from earlyexit.errors import PlanError
-from earlyexit.source_file import read_source
 
 
 def written(folder: Path, text: str) -> Path:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.families.resnet_config import ResNetConfig, cifar_layout, small_layout
 from earlyexit.families.vgg import VggConfig
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask

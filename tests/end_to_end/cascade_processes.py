@@ -13,21 +13,19 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from deployments.ingress.api.service import InferService
+from deployments.api.service import InferService
+from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.build import encode_of
-from deployments.ingress.dispatch.departure import Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.dispatch.entrance import entrance_of
-from deployments.ingress.transport.link import ReplicaLink
-from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport, Transport
-from deployments.messages import Address, Assignment
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import Query, entrance_of
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
 from deployments.settings import ServeSettings
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Address, Assignment
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
-from earlyexit.store import read_card
+from earlyexit.network.store import read_card
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan
 
@@ -49,9 +47,9 @@ def replica(document: str, slot: str, told: Connection) -> None:
 
 
 async def _replica(settings: ServeSettings, slot: str, told: Connection) -> None:
-    from deployments.stage.build import build_runner, starting_policy
-    from deployments.stage.host import StageHost
-    from deployments.stage.server import CallServer
+    from deployments.replica.build import build_runner, starting_policy
+    from deployments.replica.call_server import CallServer
+    from deployments.replica.host import StageHost
 
     clock, server = MonotonicClock(), CallServer(asyncio.get_running_loop())
     runner = build_runner(settings, "cpu", starting_policy(settings), clock=clock)
@@ -68,7 +66,7 @@ class Processes:
     """One replica for every slot."""
 
     settings: ServeSettings
-    boards: dict[str, Board] = field(default_factory=lambda: {slot: Board() for slot in SLOTS})
+    boards: dict[str, ReplicaDirectory] = field(default_factory=lambda: {slot: ReplicaDirectory() for slot in SLOTS})
     _running: dict[str, BaseProcess] = field(default_factory=dict)
     _serial: int = 0
 

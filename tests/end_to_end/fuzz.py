@@ -174,13 +174,13 @@ def main() -> None:
 
 
 def _on_a_service_of_its_own(options: argparse.Namespace) -> Findings:
-    from deployments.serve_control import LocalCluster, serving
+    from deployments.local_ray.cluster import LocalCluster, serving
     from deployments.settings import ServeSettings
-    from earlyexit.checkpoint import copy_tokenizer, random_model
-    from earlyexit.store import save_model
+    from earlyexit.network.checkpoint import copy_tokenizer, random_model
+    from earlyexit.network.store import save_model
     from earlyexit.tasks.label import LabelTask
     from offramp.client.client import Client
-    from offramp.jobs.packaged import resolve_backbone
+    from offramp.commands.train import resolve_backbone
     from optimizer.plan import stock_plan
 
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.serve_control import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.versions.choice import draws
 from deployments.settings import RepositorySettings, ServeSettings
+from deployments.versions.choice import draws
 from offramp import Client
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import Tiny, make_tiny, one_stage, text_service

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import InferService
-from earlyexit.wire import Answer
+from deployments.api.bodies import InferRequest
+from deployments.api.service import InferService
+from earlyexit.network.wire import Answer
 from tests.end_to_end.cascade_processes import served
 from tests.end_to_end.tiny_cascade import NETWORKS, TIMEOUT_S, TinyCascade, make_cascade
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.grpc.messages import message_class
 from deployments.settings import ServeSettings
-from earlyexit.split import Split
-from earlyexit.store import save_model
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
 from earlyexit.tasks.base import Task
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.vision import noise, segmentation_model

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.ports import free_port
+from deployments.local_ray.ports import free_port
 from tests.end_to_end.one_ray import MARK, kill_remaining, remaining
 from tests.end_to_end.tiny_service import Tiny
 

@@ -14,20 +14,19 @@ import pytest
 import torch
 
 from deployments.settings import ServeSettings
-from earlyexit.boundary import HopDtype
-from earlyexit.checkpoint import RampOptions, random_model
-from earlyexit.cut import cut_out
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.piece import Piece
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
+from earlyexit.network.wire import Answer, Encoded, entering
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer, entering
+from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.answers import label_of

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.access import AccessSettings
+from deployments.keys import AccessSettings
 from earlyexit.errors import RateLimitError, UnauthorizedError
 from offramp import Client
 from tests.end_to_end.one_ray import OneRay

@@ -18,15 +18,15 @@ import pytest
 from PIL import Image
 
 from deployments.settings import ServeSettings
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import Opinion
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import save_model
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.codecs.pictures import file_of, noise, png_header

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import parse_plan, plan_document
 from tests.end_to_end.one_ray import METRICS_PORT, URL, OneRay

@@ -22,14 +22,13 @@ import tritonclient.http as triton
 import uvicorn
 from PIL import Image
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.http import build_app
-from deployments.ingress.api.signature import Signature
-from deployments.ingress.api.tensors import packed
-from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.bodies import InferRequest
+from deployments.api.grpc.calls import Rpcs
+from deployments.api.grpc.messages import message_class
+from deployments.api.http import build_app
+from deployments.api.parsing import Signature, packed
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.wire import Answer
+from earlyexit.network.wire import Answer
 from offramp import Client
 from offramp.client.client import Prediction
 from offramp.load.run import LoadConfig, run_load

@@ -13,28 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import InferService
+from deployments.api.bodies import InferRequest
+from deployments.api.service import InferService
+from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.build import encode_of
-from deployments.ingress.dispatch.departure import Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.dispatch.entrance import entrance_of
-from deployments.ingress.transport.transport import Transport
-from deployments.messages import Chunk, StageCall
-from deployments.stage.build import build_runner, starting_policy
-from deployments.stage.chunks import OpenCall, chunks_by_call
-from deployments.stage.host import StageHost
-from earlyexit.chain_network import ChainNetwork, load_network
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import Query, entrance_of
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import Transport
+from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.host import OpenCall, StageHost, chunks_by_call
+from deployments.wire.messages import Chunk, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.importance import importance_of
-from earlyexit.release import Release
-from earlyexit.store import read_card
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer
+from earlyexit.engine.release import Release
+from earlyexit.network.chain_network import ChainNetwork, load_network
+from earlyexit.network.store import read_card
+from earlyexit.network.wire import Answer
+from earlyexit.training.importance import importance_of
+from earlyexit.training.ramps import exit_outputs
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
 from profiles.stream import Observations, StreamShape, empty

@@ -24,13 +24,12 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from deployments.listener import holding
-from deployments.ports import free_port
+from deployments.local_ray.ports import free_port, holding
 from deployments.settings import ControlSettings, ServeSettings
-from earlyexit.offline import Asked, Generated, generate
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Split
-from earlyexit.store import save_model
+from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import first_token
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from deployments.settings import ServeSettings
-from earlyexit.chain_network import ChainNetwork, load_network
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
+from earlyexit.network.chain_network import ChainNetwork, load_network
+from earlyexit.network.split import Split
+from earlyexit.network.store import read_card, save_model
+from earlyexit.network.wire import Answer
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.split import Split
-from earlyexit.store import read_card, save_model
-from earlyexit.wire import Answer
-from offramp.jobs.chaining import chain_models
+from offramp.commands.chain import chain_models
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.chains import Inputs, offline, spread

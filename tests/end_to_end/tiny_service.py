@@ -13,18 +13,18 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.settings import ControlSettings, RepositorySettings, ServeSettings, TracingSettings
-from earlyexit.checkpoint import random_model
-from earlyexit.cut import cut_out
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
+from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
+from earlyexit.network.wire import entering
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.split import Split
-from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.tokenizer import TextTokenizer
-from earlyexit.train import exit_outputs
-from earlyexit.wire import entering
+from earlyexit.training.ramps import exit_outputs
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem

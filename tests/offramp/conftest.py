@@ -9,9 +9,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from earlyexit.dataset import read_labelled
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from earlyexit.data.rows import read_labelled
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import read_labelled
-from earlyexit.store import load_model, read_card
+from earlyexit.data.rows import read_labelled
+from earlyexit.network.store import load_model, read_card
 from earlyexit.tasks import find_task
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from tests.offramp.cli.runs import Captured, printed, run
 
 MODALITY = Path(__file__).parents[2] / "examples" / "own_modality"

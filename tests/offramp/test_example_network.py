@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.stage.build import build_policy
-from earlyexit.cut import cut_out
-from earlyexit.dataset import LabelledRows, read_labelled
+from deployments.replica.build import build_policy
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import InputError
-from earlyexit.network import from_wire
+from earlyexit.network.cut import cut_out
+from earlyexit.network.network import from_wire
+from earlyexit.network.store import load_model, read_card
+from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.base import Opinion
-from earlyexit.signature import Encoded
-from earlyexit.store import load_model, read_card
 from earlyexit.tasks.label import LabelTask
-from earlyexit.wire import entering
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
-from offramp.service.file import read_service
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob
+from offramp.spec.file import read_service
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
 from optimizer.planner import solve

@@ -10,9 +10,9 @@ import yaml
 
 from cluster.inventory_file import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
-from deployments.ingress.api.parsing import parse_predict
+from deployments.api.parsing import parse_predict
 from deployments.settings import ServeSettings
-from offramp.service.file import read_service
+from offramp.spec.file import read_service
 from optimizer.decision import Decision, Strategy
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

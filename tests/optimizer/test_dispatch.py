@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.messages import Assignment
-from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from deployments.wire.messages import Assignment
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import Split
 from optimizer.dispatch import PlanDispatch, dispatch_on
 from optimizer.plan import Plan, Stage
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
-from offramp.jobs.planning import NoPlanAnswer, PlanAnswer, answer, answer_document
+from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer, answer_document
 from optimizer.decision import Planned, strategies_for
 from optimizer.live.hysteresis import weigh
 from optimizer.planner import solve

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
-from offramp.jobs.planning import PlanAnswer, answer, serving_plan
+from earlyexit.network.split import Split
+from offramp.commands.plan import PlanAnswer, answer, serving_plan
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem_file import parse_problem, problem_document, read_problem

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import PlanError
-from earlyexit.order import OrderSpec
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import (
     ModelShape,

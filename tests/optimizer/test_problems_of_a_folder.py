@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import PlanError
-from offramp.jobs.planning import NoPlanAnswer, PlanAnswer, answer_document, best_answer, serving_plan
+from offramp.commands.plan import NoPlanAnswer, PlanAnswer, answer_document, best_answer, serving_plan
 from optimizer.planner import solve
 from optimizer.problem_file import read_problem, read_problems
 from tests.offramp.service.service_folders import write_beside, write_chain, write_model, write_pruned

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from earlyexit.split import AfterAnswer, Split
-from offramp.jobs.planning import PlanAnswer, answer, answer_document
+from earlyexit.network.split import AfterAnswer, Split
+from offramp.commands.plan import PlanAnswer, answer, answer_document
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.planner import solve

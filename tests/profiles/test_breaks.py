@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from profiles.breaks import last_break
+from profiles.windows import last_break
 
 FloatArray = npt.NDArray[np.float64]
 WINDOWS = np.arange(60)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.catalogue import _compared, catalogue, published_profile
-from profiles.catalogue_file import ModelDocument, read_catalogue
+from profiles.catalogue import ModelDocument, _compared, catalogue, published_profile, read_catalogue
 from profiles.latency import LatencyProfile
 from tests.data import data_folder
 

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import random_model
-from earlyexit.generation.sequence import RUN, sequence_of
-from earlyexit.memory import PAGE_TOKENS
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, Tensors
-from earlyexit.split import Budget, Segment, Split
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Budget, Segment, Split
+from earlyexit.sequences.memory import PAGE_TOKENS
+from earlyexit.sequences.sequence import RUN, sequence_of
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
-from profiles.live_splits import LiveSplits, room_for
-from profiles.measure import TimedSplit, profile_splits
+from profiles.measure import LiveSplits, TimedSplit, profile_splits, room_for
 
 LENGTH = 8
 SIZES = {

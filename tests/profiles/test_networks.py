@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.chain import Chain
 from earlyexit.errors import DataError
+from earlyexit.network.chain import Chain
 from profiles.networks import of_networks, subsets, survival_of
 from profiles.records import ExitRecords
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.sampled import SampledStream, keys_N, sampled_N
-from profiles.stream import COLUMNS, Observations, StreamShape
+from profiles.stream import COLUMNS, Observations, SampledStream, StreamShape, keys_N, sampled_N
 
 SHAPE = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
 

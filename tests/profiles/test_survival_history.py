@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.survival_history import SurvivalHistory
+from profiles.windows import SurvivalHistory
 
 # Two windows of three blocks; the second is missing.
 SURVIVAL_WK = np.array([[1.0, 0.5, 0.1], [np.nan] * 3])

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.control.fleet import Delays
-from simulator.control.run import Control, control_settings
-from simulator.decisions import IntArray, recorded
+from simulator.controlled import Control, control_settings
+from simulator.fleet import Delays
+from simulator.inputs import IntArray, recorded
 from simulator.scenario import FloatArray, Scenario
 
 RAMPS = (0, 1, 2)

@@ -9,10 +9,8 @@ from optimizer.placement import PlacedPlan, initial_placement
 from simulator.events import Events
 from simulator.ingress import SimulatedIngress, Surroundings
 from simulator.outcome import DROPS, Ledger
-from simulator.replica import SimulatedReplica
+from simulator.replica import Input, SimulatedReplica, Slot, Trip
 from simulator.scenario import Scenario
-from simulator.slot import Slot
-from simulator.trip import Input, Trip
 
 
 class FakeReplica:

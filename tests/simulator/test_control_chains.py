@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
-from simulator.control.faults import ReplicaDies
-from simulator.control.run import Control, Controlled, Order, simulate_controlled
+from simulator.controlled import Control, Controlled, Order, ReplicaDies, simulate_controlled
 from simulator.scenario import Scenario
 from tests.simulator import controlled_cases
 from tests.simulator.controlled_cases import EASY, HARD, POLICY, control, evenly

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from simulator.control.closed import Closed
-from simulator.control.faults import AcceleratorsLost, Mix, ReplicaDies, rows_in_turn
-from simulator.control.run import simulate_controlled
+from simulator.controlled import AcceleratorsLost, Closed, Mix, ReplicaDies, rows_in_turn, simulate_controlled
 from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
 

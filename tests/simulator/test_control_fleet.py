@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.messages import Assignment
+from deployments.wire.messages import Assignment
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
-from simulator.control.fleet import SimulatedFleet
 from simulator.events import Events
+from simulator.fleet import SimulatedFleet
 from simulator.service import SimulatedService
 from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
 

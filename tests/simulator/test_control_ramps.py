@@ -11,9 +11,8 @@ from deployments.settings import Tuning
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.control.faults import Mix, rows_in_turn
-from simulator.control.run import Control, Controlled, control_settings, simulate_controlled
-from simulator.decisions import recorded
+from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
+from simulator.inputs import recorded
 from simulator.scenario import Scenario
 from tests.simulator.controlled_cases import DELAYS, RAMPS, SLOTS, evenly, problem, whole
 

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from simulator.control.faults import (
+from simulator.controlled import (
     AcceleratorsBack,
     AcceleratorsLost,
+    Control,
+    Controlled,
     Fault,
     Mix,
+    Order,
     ReplicaDies,
     ReplicaSlows,
     rows_in_turn,
+    simulate_controlled,
 )
-from simulator.control.run import Control, Controlled, Order, simulate_controlled
 from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
 from tests.simulator.controlled_cases import (

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from deployments.settings import Tuning
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
-from simulator.control.faults import Mix, rows_in_turn
-from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
-from simulator.decisions import recorded
+from simulator.controlled import Control, Controlled, Mix, Order, control_settings, rows_in_turn, simulate_controlled
+from simulator.inputs import recorded
 from simulator.scenario import Scenario
 from tests.simulator.controlled_cases import DELAYS, POLICY, RAMPS, SLOTS, evenly, problem, whole
 from tests.simulator.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs

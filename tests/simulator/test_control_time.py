@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 
-from simulator.control.simulated_time import SimulatedTime
 from simulator.events import COMES, ENDS, Events
+from simulator.fleet import SimulatedTime
 
 
 def test_sleepers_wake_among_events_after_the_work_of_the_same_moment() -> None:

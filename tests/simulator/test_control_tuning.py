@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.control.history import PlanRow
+from deployments.controller.history import PlanRow
 from deployments.settings import Tuning
 from profiles.records import ExitRecords
-from simulator.control.faults import Mix, rows_in_turn
-from simulator.control.run import Control, Controlled, control_settings, simulate_controlled
-from simulator.decisions import recorded
+from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
+from simulator.inputs import recorded
 from simulator.scenario import Scenario
 from tests.simulator.controlled_cases import DELAYS, RAMPS, SLOTS, evenly, halves, problem
 

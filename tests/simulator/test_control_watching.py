@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.control.faults import ReplicaDies
-from simulator.control.run import Controlled, simulate_controlled
+from simulator.controlled import Controlled, ReplicaDies, simulate_controlled
 from tests.simulator.controlled_cases import control, evenly, halves, problem, rows, scenario, whole
 
 

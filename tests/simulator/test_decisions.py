@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.errors import DataError, PlanError
 from profiles.records import ExitRecords
-from simulator.decisions import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
+from simulator.inputs import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
 
 SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_))
 

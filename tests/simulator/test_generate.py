@@ -11,10 +11,9 @@ import pytest
 from earlyexit.errors import DataError
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
-from simulator.generate import PlayedSequences, generate
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.sequences import GeneratingIngress
-from simulator.simulate import booted
+from simulator.simulate import PlayedSequences, booted, generate
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, problem, scenario, split, stage
 
 ALONE = plan(stage(1, split(0, 4)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from simulator.lengths import truncated_normal
+from simulator.inputs import truncated_normal
 
 
 @pytest.mark.parametrize("variance", [20.0, 100.0])

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import initial_placement
 from profiles.records import ExitRecords
-from simulator.decisions import Probing
 from simulator.events import Events
+from simulator.inputs import Probing
 from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
 from tests.simulator.test_generate import case

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine import Dispatch
-from earlyexit.split import AfterAnswer, Split
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import AfterAnswer, Split
 from optimizer.plan import Plan, Stage
-from simulator.decisions import NOWHERE
 from simulator.events import CONTROLS
+from simulator.inputs import NOWHERE
 from simulator.outcome import UNANSWERED, Outcome
 from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from cluster.emulated import EmulatedPiece
-from cluster.paced import PacedRunner
+from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device
-from earlyexit.engine import BatchEngine
-from earlyexit.member import Member
-from earlyexit.release import Release, Told
-from earlyexit.split import AfterAnswer
-from earlyexit.times import ObservedTimes
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.split import AfterAnswer
 from optimizer.plan import Plan
 from simulator.simulate import simulate
 from tests.cluster.recorded_batches import HALF, RAMPS, piece_of, recorded

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from deployments.ingress.core.flights import Flight
-from earlyexit.member import Member
-from simulator.replica import SimulatedReplica
-from simulator.slot import Slot
-from simulator.trip import Input, Trip, by_trip
+from deployments.ingress.core.inputs import Flight
+from earlyexit.engine.queue import Member
+from simulator.replica import Input, SimulatedReplica, Slot, Trip, by_trip
 
 BATCH = 4
 

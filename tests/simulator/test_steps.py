@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.pace import Pace
-from earlyexit.counts import SplitCounts
-from earlyexit.engine import Batch
+from cluster.emulated import Pace
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.release import SHARE
+from earlyexit.engine.times import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
-from earlyexit.returning import SHARE
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec
 from profiles.lengths import Lengths
 from profiles.table import LatencyTable
-from simulator.generate import generate
+from simulator.replica import LATE, Step, StepSize, StepWork, leave
 from simulator.scenario import Scenario
-from simulator.steps import LATE, Step, StepSize, StepWork, leave
+from simulator.simulate import generate
 from tests.simulator.test_generate import ALONE, case, told
 from tests.simulator.tiny_cases import AT_0, RAMPS, TO_END, plan, split, stage
 

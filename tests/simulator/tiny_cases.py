@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
-from simulator.decisions import ByRamp
+from simulator.inputs import ByRamp
 from simulator.scenario import Scenario
 
 NUM_BLOCKS: Final = 4

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.dispatch import dispatch_on
 from optimizer.plan import Plan
 

@@ -12,23 +12,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, NoReturn
 
-from deployments.ingress.core.attempts import HANG_S, Attempts
-from deployments.ingress.core.calls import Calls
-from deployments.ingress.core.counts import IngressCounts
-from deployments.ingress.core.entries import Watch
-from deployments.ingress.core.flights import Actions, Answers, Call, Flight, Flights, I, SendCall, Tokens, W, picked
-from deployments.ingress.core.homes import Home
-from deployments.ingress.core.itinerary import Itinerary, lay_out
-from deployments.ingress.core.line import Line
-from deployments.ingress.core.outcomes import Outcomes
+from deployments.ingress.core.attempts import HANG_S, Attempts, Steps
+from deployments.ingress.core.inputs import (
+    Actions,
+    Agenda,
+    Answers,
+    Call,
+    Flight,
+    Flights,
+    I,
+    Rules,
+    SendCall,
+    Tokens,
+    W,
+    Watch,
+    picked,
+)
+from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import book_of
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.core.steps import Steps
-from deployments.ingress.core.timetable import Agenda
-from deployments.reports import IngressReport
+from deployments.ingress.core.queue import Calls, WaitQueue
+from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
+from deployments.wire.messages import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
-from earlyexit.wire import Seen
-from optimizer.placement import PlacedPlan
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.wire import Seen
+from optimizer.placement import PlacedPlan, placed_document
+
+
+def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
+    """Plain data, of which `parse_placed` reads the plan back."""
+    return {**placed_document(placed), "hops": {"dtype": hop_dtype}}
+
 
 SUSPENDED_RETRY_S = 5.0
 """When to come back to a service that has no plan: planning and starting a replica take seconds."""
@@ -67,7 +81,7 @@ class IngressCore(Generic[I, W]):
         self.departures = self._calls.departures
         self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(rules, placed.plan, self._probes)
-        self._line: Line[I] = Line()
+        self._line: WaitQueue[I] = WaitQueue()
         self._steps: Steps[I, W] = Steps(self._calls, self._outcomes, self._probes, rules, rng)
         self._agenda: Agenda[I] = Agenda()
         self._attempts: Attempts[I, W] = Attempts(
@@ -75,7 +89,7 @@ class IngressCore(Generic[I, W]):
         )
 
     @property
-    def itinerary(self) -> Itinerary[W]:
+    def itinerary(self) -> PlanRoute[W]:
         return self._calls.itinerary
 
     @property
@@ -167,7 +181,7 @@ class IngressCore(Generic[I, W]):
         return flights
 
     def step(
-        self, given: I, home: Home, *, tokens: int, arrived_s: float, deadline_s: float, now_s: float
+        self, given: I, home: KVPlacement, *, tokens: int, arrived_s: float, deadline_s: float, now_s: float
     ) -> Flight[I]:
         """Take an input of a sequence, which goes to its home or, the first one of that home, where there is room.
 

@@ -18,9 +18,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from deployments.ingress.core.entries import Entry, Watch, losses_of_answers, observations_of
-from deployments.ingress.core.rules import Rules
-from earlyexit.wire import Numbers, Seen
+from deployments.ingress.core.inputs import Entry, Rules, Watch, losses_of_answers, observations_of
+from earlyexit.network.wire import Numbers, Seen
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, StreamShape
@@ -56,7 +55,7 @@ class WatchedInput(Hashable, Protocol):
     def attempt(self) -> int: ...
 
 
-class ProbeBook:
+class ExitObservations:
     """Watched inputs, until the model's last block was seen of them and the caller has its answer.
 
     Its times are the caller's; `hand_over` can move them to another clock.
@@ -254,7 +253,7 @@ class ProbeBook:
         self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])
 
 
-def book_of(rules: Rules, *, outlive_s: float) -> ProbeBook | None:
+def book_of(rules: Rules, *, outlive_s: float) -> ExitObservations | None:
     """By an ingress's rules; None where nothing is to be seen.
 
     Answered inputs that run on wait in stages with their states, as others do: no more of them than are let in.
@@ -262,4 +261,4 @@ def book_of(rules: Rules, *, outlive_s: float) -> ProbeBook | None:
     if rules.shape is None:
         return None
     most_open = int(min(MOST_OPEN, rules.max_queued))
-    return ProbeBook(rules.shape, rules.loss, outlive_s=outlive_s, most_open=most_open)
+    return ExitObservations(rules.shape, rules.loss, outlive_s=outlive_s, most_open=most_open)

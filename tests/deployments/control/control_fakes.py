@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from deployments.control.fleet import Fleet
-from deployments.control.history import History
-from deployments.control.loop import ControlLoop
-from deployments.control.outlook import Outlook
-from deployments.control.tuning import MakeTuner
-from deployments.reports import IngressReport, ReplicaReport
+from deployments.controller.fleet import Fleet
+from deployments.controller.history import History
+from deployments.controller.knowledge import Outlook
+from deployments.controller.loop import ControlLoop
+from deployments.controller.watch import MakeTuner
 from deployments.settings import ControlSettings
-from earlyexit.chain import Chain
+from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
-from earlyexit.counts import TimesRun
-from earlyexit.split import Split
+from earlyexit.engine.times import TimesRun
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.placement import PlacedPlan, initial_placement

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.control.change import LOOK_S, ChangeOver
-from deployments.reports import IngressReport, ReplicaReport
+from deployments.controller.plan_executor import LOOK_S, ChangeOver
+from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.live.changeover import Await, Scale
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.control.description import describe
-from deployments.control.history import History
-from deployments.control.settings import check_control, check_own_plan
+from deployments.controller.description import describe
+from deployments.controller.history import History
+from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts
 from earlyexit.errors import DataError, PlanError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from deployments.control.intake import IngressIntake, Interval, ReplicaIntake, latency_s, total
-from deployments.reports import BUCKET, IngressReport, ReplicaReport
-from earlyexit.counts import TimesRun
+from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, latency_s, total
+from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
+from earlyexit.engine.times import TimesRun
 
 
 def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **counts: Any) -> IngressReport:

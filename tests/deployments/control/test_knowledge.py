@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.control.intake import Interval
-from deployments.control.knowledge import Knowledge, window_rates, worth
+from deployments.controller.intake import Interval
+from deployments.controller.knowledge import Knowledge, window_rates, worth
 from earlyexit.errors import DataError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.lengths import Lengths

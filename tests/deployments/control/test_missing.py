@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.control.missing import BELIEVED_S, Missing
-from earlyexit.split import Split
+from deployments.controller.watch import BELIEVED_S, Missing
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from deployments.control.proposal import Proposal, propose
+from deployments.controller.planning import Proposal, propose
 from optimizer.decision import Decision, NoPlan, Strategy
 from optimizer.live.blame import Blamed
 from optimizer.plan import Stage

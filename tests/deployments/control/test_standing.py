@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from deployments.control.standing import Standing, parse_standing, standing_document
-from earlyexit.split import Split
+from deployments.controller.history import Standing, parse_standing, standing_document
+from earlyexit.network.split import Split
 from optimizer.live.blame import Blamed
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.control.description import describe
-from earlyexit.split import Split
+from deployments.controller.description import describe
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, RAMPS, begun, halves, planned, whole

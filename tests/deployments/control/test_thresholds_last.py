@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.control.description import describe
+from deployments.controller.description import describe
 from optimizer.live.tuning.base import Tuned
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec

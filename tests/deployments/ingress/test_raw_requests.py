@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.http import build_app, build_lane
-from deployments.ingress.api.request_body import Bodies
-from deployments.ingress.server.limits import Limits
-from deployments.ingress.server.server import HttpServer, Site
+from deployments.api.http import build_app, build_lane
+from deployments.api.request_body import Bodies
+from deployments.api.server.connection import Limits
+from deployments.api.server.server import HttpServer, Site
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
 from tests.deployments.ingress.server.places import Caller, post
 

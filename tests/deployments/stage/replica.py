@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from cluster.paced import PacedRunner
-from deployments.messages import Assignment, Chunk, StageCall
+from cluster.emulated import PacedRunner
+from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner, starting_policy
-from deployments.stage.chunks import OpenCall, chunks_by_call
-from deployments.stage.host import StageHost
+from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine import Dispatch
-from earlyexit.release import Release
-from earlyexit.split import Split
-from earlyexit.wire import WirePiece
+from earlyexit.engine.engine import Dispatch
+from earlyexit.engine.release import Release
+from earlyexit.network.split import Split
+from earlyexit.network.wire import WirePiece
 from optimizer.plan import PolicySpec, Stage
 from profiles.records import ExitRecords
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from earlyexit.checkpoint import random_model
-from earlyexit.store import save_model
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from profiles.records import ExitRecords
 from profiles.scores import Score

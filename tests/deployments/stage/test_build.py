@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.emulated import RecordedRunner
-from cluster.paced import PacedRunner
-from deployments.settings import ServeSettings
-from deployments.stage.build import (
+from cluster.emulated import PacedRunner, RecordedRunner
+from deployments.replica.build import (
     build_policy,
     build_runner,
     check_emulated,
@@ -22,13 +20,14 @@ from deployments.stage.build import (
     starting_policy,
     warm_up,
 )
+from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
+from earlyexit.network.split import Split
+from earlyexit.network.store import read_card
 from earlyexit.policies.recorded import RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.store import read_card
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -257,11 +256,11 @@ def test_a_recorded_replica_loads_no_torch(folder: Path) -> None:
     settings = settings_of(folder)
     code = f"""
 import sys
-import deployments.stage.replica
-from deployments.stage.build import build_runner, policy_for, starting_policy, warm_up
+import deployments.replica.replica
+from deployments.replica.build import build_runner, policy_for, starting_policy, warm_up
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 
 settings = ServeSettings.model_validate({settings.model_dump()!r})
 spec = starting_policy(settings)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from cluster.paced import PacedRunner
+from cluster.emulated import PacedRunner
+from deployments.replica.build import build_runner, check_emulated, warm_up
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner, check_emulated, warm_up
-from earlyexit.chain_card import ModelFolder, chain_card
 from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.store import CARD_FILE, read_card, save_model
+from earlyexit.network.chain_card import ModelFolder, chain_card
+from earlyexit.network.split import Split
+from earlyexit.network.store import CARD_FILE, read_card, save_model
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from tests.earlyexit.chains import renamed

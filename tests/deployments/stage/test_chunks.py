@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from cluster.emulated import EmulatedPiece
-from deployments.messages import Chunk, SplitRun, Timing
-from deployments.stage.chunks import OpenCall, chunks_by_call, split_runs
-from earlyexit.boundary import HopDtype
+from deployments.replica.host import OpenCall, chunks_by_call, split_runs
+from deployments.wire.messages import Chunk, SplitRun, Timing
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Observed, Survivors, Told
 from earlyexit.errors import DeadlineError
-from earlyexit.member import Member
-from earlyexit.piece import Piece
-from earlyexit.release import GoesOn, Looked, Lost, Told
-from earlyexit.wire import Answer, Seen
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.piece import Piece
+from earlyexit.network.wire import Answer, Seen
 
 
 def unheard(chunk: Chunk) -> None:
@@ -41,13 +41,13 @@ def answer(sample_id: str) -> Answer:
     return Answer(sample_id=sample_id, value=3, score=0.5, exit=1)
 
 
-def goes_on(*members: Member[EmulatedPiece]) -> GoesOn[EmulatedPiece]:
+def goes_on(*members: Member[EmulatedPiece]) -> Survivors[EmulatedPiece]:
     piece = EmulatedPiece(
         sample_ids=tuple(each.sample_id for each in members),
         next_block=2,
         lengths_B=np.concatenate([each.payload.lengths_B for each in members]),
     )
-    return GoesOn(members=members, piece=piece)
+    return Survivors(members=members, piece=piece)
 
 
 def survivors(chunk: Chunk) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ def test_hidden_states_go_on_in_the_type_of_hops(
         state_BS=torch.zeros(2, 0),
     )
     for members in ((one, other), (one, one)):
-        release: GoesOn[Any] = GoesOn(members=tuple(map(member, ("a", "x"), members)), piece=piece)
+        release: Survivors[Any] = Survivors(members=tuple(map(member, ("a", "x"), members)), piece=piece)
         found = [chunk.going_on for _, chunk in chunks_by_call([release], hop_dtype)]
         values = np.concatenate([going_on.piece.tensors[0] for going_on in found if going_on is not None])
         assert values.dtype == expected.dtype
@@ -129,7 +129,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: Op
         [
             goes_on(member("b", one)),
             Told(member=member("a", one), answer=answer("a")),
-            Looked(member=member("a", one), seen=seen),
+            Observed(member=member("a", one), seen=seen),
         ]
     )
     assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)

@@ -10,21 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.ingress.transport.link import ReplicaLink
-from deployments.messages import Assignment, Chunk, StageCall
+from deployments.ingress.link import ReplicaLink
+from deployments.replica.build import build_runner
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner
-from deployments.stage.host import StageHost
-from deployments.stage.server import CallServer
-from earlyexit.boundary import HopDtype
-from earlyexit.checkpoint import RampOptions, random_model
+from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import load_model, save_model
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.split import Split
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Answer, Encoded, WirePiece, entering
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
-from earlyexit.wire import Answer, WirePiece, entering
+from earlyexit.training.ramps import exit_outputs
 from optimizer.plan import Plan, Stage
 from tests.deployments.wire_fakes import LOOPBACK, soon
 from tests.earlyexit.codecs.pictures import noise

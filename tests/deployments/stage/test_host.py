@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
+from deployments.replica.host import BROKEN_AFTER, NOTHING, StageHost
 from deployments.settings import ServeSettings
-from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
 from earlyexit.clock import ManualClock
-from earlyexit.counts import TimesRun
-from earlyexit.cpu import Contention
-from earlyexit.device import Runner
-from earlyexit.engine import Batch
+from earlyexit.engine.cpu import Contention
+from earlyexit.engine.device import Runner
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.release import Step
+from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.release import Step
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -75,7 +75,7 @@ async def test_a_device_counts_as_busier_that_waits_for_processors(
     device: str, busy: float, settings: ServeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedstat, clock, replica = tmp_path / "schedstat", ManualClock(), Replica(settings)
-    monkeypatch.setattr("deployments.stage.host.Contention", lambda: Contention(schedstat))
+    monkeypatch.setattr("deployments.replica.host.Contention", lambda: Contention(schedstat))
     runner: Runner[Any] = OfASecond(replica.records(), 4, clock)
     if device != "cpu":
         runner = replica.runner

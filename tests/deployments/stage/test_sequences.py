@@ -15,28 +15,26 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.messages import Assignment, Chunk, StageCall
+from deployments.replica.build import build_runner, expect_no_loss, warm_up
+from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner, expect_no_loss, warm_up
-from deployments.stage.chunks import OpenCall, chunks_by_call
-from deployments.stage.host import StageHost
-from earlyexit.checkpoint import RampOptions, random_model
+from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import ManualClock, MonotonicClock
-from earlyexit.engine import Batch
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.release import Release
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.generation.sequence import run_of
-from earlyexit.memory import PAGE_TOKENS, MemoryUse
-from earlyexit.memory_size import open_memory, tokens_that_fit
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Split
+from earlyexit.network.store import save_model
+from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.release import Release
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.store import save_model
+from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
+from earlyexit.sequences.memory_size import open_memory, tokens_that_fit
+from earlyexit.sequences.sequence import run_of
 from earlyexit.tasks.token import TokenTask
-from earlyexit.wire import entering
 from optimizer.plan import Plan, PolicySpec, Stage
 
 VOCABULARY, NUM_BLOCKS, NUM_PAGES = 32, 3, 64

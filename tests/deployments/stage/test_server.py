@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece
-from deployments.encoding import Begin, Part, Refused, encode
-from deployments.messages import Address
-from deployments.stage.chunks import OpenCall
-from deployments.stage.host import StageHost
-from deployments.stage.server import CallServer
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import OpenCall, StageHost
+from deployments.wire.encoding import Begin, Part, Refused, encode
+from deployments.wire.messages import Address
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Release, Survivors, Told
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.member import Member
-from earlyexit.release import GoesOn, Lost, Release, Told
-from earlyexit.wire import Answer, Numbers, values_of
+from earlyexit.network.wire import Answer, Numbers, values_of
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 
 
@@ -76,9 +75,9 @@ def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Told[Em
     return Told(member=member(sample_id, opened), answer=answer, stays=early)
 
 
-def goes_on(sample_id: str, opened: OpenCall) -> GoesOn[EmulatedPiece]:
+def goes_on(sample_id: str, opened: OpenCall) -> Survivors[EmulatedPiece]:
     going = member(sample_id, opened)
-    return GoesOn(members=(going,), piece=going.payload)
+    return Survivors(members=(going,), piece=going.payload)
 
 
 # Who may call
@@ -355,7 +354,7 @@ async def silent_caller(scene: Scene) -> Caller:
 async def test_a_connection_that_does_not_send_the_word_in_time_is_closed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.stage.server.WORD_WITHIN_S", 0.0)
+    monkeypatch.setattr("deployments.replica.call_server.WORD_WITHIN_S", 0.0)
     silent = await silent_caller(scene)
     await soon(silent.ended.wait())
     assert not scene.server.unknown
@@ -365,7 +364,7 @@ async def test_connections_that_have_not_sent_the_word_are_bounded(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = await scene.caller()
-    monkeypatch.setattr("deployments.stage.server.MOST_UNKNOWN", 0)
+    monkeypatch.setattr("deployments.replica.call_server.MOST_UNKNOWN", 0)
     one_more = await silent_caller(scene)
     await soon(one_more.ended.wait())
     assert not known.ended.is_set()

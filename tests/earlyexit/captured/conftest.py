@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel
 from tests.earlyexit.models import small
 
 

@@ -9,21 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.captured.recorder import CudaRecorder, Recorder, Work
-from earlyexit.captured.segments import CapturedSegments
-from earlyexit.captured.shapes import MOST_TOKENS, Shape
+from earlyexit.backends.captured import MOST_TOKENS, CapturedSegments, CudaRecorder, Recorder, Shape, Work
 from earlyexit.clock import ManualClock
-from earlyexit.cut import cut_out
-from earlyexit.device import Device, Runner
-from earlyexit.engine import BatchEngine
-from earlyexit.member import Member
-from earlyexit.model import EarlyExitModel
-from earlyexit.network import from_wire
-from earlyexit.piece import Piece
+from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release, Told
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Budget, Segment, Split
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.release import Release, Told
-from earlyexit.split import Budget, Segment, Split
-from earlyexit.times import ObservedTimes
 from tests.answers import label_of
 from tests.earlyexit.tokens import random_inputs, wire_of
 

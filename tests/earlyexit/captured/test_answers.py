@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.captured.segments import CapturedSegments
-from earlyexit.model import EarlyExitModel
+from earlyexit.backends.captured import CapturedSegments
+from earlyexit.engine.order import Attention
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Budget, Segment, Split
+from earlyexit.network.wire import Encoded
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.signature import Encoded
-from earlyexit.slots import Attention
-from earlyexit.split import Budget, Segment, Split
 from tests.earlyexit.captured.recordings import (
     EACH_SEGMENT,
     FIRST,

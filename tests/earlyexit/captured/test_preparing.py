@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from earlyexit.captured.recorder import Work
-from earlyexit.captured.segments import CapturedSegments
-from earlyexit.captured.shapes import Shape, shapes_within
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
-from earlyexit.split import Budget, Segment
+from earlyexit.backends.captured import CapturedSegments, Shape, Work, shapes_within
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Budget, Segment
 from tests.earlyexit.captured.recordings import (
     FIRST,
     FOUR,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.captured.shapes import MOST_TOKENS, shape_of, shapes_within
-from earlyexit.split import Budget
+from earlyexit.backends.captured import MOST_TOKENS, shape_of, shapes_within
+from earlyexit.network.split import Budget
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from earlyexit.codecs.decoding import MAX_SCANS, ORIENTATION, ImageSize, decode, to_pixels
+from earlyexit.codecs.image import MAX_SCANS, ORIENTATION, ImageSize, decode, to_pixels
 from earlyexit.errors import UnprocessableInputError
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise, png_header
 

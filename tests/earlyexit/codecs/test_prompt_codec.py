@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from earlyexit.chat_files import copy_chat_files, write_chat_files
-from earlyexit.checkpoint import ends_of
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.prompt import LEFT, RIGHT, PromptCodec
+from earlyexit.codecs.prompt import LEFT, RIGHT, PromptCodec, copy_chat_files, write_chat_files
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.network.checkpoint import ends_of
 from tests.earlyexit.codecs.prompts import BEGIN, END, START, TEMPLATE, marked_tokenizer, prompt_codec, prompt_folder
 
 HELLO = [{"role": "user", "content": "Hello"}]

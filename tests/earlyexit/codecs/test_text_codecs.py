@@ -9,10 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.base import Codec
-from earlyexit.codecs.text import TextCodec
-from earlyexit.codecs.text_pair import TextPairCodec
+from earlyexit.codecs.text import TextCodec, TextPairCodec
 from earlyexit.errors import InputError, ModelFolderError, PlanError, UnprocessableInputError
-from earlyexit.signature import Encoded
+from earlyexit.network.wire import Encoded
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import InputError
-from earlyexit.generation.sampling import Sampling, choose
+from earlyexit.sequences.sequence import Sampling, choose
 
 ANSWER = np.array([[40.0, 7.0, 9.0, 3.0], np.log([0.5, 0.25, 0.15, 0.1])], dtype=np.float32)
 """Four tokens, likeliest first, and the logarithms of their probabilities."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import ContextLengthError, InputError
-from earlyexit.generation.sequence import Said, TokenSequence
-from earlyexit.kv_memory import places_of
-from earlyexit.wire import entering
+from earlyexit.network.wire import entering
+from earlyexit.sequences.kv_memory import places_of
+from earlyexit.sequences.sequence import Said, TokenSequence
 from tests.earlyexit.decoders import byte_tokenizer, sequence
 
 NUMBER = 2**31 + 5

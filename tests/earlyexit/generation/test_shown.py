@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from earlyexit.generation.shown import Shown
+from earlyexit.sequences.sequence import Shown
 
 
 def steps_of(shown: Shown) -> list[tuple[int, int, bool]]:

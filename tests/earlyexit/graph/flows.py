@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from earlyexit.graph.dataflow import Dataflow, Operator, OperatorKind
+from earlyexit.foreign.dataflow import Dataflow, Operator, OperatorKind
 
 
 def flow_of(*lines: str, inputs: str = "x", outputs: str = "y") -> Dataflow:

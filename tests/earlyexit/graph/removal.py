@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from earlyexit.graph.dataflow import Dataflow
+from earlyexit.foreign.dataflow import Dataflow
 
 
 def carriers_by_removal(flow: Dataflow) -> list[str]:

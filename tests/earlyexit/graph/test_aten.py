@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.graph.aten import Graph, module_of
+from earlyexit.foreign.torch_pieces import Graph, module_of
 
 CPU = torch.device("cpu")
 

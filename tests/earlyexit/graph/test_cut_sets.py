@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from earlyexit.graph.cut_sets import MOST_TENSORS, cheapest_cut, crossing_tensors, sets_in, with_sets
-from earlyexit.graph.dataflow import Dataflow, Operator
-from earlyexit.graph.sites import find_sites
+from earlyexit.foreign.cut_sets import MOST_TENSORS, cheapest_cut, crossing_tensors, sets_in, with_sets
+from earlyexit.foreign.dataflow import Dataflow, Operator, find_sites
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.removal import disconnects
 

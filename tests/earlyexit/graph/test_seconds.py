@@ -13,12 +13,9 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto
 
 from earlyexit.errors import GraphError
-from earlyexit.graph.onnx_file import read_onnx
-from earlyexit.graph.onnx_seconds import time_onnx
-from earlyexit.graph.shares import with_shares, work_shares
-from earlyexit.graph.sites import Site, find_sites
-from earlyexit.graph.torch_module import read_torch
-from earlyexit.graph.torch_seconds import time_torch
+from earlyexit.foreign.dataflow import Site, find_sites, with_shares, work_shares
+from earlyexit.foreign.onnx_file import read_onnx, time_onnx
+from earlyexit.foreign.torch_module import read_torch, time_torch
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import model_file
 from tests.earlyexit.graph.test_onnx_file import beside

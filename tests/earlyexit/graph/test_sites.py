@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from earlyexit.graph.dataflow import Dataflow
-from earlyexit.graph.onnx_file import read_onnx
-from earlyexit.graph.sites import carriers, find_sites, regions_of
+from earlyexit.foreign.dataflow import Dataflow, carriers, find_sites, regions_of
+from earlyexit.foreign.onnx_file import read_onnx
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import LIGHT, PACKAGED, model_file
 from tests.earlyexit.graph.removal import carriers_by_removal

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.graph import torch_module
-from earlyexit.graph.sites import carriers, find_sites
-from earlyexit.graph.torch_module import TorchGraph, read_torch
+from earlyexit.foreign import torch_module
+from earlyexit.foreign.dataflow import carriers, find_sites
+from earlyexit.foreign.torch_module import TorchGraph, read_torch
 from tests.earlyexit.graph import networks
 from tests.earlyexit.graph.removal import carriers_by_removal
 

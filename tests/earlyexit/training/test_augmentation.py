@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.boundary import TensorSpec
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import TensorSpec
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.augmentation import Augmentation, augmented
 from earlyexit.training.moves import Moves

@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
-from earlyexit.model import EarlyExitModel
-from earlyexit.signature import Encoded
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import ValueArray
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import exit_outputs
 from earlyexit.training.augmentation import Augmentation
-from earlyexit.training.joint import train_jointly
-from earlyexit.training.options import JointOptions
+from earlyexit.training.joint import JointOptions, train_jointly
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.models import SMALL
 
 ROWS = 40

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.demo.load import Ran, batch_at_block, tell
 from experiments.demo.picture import draw, plan_text
 from optimizer.plan import Plan, PolicySpec, Stage

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.families.llama import Llama
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask
 from experiments.generation.peers import Job
 from experiments.generation.speed import Engine, ScriptedPolicy, figures, plans

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from earlyexit.clock import MonotonicClock
+from earlyexit.engine.queue import Member
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import InputError
-from earlyexit.member import Member
-from earlyexit.piece import Piece
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.bench import measured_sizes
 from experiments.gpu.side import (

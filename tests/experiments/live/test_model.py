@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from deployments.slots import first_replicas
+from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import DataError
-from earlyexit.store import read_card
-from earlyexit.tokenizer import TextTokenizer
+from earlyexit.network.store import read_card
 from experiments.live.emulation import Emulation, emulated, policy
 from experiments.live.model import TEXT, ensure_model, made_up, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
 from experiments.models import LABELS
 from experiments.studies.mixes import MANY, easy_and_hard, mixed_records, mixed_rows
-from offramp.service.application import resolve_plan
+from offramp.spec.application import resolve_plan
 from optimizer.plan import early_exit_plan
 from profiles.records import ExitRecords
 

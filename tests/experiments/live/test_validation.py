@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.live.emulation import Bench, Emulation, emulated, policy
 from experiments.live.load import Driven, Phase, Usage, WindowFigures, closed_keys
 from experiments.live.model import made_up

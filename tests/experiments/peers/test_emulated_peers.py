@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from earlyexit.checkpoint import random_model
-from earlyexit.store import save_model
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.emulated import table
 from experiments.peers.emulated_model import EmulatedModel

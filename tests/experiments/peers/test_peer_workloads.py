@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.checkpoint import random_model
-from earlyexit.store import save_model
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.limit import enough
 from experiments.peers.plans import Machine

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 import torch
 
-from earlyexit.store import load_model, save_model
-from earlyexit.train import exit_outputs
+from earlyexit.network.store import load_model, save_model
+from earlyexit.training.ramps import exit_outputs
 from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.stock import StockModel
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts

@@ -11,7 +11,7 @@ from experiments.studies.study import StudyResult
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.decisions import nested, recorded
+from simulator.inputs import nested, recorded
 
 
 def table(batches: tuple[int, ...], block_s_B: Sequence[float], num_blocks: int, ramp: float = 0.0) -> LatencyTable:

@@ -39,7 +39,7 @@ from experiments.studies.side_by_side import (
 from experiments.studies.sides import decide, equal_cluster, savings
 from optimizer.decision import NoPlan
 from optimizer.problem import PlanProblem
-from simulator.decisions import NOWHERE
+from simulator.inputs import NOWHERE
 from simulator.sustained import Capacity
 from tests.experiments.studies.cases import four_blocks, four_inputs, inputs_at
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.studies import overlapping
 from experiments.studies.overlapping import Device
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
-from simulator.decisions import ByRamp
+from simulator.inputs import ByRamp
 
 # A block takes 1 s for up to two inputs, 2 s for four; no time for the exit after block 0.
 TABLE = LatencyTable(

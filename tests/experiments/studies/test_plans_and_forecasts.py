@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.studies import fig20_planner_overhead as fig20
 from experiments.studies import fig21_forecast as fig21
 from experiments.studies import fig22_misprediction as fig22

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies import fig19_bursts as fig19

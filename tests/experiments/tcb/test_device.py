@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from earlyexit.order import OrderSpec
+from earlyexit.engine.order import OrderSpec
 from experiments import tcb_device
 from experiments.tcb_device import Cost, Side, Stream, serve
 

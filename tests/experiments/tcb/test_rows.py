@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel
 from experiments.studies.packing import (
     Rows,
     Timed,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows
-from earlyexit.train import exit_outputs
+from earlyexit.data.rows import LabelledRows
+from earlyexit.training.ramps import exit_outputs
 from experiments.trained.mpnet import features_of, outputs_of
 from tests.end_to_end.tiny_service import make_model, some_texts
 

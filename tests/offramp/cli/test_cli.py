@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import offramp
-from deployments.access import AccessSettings
+from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings, TracingSettings
 from offramp.cli.app import main
 from optimizer.plan import stock_plan

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from offramp.cli.options import BUILT_IN_PLANS, STRATEGY_NAMES
-from offramp.service.application import BUILT_IN
+from offramp.spec.application import BUILT_IN
 from optimizer.decision import Strategy
 
 HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "httptools", "psutil")

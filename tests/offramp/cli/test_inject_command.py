@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.dataset import write_labelled
+from earlyexit.data.rows import write_labelled
 from offramp.cli.inject import _rows
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of

@@ -11,7 +11,7 @@ import yaml
 
 from deployments.settings import ServeSettings
 from offramp.cli.service import service_url, status_tables
-from offramp.service.file import at_folder, read_service
+from offramp.spec.file import at_folder, read_service
 from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.cli.runs import Answering, Captured, cells, printed, refused, run, serving, url_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.jobs.simulating import figures_so_far
+from offramp.commands.simulate import figures_so_far
 from simulator.outcome import DROPS, Outcome, SlotUse
 from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, records, run, written
 

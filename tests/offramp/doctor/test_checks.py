@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ports import RunningProcess
+from deployments.local_ray.ports import RunningProcess
 from offramp.cli.doctor import doctor_document
 from offramp.doctor.checks import CHECKS, examine, has_failed
 from offramp.doctor.finding import Finding

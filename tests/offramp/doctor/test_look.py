@@ -13,11 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
-from earlyexit.store import WEIGHTS_FILE
-from offramp.doctor.look_hardware import look_at_hardware
-from offramp.doctor.look_network import look_at_ports
-from offramp.doctor.look_software import look_at_software
-from offramp.doctor.look_targets import look_at_target
+from earlyexit.network.store import WEIGHTS_FILE
+from offramp.doctor.look import look_at_hardware, look_at_ports, look_at_software, look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
 from tests.offramp.service.service_folders import with_card, write_model
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
-from earlyexit.store import load_model
-from earlyexit.train import no_progress
+from earlyexit.network.store import load_model
+from earlyexit.training.ramps import no_progress
 from offramp.cli.calibration_tables import no_threshold_text
-from offramp.jobs.calibration import CalibrateJob, calibrate, calibrate_records, read_calibration
-from offramp.jobs.recording import batches_of_outputs, record_exits
+from offramp.commands.calibrate import CalibrateJob, calibrate, calibrate_records, read_calibration
+from offramp.commands.recording import batches_of_outputs, record_exits
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.checkpoint import RampOptions
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
-from earlyexit.train import exit_outputs
-from offramp.jobs.block_costs import parameters_by_block
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
-from offramp.jobs.chain_members import check_members
-from offramp.jobs.recording import record_exits
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from earlyexit.network.checkpoint import RampOptions
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
+from earlyexit.training.ramps import exit_outputs
+from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.calibrated import check_members
+from offramp.commands.profile import parameters_by_block
+from offramp.commands.recording import record_exits
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob
 from optimizer.calibration_file import (
     AMONG,
     CALIBRATION_FILE,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from earlyexit.chain_network import ChainNetwork, load_network, open_network
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
-from earlyexit.store import load_model, read_card, save_model
+from earlyexit.network.chain_network import ChainNetwork, load_network, open_network
+from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.cli.app import main
-from offramp.doctor.look_targets import look_at_target
-from offramp.jobs.chaining import chain_models
-from offramp.jobs.profiling import ProfileJob, profile_model
+from offramp.commands.chain import chain_models
+from offramp.commands.profile import ProfileJob, profile_model
+from offramp.doctor.look import look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from tests.earlyexit.chains import renamed
 from tests.earlyexit.models import ABC, small

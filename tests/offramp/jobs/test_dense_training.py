@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.boundary import TensorSpec
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.store import read_card
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.store import read_card
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.moves import Moves
-from offramp.jobs.kinds import task_for
-from offramp.jobs.train_job import TrainJob
+from offramp.commands.kinds import task_for
+from offramp.commands.train_job import TrainJob
 from tests.earlyexit.dense_data import CLASSES, JOINTS, write_poses, write_scenes
 from tests.offramp.cli.runs import run
 
@@ -112,7 +112,7 @@ def test_a_task_that_does_not_fit_the_rows_is_refused(
     ids=["no JSON", "no family", "no object"],
 )
 def test_what_is_no_configuration_of_a_network_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    from earlyexit.checkpoint import load_pretrained
+    from earlyexit.network.checkpoint import load_pretrained
 
     (tmp_path / "n.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelFolderError, match=message):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.chain_network import ChainNetwork
+from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.split import Split
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Split
-from earlyexit.train import exit_outputs
-from offramp.jobs.ensemble import find_ensemble, mixed_outputs
+from earlyexit.training.ramps import exit_outputs
+from offramp.commands.recording import find_ensemble, mixed_outputs
 from optimizer.ensemble import together
 from tests.earlyexit.chains import Inputs, chained, follow, inputs_for
 

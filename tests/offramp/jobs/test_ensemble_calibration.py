@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.dataset import LabelledRows
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
-from earlyexit.store import read_card
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
+from earlyexit.network.store import read_card
+from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.risk import Guarantee
 from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of

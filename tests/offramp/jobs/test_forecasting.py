@@ -10,7 +10,7 @@ from rich.console import Console
 
 from earlyexit.errors import DataError
 from offramp.cli.forecast import forecast_table, interval_text, rate_text
-from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
+from offramp.commands.forecast import forecast_document, rate_document, read_series, window_rates
 from profiles.forecast import SurvivalForecast
 from profiles.rates import Method, RateForecast
 from tests.offramp.cli.runs import Captured, printed, run

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import GraphError, InputError
-from earlyexit.store import load_model
-from earlyexit.train import exit_outputs
-from offramp.jobs.foreign import TorchForeign, read_foreign
-from offramp.jobs.injecting import crossing_sites
+from earlyexit.network.store import load_model
+from earlyexit.training.ramps import exit_outputs
+from offramp.commands.foreign import TorchForeign, read_foreign
+from offramp.commands.inject import crossing_sites
 from tests.earlyexit.foreign import VOCABULARY, two_answers
 from tests.offramp.jobs.test_injecting import HERE, ROWS, injected_into, job_of, rows_of
 
@@ -73,8 +73,8 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
-    from earlyexit.families.onnx_graph.backbone import open_graph
-    from earlyexit.families.onnx_graph.source import GraphOptions, why_not_at
+    from earlyexit.foreign.onnx_backbone import open_graph
+    from earlyexit.foreign.onnx_source import GraphOptions, why_not_at
     from tests.earlyexit.onnx_graphs import CODEC, PIXELS, across_graph, saved
 
     path, opened = saved(across_graph(seed=3), tmp_path), list[object]()
@@ -83,7 +83,7 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
         opened.append(arguments)
         return open_graph(*arguments, **options)
 
-    monkeypatch.setattr("earlyexit.families.onnx_graph.trial.open_graph", counted)
+    monkeypatch.setattr("earlyexit.foreign.onnx_source.open_graph", counted)
     cuts = [("r0",), ("c1",), ("across",), ("mixed",), ("back",), ("nowhere",)]
     refused = why_not_at(path, GraphOptions(cuts=cuts, codec=CODEC, pixels=PIXELS))
     assert list(refused) == [("nowhere",), ("across",), ("mixed",)]

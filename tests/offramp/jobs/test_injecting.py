@@ -13,20 +13,19 @@ import torch
 from PIL import Image
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
+from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, GraphError, InputError, ModelFolderError, OfframpError
-from earlyexit.families.exported import GRAPH_FILE
-from earlyexit.graph.sites import Site
-from earlyexit.model import EarlyExitModel
+from earlyexit.foreign.dataflow import Site
+from earlyexit.foreign.torch_backbone import GRAPH_FILE
 from earlyexit.named import NamedSpec
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
-from earlyexit.train import exit_outputs
-from offramp.jobs.answer_names import answer_names, check_names
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
-from offramp.jobs.foreign import TorchForeign, read_foreign
-from offramp.jobs.inject_job import InjectJob
-from offramp.jobs.injecting import Injected, Times, crossing_sites, inject
-from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
+from earlyexit.training.ramps import exit_outputs
+from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.foreign import TorchForeign, answer_names, check_names, read_foreign
+from offramp.commands.inject import Injected, Times, crossing_sites, inject
+from offramp.commands.inject_job import InjectJob
+from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.risk import Guarantee
 from profiles.table import FloatArray
@@ -136,7 +135,7 @@ def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_p
 
 def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from earlyexit.families.onnx_graph.file import fingerprint
+    from earlyexit.foreign.onnx_parts import fingerprint
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given

@@ -14,17 +14,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from earlyexit.boundary import TensorSpec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.dataset import PAIR, TEXT, LabelledRows, read_labelled
+from earlyexit.data.rows import PAIR, TEXT, LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
-from earlyexit.store import read_card
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.store import read_card
 from earlyexit.training.augmentation import Augmentation
-from offramp.jobs.kinds import codec_for
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
+from offramp.commands.kinds import codec_for
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
 from tests.offramp.cli.runs import printed, run

@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 
 from earlyexit.errors import InputError
-from earlyexit.tasks.class_maps import to_png
+from earlyexit.tasks.checks import to_png
 from offramp.cli.predict import IMAGES, _map_files
 from offramp.client.protocol import Prediction
-from offramp.jobs.bulk import Row, with_files
-from offramp.jobs.map_files import MapFiles, is_png
+from offramp.commands.bulk import MapFiles, Row, is_png, with_files
 
 MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
 CONTENT = base64.b64encode(to_png(MAP, 3)).decode()

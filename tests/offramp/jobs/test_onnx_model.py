@@ -12,22 +12,22 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from earlyexit.backends import open_segments
-from earlyexit.dataset import LabelledRows
-from earlyexit.engine import Batch
+from earlyexit.backends.backends import open_segments
+from earlyexit.data.rows import LabelledRows
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.queue import Member
+from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.member import Member
+from earlyexit.network.split import Split
+from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
-from earlyexit.store import load_model, read_card, save_model
-from earlyexit.train import TrainOptions, exit_outputs, train_ramps
-from offramp.doctor.look_targets import look_at_target
-from offramp.jobs.calibration import CalibrateJob, calibrate
-from offramp.jobs.profiling import ProfileJob, profile_model
-from offramp.service.application import application_settings
-from offramp.service.model import _parameter_bytes
-from offramp.service.shape import ApplicationDocument
+from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
+from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.profile import ProfileJob, profile_model
+from offramp.doctor.look import look_at_target
+from offramp.spec.application import application_settings
+from offramp.spec.documents import ApplicationDocument
+from offramp.spec.model import _parameter_bytes
 from optimizer.plan import stock_plan
 from optimizer.risk import Guarantee
 from tests.earlyexit.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps

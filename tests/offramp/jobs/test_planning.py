@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from earlyexit.errors import InputError, PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from offramp.cli.plan_tables import no_plan_tables, plan_tables, what_if_table
-from offramp.jobs.planning import (
+from offramp.commands.plan import (
     NoPlanAnswer,
     PlanAnswer,
     answer,

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.captured.segments import CapturedSegments
-from earlyexit.captured.shapes import shape_of
+from earlyexit.backends.captured import CapturedSegments, shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
-from earlyexit.store import save_model
+from earlyexit.network.store import save_model
 from offramp.cli.profile import noise_text
-from offramp.jobs.profiling import ProfileJob, open_bench, profile_figures, profile_model, write_points
+from offramp.commands.profile import ProfileJob, open_bench, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
 from tests.earlyexit.decoders import decoder, hf_decoder
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.dataset import IMAGE, LabelledRows, objects
+from earlyexit.data.rows import IMAGE, LabelledRows, objects
 from earlyexit.errors import DataError, PlanError
+from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
-from earlyexit.store import load_model, save_model
-from earlyexit.train import exit_outputs
+from earlyexit.training.ramps import exit_outputs
 from offramp.cli.calibration_tables import calibration_tables, leave_text, no_threshold_text
-from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, read_calibration
-from offramp.jobs.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
+from offramp.commands.calibrate import CalibrateJob, calibrate, outcome_figures, read_calibration
+from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.dataset import LabelledRows
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.offline import Asked, generate
+from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.foresight import ForeseenPolicy
-from earlyexit.store import load_model, read_card
+from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask
-from offramp.jobs.calibrated import CalibrateJob
-from offramp.jobs.calibration import calibrate, calibrate_records, read_calibration
-from offramp.jobs.token_training import spread
-from offramp.jobs.train_job import TrainJob, default_task
-from offramp.jobs.training import train
+from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
+from offramp.commands.calibrated import CalibrateJob
+from offramp.commands.train import train
+from offramp.commands.train_job import TrainJob, default_task
+from offramp.commands.train_tokens import spread
 from optimizer.risk import Guarantee
 from optimizer.sequences import differing, sequences_of
-from profiles.decay import decay_of
+from profiles.networks import decay_of
 from profiles.records import ExitRecords
 from tests.earlyexit.decoders import byte_tokenizer, hf_decoder
 from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.store import load_model, read_card
-from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import head_in_words, train
+from earlyexit.network.store import load_model, read_card
+from offramp.commands.train import head_in_words, train
+from offramp.commands.train_job import TrainJob
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:

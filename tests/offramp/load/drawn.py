@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import FloatArray
+from offramp.load.arrivals import FloatArray, parse_arrivals
 
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:

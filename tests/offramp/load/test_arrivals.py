@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import Modulated, unit_points
+from offramp.load.arrivals import Modulated, parse_arrivals, unit_points
 from tests.offramp.load.drawn import draw, per_second, trace
 
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"

@@ -15,8 +15,8 @@ from earlyexit.errors import InputError
 from offramp.client.inputs import TensorBody
 from offramp.client.protocol import NoReply, Reply
 from offramp.load import connections
-from offramp.load.alarm import exact_sleep
 from offramp.load.connections import Connection, connected
+from offramp.load.generator import exact_sleep
 from tests.offramp.load.scripted_server import Reply as Said
 from tests.offramp.load.scripted_server import ok, refusal, scripted
 

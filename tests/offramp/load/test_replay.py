@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.errors import DataError, InputError
-from offramp.load.arrivals import parse_arrivals
-from offramp.load.replay import CountReplay, StampReplay
+from offramp.load.arrivals import CountReplay, StampReplay, parse_arrivals
 from tests.data import data_folder
 from tests.offramp.load.drawn import draw, per_second, trace
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from earlyexit.errors import InputError
-from offramp.service.file import Service, read_service
+from offramp.spec.file import Service, read_service
 from optimizer.plan_file import parse_plan, write_plan
 from tests.offramp.service.service_folders import write_model
 

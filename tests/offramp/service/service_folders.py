@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from earlyexit.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
+from earlyexit.network.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from optimizer.calibration_file import AMONG, CALIBRATION_FILE, PRUNED, RECORDS_FILE, CalibrationCard
 from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords

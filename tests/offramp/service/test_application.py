@@ -5,14 +5,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from deployments.access import AccessSettings
+from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
+from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError, PlanError
-from earlyexit.order import OrderSpec
-from earlyexit.split import Split
-from offramp.service.application import application_settings, exposure_notes, resolve_plan, with_environment
-from offramp.service.file import at_folder
-from offramp.service.shape import AccessDocument, ApplicationDocument, ServedModelDocument
+from earlyexit.network.split import Split
+from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
+from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
+from offramp.spec.file import at_folder
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
 from optimizer.plan_file import write_plan

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import ModelFolderError
-from offramp.service.application import resolve_plan
-from offramp.service.model import of_ramps
+from offramp.spec.application import resolve_plan
+from offramp.spec.model import of_ramps
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.offramp.service.service_files import Files

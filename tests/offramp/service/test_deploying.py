@@ -9,7 +9,7 @@ import pytest
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, OfframpError
-from offramp.service.deploying import (
+from offramp.spec.deploying import (
     Dashboard,
     Waiting,
     applications_document,

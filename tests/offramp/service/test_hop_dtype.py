@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from deployments.settings import ServeSettings
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
-from simulator.decisions import ByRamp
+from simulator.inputs import ByRamp
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
 from tests.offramp.service.service_files import Files

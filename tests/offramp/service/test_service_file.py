@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from deployments.settings import ControlSettings, ServeSettings, TracingSettings
+from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError
-from earlyexit.order import OrderSpec
-from offramp.service.file import Service
+from offramp.spec.file import Service
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan

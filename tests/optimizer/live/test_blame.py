@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.live.blame import Blamed
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply

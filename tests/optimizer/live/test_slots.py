@@ -8,7 +8,7 @@ import pytest
 from numpy.random import default_rng
 
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.live.slots import num_started, place
 from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import Plan, Stage

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.live.stragglers import LEAST_BATCHES, MOST_SHARE, ReplicaTimes, Resting, Run, Straggler, find, since
 
 SPLIT = Split(first=0, end=1, batch=4)

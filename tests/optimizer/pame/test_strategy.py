@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
-from offramp.jobs.planning import PlanAnswer, answer, answer_document
+from offramp.commands.plan import PlanAnswer, answer, answer_document
 from optimizer.decision import NoPlan, Planned, strategies_for
 from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem

@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.access import AccessSettings
-from deployments.ingress.access.gate import EVERYBODY, gate_of
-from deployments.ingress.access.rates import Limit
-from deployments.ingress.api.http import build_app
+from deployments.api.access import EVERYBODY, Limit, gate_of
+from deployments.api.http import build_app
+from deployments.keys import AccessSettings
 from earlyexit.clock import ManualClock
 from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
 from tests.deployments.ingress.api.test_http import ROUTES, call, path_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.access import AccessSettings
-from deployments.ingress.access.key_ring import KeyRing
+from deployments.api.access import KeyRing
+from deployments.keys import AccessSettings
 from earlyexit.errors import InputError
 
 ALICE, BOB = "alice-0123456789", "bob-012345678901"

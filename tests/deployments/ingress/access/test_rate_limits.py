@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.access import AccessSettings
-from deployments.ingress.access.rates import Limit, RateLimits, TokenBucket, limit_of
+from deployments.api.access import Limit, RateLimits, TokenBucket, limit_of
+from deployments.keys import AccessSettings
 from earlyexit.errors import RateLimitError
 
 TWO_A_SECOND = Limit(rate_per_s=2.0, burst=3.0)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.request_body import Bodies
-from deployments.ingress.api.signature import Signature
+from deployments.api.bodies import InferRequest
+from deployments.api.parsing import Signature
+from deployments.api.request_body import Bodies
 from earlyexit.codecs.image import ImageCodec
+from earlyexit.network.wire import Answer, values_of
 from earlyexit.tasks.base import Task
-from earlyexit.wire import Answer, values_of
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.earlyexit.codecs.pictures import file_of, noise
 from tests.earlyexit.tasks_of_maps import BODY, STREET, logits_of, peaks

@@ -9,21 +9,19 @@ from typing import Any
 import grpc
 import httpx
 
-from deployments.access import AccessSettings
-from deployments.ingress.access.gate import Gate
-from deployments.ingress.access.key_ring import KeyRing
-from deployments.ingress.access.rates import Limit, RateLimits
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.face import Chooser
-from deployments.ingress.api.http import build_app
-from deployments.ingress.api.request_body import Bodies
-from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.rpc.messages import message_class
-from deployments.ingress.versions.http import version_paths
+from deployments.api.access import Gate, KeyRing, Limit, RateLimits
+from deployments.api.bodies import InferRequest
+from deployments.api.endpoint import Chooser
+from deployments.api.grpc.calls import Rpcs
+from deployments.api.grpc.messages import message_class
+from deployments.api.http import build_app
+from deployments.api.live_page import Viewer
+from deployments.api.request_body import Bodies
+from deployments.keys import AccessSettings
+from deployments.versions.http import version_paths
 from earlyexit.clock import ManualClock
-from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
+from earlyexit.network.store import ModelCard
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.signatures import Described
 from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.model_cards import a_card

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.request_body import Bodies
-from deployments.ingress.api.signature import Signature
-from earlyexit.signature import Column
+from deployments.api.bodies import InferRequest
+from deployments.api.parsing import Signature
+from deployments.api.request_body import Bodies
+from earlyexit.network.wire import Answer, Column, Numbers, Value, stacked
 from earlyexit.tasks.base import ValueArray
-from earlyexit.tasks.class_maps import to_png
+from earlyexit.tasks.checks import to_png
 from earlyexit.tasks.label import LabelTask
-from earlyexit.wire import Answer, Numbers, Value, stacked
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.api.signatures import TEXT
 

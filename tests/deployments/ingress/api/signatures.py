@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.ingress.api.signature import Signature
+from deployments.api.parsing import Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.codecs.text import TextCodec
-from earlyexit.codecs.text_pair import TextPairCodec
-from earlyexit.signature import DATATYPES
-from earlyexit.store import ModelCard
+from earlyexit.codecs.text import TextCodec, TextPairCodec
+from earlyexit.network.store import ModelCard
+from earlyexit.network.wire import DATATYPES
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask

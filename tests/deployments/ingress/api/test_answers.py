@@ -4,10 +4,10 @@ import json
 import struct
 from collections.abc import Sequence
 
-from deployments.ingress.api.answers import predict_response, v2_response
-from deployments.ingress.api.bodies import V2Reply
-from deployments.ingress.rpc.conversion import infer_response
-from earlyexit.wire import Answer
+from deployments.api.bodies import V2Reply
+from deployments.api.grpc.calls import infer_response
+from deployments.api.responses import predict_response, v2_response
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.signatures import TASK
 from tests.deployments.ingress.api.v2_requests import packed
 

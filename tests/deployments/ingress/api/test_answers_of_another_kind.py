@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.ingress.api.endpoint import READ
-from deployments.ingress.api.openapi import openapi_document
+from deployments.api.endpoint import READ
+from deployments.api.openapi import openapi_document
 from tests.deployments.ingress.api.faces import V2_BODY, V2_INFER, FakeBackend, client_of
 from tests.deployments.ingress.api.own_maps import MapBackend, OwnMaps, map_of
 from tests.deployments.ingress.api.signatures import TEXT

@@ -9,16 +9,13 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.ingress.api.answers import v2_response
-from deployments.ingress.api.bodies import V2Reply
-from deployments.ingress.api.columns import GivenTensor, read_columns
-from deployments.ingress.api.parsing import parse_v2
-from deployments.ingress.api.signature import Signature
-from deployments.ingress.api.tensors import packed, unpacked
-from deployments.ingress.rpc.conversion import CONTENTS, parse_infer
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.bodies import V2Reply
+from deployments.api.grpc.calls import CONTENTS, parse_infer
+from deployments.api.grpc.messages import message_class
+from deployments.api.parsing import GivenTensor, Signature, packed, parse_v2, read_columns, unpacked
+from deployments.api.responses import v2_response
 from earlyexit.errors import InputError
-from earlyexit.signature import DATATYPES
+from earlyexit.network.wire import DATATYPES
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, TEXT, tensor, tensors
 from tests.deployments.ingress.api.v2_requests import check_refused, refusal
 from tests.earlyexit.codecs.pictures import file_of, noise

@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.ingress.api.http import build_app
-from deployments.ingress.api.openapi import openapi_document
-from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.grpc.calls import Rpcs
+from deployments.api.grpc.messages import message_class
+from deployments.api.http import build_app
+from deployments.api.openapi import openapi_document
 from earlyexit.errors import OfframpError
 from earlyexit.tasks.pose import PoseTask
 from offramp.client.client import AsyncClient

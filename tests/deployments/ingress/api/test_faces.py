@@ -7,11 +7,10 @@ import logging
 import grpc
 import pytest
 
-from deployments.ingress.access.rates import Limit
-from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.rpc.messages import message_class
-from deployments.ingress.versions.choice import Chosen
-from deployments.ingress.versions.tally import Tally
+from deployments.api.access import Limit
+from deployments.api.grpc.calls import Rpcs
+from deployments.api.grpc.messages import message_class
+from deployments.versions.choice import Chosen, Tally
 from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,

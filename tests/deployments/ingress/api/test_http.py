@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.api.http import build_app
+from deployments.api.http import build_app
 from earlyexit.errors import ControllerUnavailableError, DeadlineError, StageUnavailableError
 from tests.deployments.ingress.api.faces import MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, client_of
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.openapi import openapi_document
-from deployments.ingress.api.signature import Signature
+from deployments.api.openapi import openapi_document
+from deployments.api.parsing import Signature
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.tasks.token import TokenTask
 from tests.deployments.ingress.api.signatures import TEXT

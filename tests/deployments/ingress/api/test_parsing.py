@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.bodies import InferRequest, V2Reply
-from deployments.ingress.api.parsing import parse_predict as parse_predict_of
-from deployments.ingress.rpc.conversion import parse_infer, read_message
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.bodies import InferRequest, V2Reply
+from deployments.api.grpc.calls import parse_infer, read_message
+from deployments.api.grpc.messages import message_class
+from deployments.api.parsing import parse_predict as parse_predict_of
 from tests.deployments.ingress.api.signatures import TEXT
 from tests.deployments.ingress.api.v2_requests import (
     WAYS,

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.parsing import parse_predict
+from deployments.api.bodies import InferRequest
+from deployments.api.parsing import parse_predict
 from earlyexit.errors import InputError
 from tests.deployments.ingress.api.signatures import TEXT
 from tests.deployments.ingress.api.v2_requests import packed, parse_v2

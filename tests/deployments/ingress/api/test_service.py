@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
-from deployments.ingress.dispatch.departure import LiveFlight
-from deployments.messages import Chunk
+from deployments.api.bodies import InferRequest
+from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
+from deployments.ingress.crossing import LiveFlight
 from deployments.settings import ServeSettings
-from earlyexit.boundary import TensorSpec
+from deployments.wire.messages import Chunk
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
+from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -25,9 +25,8 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
-from earlyexit.signature import Encoded
-from earlyexit.tokenizer import TextTokenizer
-from earlyexit.wire import Answer
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.wire import Answer, Encoded
 from optimizer.plan import Plan, stock_plan
 from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, TIMING, Ring, StageCallLog, turns
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching

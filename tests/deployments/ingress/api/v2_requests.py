@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.bodies import InferRequest, V2Reply
-from deployments.ingress.api.parsing import parse_v2 as parse_v2_of
-from deployments.ingress.rpc.conversion import parse_infer
-from deployments.ingress.rpc.messages import message_class
+from deployments.api.bodies import InferRequest, V2Reply
+from deployments.api.grpc.calls import parse_infer
+from deployments.api.grpc.messages import message_class
+from deployments.api.parsing import parse_v2 as parse_v2_of
 from earlyexit.errors import InputError
 from tests.deployments.ingress.api.signatures import TEXT
 

@@ -14,20 +14,19 @@ import httpx
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from deployments.ingress.access.gate import Gate
-from deployments.ingress.api.http import build_app, build_lane
-from deployments.ingress.api.signature import Signature
-from deployments.ingress.completions.http import generate_paths
-from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.stream import CutShortError, Stream
-from deployments.ingress.server.limits import Limits
-from deployments.ingress.server.server import HttpServer
+from deployments.api.access import Gate
+from deployments.api.completions.http import generate_paths
+from deployments.api.generation import CutShortError, GenerateRequest, Stream
+from deployments.api.http import build_app, build_lane
+from deployments.api.parsing import Signature
+from deployments.api.server.connection import Limits
+from deployments.api.server.server import HttpServer
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ExecutionError
-from earlyexit.generation.sequence import TokenSequence
-from earlyexit.generation.text import TextStream
-from earlyexit.store import ModelCard
+from earlyexit.network.store import ModelCard
+from earlyexit.sequences.sequence import TokenSequence
+from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.token import TokenTask
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.earlyexit.codecs.prompts import END

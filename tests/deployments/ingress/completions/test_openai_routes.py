@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.access.rates import Limit
+from deployments.api.access import Limit
 from earlyexit.errors import DeadlineError, OverloadedError
 from tests.deployments.ingress.api.faces import BEARER, FakeBackend, gate
 from tests.deployments.ingress.api.faces import client_of as client_of_labels

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import openai
 
-from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.stream import Stream
-from earlyexit.generation.text import TextStream
+from deployments.api.generation import GenerateRequest, Stream
+from earlyexit.sequences.text import TextStream
 from tests.deployments.ingress.completions.generating import Teller, listening
 from tests.deployments.ingress.generation.test_generate_with_decoders import MAX_TOKENS, Service, all_of, plan
 from tests.earlyexit.codecs.prompts import prompt_codec

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.api.http import build_app
-from deployments.ingress.completions.http import generate_paths
+from deployments.api.completions.http import generate_paths
+from deployments.api.http import build_app
 from earlyexit.clock import ManualClock
 from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
 from tests.earlyexit.codecs.prompts import prompt_codec

@@ -6,12 +6,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from earlyexit.engine import Dispatch
+from deployments.ingress.core.inputs import Action, Answered, Call, Dropped, Flight, HungUp, Retried, Rules, SendCall
+from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 

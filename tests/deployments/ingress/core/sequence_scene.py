@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.ingress.core.flights import Action, SendCall
-from deployments.ingress.core.homes import Home, homes_of
+from deployments.ingress.core.inputs import Action, SendCall
+from deployments.ingress.core.routes import KVPlacement, homes_of
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_scene import CoreScene
 
@@ -15,13 +15,13 @@ class SequenceScene(CoreScene):
 
     def __init__(self, placed: PlacedPlan | None = None, **rules: Any) -> None:
         super().__init__(placed, **rules)
-        self.homes: dict[str, Home] = {}
+        self.homes: dict[str, KVPlacement] = {}
         self.room = "r1"
         """The replica of every slot that takes sequences which have none there."""
 
     def begin(self, name: str, letter: str, *, tokens: int = 5, again: bool = False) -> None:
         """A sequence with its first input."""
-        self.homes[name] = Home(len(self.homes) + 1, is_again=again)
+        self.homes[name] = KVPlacement(len(self.homes) + 1, is_again=again)
         self.step(name, letter, tokens=tokens)
 
     def step(self, name: str, letter: str, *, tokens: int = 1, deadline_s: float = 10.0) -> None:

@@ -11,8 +11,8 @@ from deployments.ingress.core.admission import (
     RISE,
     Admission,
 )
-from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 
 # The rule, by hand: 100 answers per second and an SLO of 1 s

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.ingress.core.admission import BURST, CONTESTED, FALL, LEAP, PLANNED_SHARE, Admission
-from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from earlyexit.engine.engine import Dispatch
+from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.test_admission import BEGIN, plan
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.flights import WHOLE
+from deployments.ingress.core.inputs import WHOLE
 from earlyexit.errors import DeadlineError
-from earlyexit.wire import Seen
+from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 from tests.deployments.ingress.core.test_core_crossings import cascade, chain_plan, single

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.flights import SendCall
+from deployments.ingress.core.inputs import SendCall
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape

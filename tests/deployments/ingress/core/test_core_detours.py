@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.messages import Assignment
-from earlyexit.split import Split
+from deployments.wire.messages import Assignment
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 from tests.deployments.ingress.core.test_core_crossings import LARGE, cascade, chain_plan, single

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from deployments.ingress.core.flights import Action, SendCall
-from deployments.ingress.core.homes import Home
+from deployments.ingress.core.inputs import Action, SendCall
+from deployments.ingress.core.routes import KVPlacement
 from optimizer.plan import PolicySpec
 from tests.deployments.ingress.core.sequence_scene import SequenceScene
 from tests.deployments.ingress.core.test_core_probes import ProbeScene, probed_plan
@@ -83,7 +83,7 @@ def test_probes_and_others_of_one_moment_go_in_calls_of_their_own() -> None:
 def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
     scene = ProbedScene(probe_share=0.5)
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
-        scene.homes[name] = Home(len(scene.homes) + 1, is_again=True, is_probe=was)
+        scene.homes[name] = KVPlacement(len(scene.homes) + 1, is_again=True, is_probe=was)
         scene.step(name, letter)
     scene.do(())
     assert {call.probe for call in scene.calls} == {was}

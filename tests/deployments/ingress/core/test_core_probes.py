@@ -9,8 +9,8 @@ import pytest
 
 from deployments.ingress.core.attempts import HANG_S
 from earlyexit.errors import DeadlineError
-from earlyexit.split import AfterAnswer, Split
-from earlyexit.wire import Seen
+from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.homes import SequenceNumbers
+from deployments.ingress.core.routes import SequenceNumbers
 from earlyexit.errors import OverloadedError, SequenceLostError, StageUnavailableError
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, SLOTS, plan

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.ingress.core.attempts import HANG_S
 from earlyexit.errors import DeadlineError
-from earlyexit.split import AfterAnswer
+from earlyexit.network.split import AfterAnswer
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from tests.deployments.ingress.core.test_core_probes import ProbeScene, probed_plan

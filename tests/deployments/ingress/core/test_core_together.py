@@ -6,7 +6,7 @@ import pytest
 
 from deployments.ingress.core.outcomes import LONGEST_RETRY_S
 from earlyexit.errors import AdmissionError, OverloadedError
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, CoreScene

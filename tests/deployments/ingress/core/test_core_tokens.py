@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
-from deployments.ingress.core.routing import PARTS
+from deployments.ingress.core.routes import PARTS
 from earlyexit.errors import AdmissionError
 from tests.deployments.ingress.core.core_scene import CoreScene, plan
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from deployments.ingress.core.counts import LATENCY_ENDS_S, IngressCounts, bucket_of, latencies_within
-from deployments.reports import BUCKET
+from deployments.ingress.core.outcomes import LATENCY_ENDS_S, IngressCounts, bucket_of, latencies_within
+from deployments.wire.messages import BUCKET
 
 
 def test_a_bucket_holds_what_lies_between_its_ends() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.core_scene import CoreScene, plan

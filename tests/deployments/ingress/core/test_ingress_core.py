@@ -8,7 +8,7 @@ from deployments.ingress.core.attempts import HANG_S, RETRY_PAUSE_S
 from earlyexit.errors import (
     PlanError,
 )
-from earlyexit.split import Split
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, SLOTS, CoreScene, plan

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.flights import Flight
-from deployments.ingress.core.line import Line
-from earlyexit.order import OrderName, OrderSpec
-from earlyexit.split import Budget
+from deployments.ingress.core.inputs import Flight
+from deployments.ingress.core.queue import WaitQueue
+from earlyexit.engine.order import OrderName, OrderSpec
+from earlyexit.network.split import Budget
 from tests.deployments.ingress.core.core_scene import CoreScene, plan
 
 DEFAULT = OrderSpec().build()
@@ -24,14 +24,14 @@ def flight(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, toke
     return Flight(name, arrived_s, deadline_s, 0, tokens)
 
 
-def line_of(*flights: Flight[str]) -> Line[str]:
-    line: Line[str] = Line()
+def line_of(*flights: Flight[str]) -> WaitQueue[str]:
+    line: WaitQueue[str] = WaitQueue()
     for each in flights:
         line.join([each])
     return line
 
 
-def gone(line: Line[str], budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
+def gone(line: WaitQueue[str], budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
     return "".join(each.input for each in line.leave(budget, order, now_s))
 
 
@@ -77,7 +77,7 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
 @pytest.mark.parametrize("tokens", [None, 50])
 def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
     rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
-    line: Line[str] = Line()
+    line: WaitQueue[str] = WaitQueue()
     waiting: dict[str, Flight[str]] = {}
     for step in range(400):
         what = rng.choice("jjjlgr")

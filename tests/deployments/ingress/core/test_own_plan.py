@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.core.own_plan import own_plan
+from deployments.ingress.core.ingress_core import own_plan
 from optimizer.placement import initial_placement, parse_placed
 from optimizer.plan import PolicySpec, early_exit_plan
 

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pytest
 
 from deployments.ingress.core import probes
-from deployments.ingress.core.entries import Watch
-from deployments.ingress.core.flights import Flight
-from deployments.ingress.core.probes import ProbeBook
-from earlyexit.split import Split
+from deployments.ingress.core.inputs import Flight, Watch
+from deployments.ingress.core.probes import ExitObservations
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Numbers, Seen
 from earlyexit.tasks.label import differ
-from earlyexit.wire import Numbers, Seen
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
 from profiles.scores import FloatArray, Score
@@ -47,13 +46,13 @@ def begun(
     stay: bool = False,
     watch: Watch = "probe",
     most_complete: int = 10,
-) -> ProbeBook:
-    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
+) -> ExitObservations:
+    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
     assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
 
-def finish(book: ProbeBook, each: Probed, *, exit_block: int = 3) -> None:
+def finish(book: ExitObservations, each: Probed, *, exit_block: int = 3) -> None:
     book.answered(each, exit_block, BOTH)
     book.see([seen(each, block) for block in (0, 2, 3)])
 
@@ -100,7 +99,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
 
     probe = flight(1)
-    book = ProbeBook(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
+    book = ExitObservations(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
     book.begin([probe], plan(), "probe", 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
@@ -128,7 +127,7 @@ def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_tak
         computed.append(len(full) // 2)  # both ramps
         return np.zeros(len(early))
 
-    book = ProbeBook(replace(SHAPE, zero_one=False), no_loss, outlive_s=1.0)
+    book = ExitObservations(replace(SHAPE, zero_one=False), no_loss, outlive_s=1.0)
     said = Numbers.of(np.zeros(numbers))
     for probe in (flight(serial) for serial in range(sum(sizes))):
         book.begin([probe], plan(), "probe", 2.0)
@@ -148,7 +147,7 @@ def test_what_the_full_model_said_is_unpacked_once_for_all_ramps(monkeypatch: py
         return numpy(self)
 
     monkeypatch.setattr(Numbers, "numpy", counted)
-    book = ProbeBook(replace(SHAPE, zero_one=False), lambda early, full: np.zeros(len(early)), outlive_s=1.0)
+    book = ExitObservations(replace(SHAPE, zero_one=False), lambda early, full: np.zeros(len(early)), outlive_s=1.0)
     full = Numbers.of(np.zeros(3))
     for probe in (flight(1), flight(2)):
         book.begin([probe], plan(), "probe", 2.0)
@@ -234,14 +233,14 @@ def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
-    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_open=2)
+    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_open=2)
     assert book.begin([flight(1)], plan(), "probe", 2.0)
     assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
     assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
 def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
-    entropy, confidence = (ProbeBook(replace(SHAPE, score=score), differ, outlive_s=1.0) for score in SCORES)
+    entropy, confidence = (ExitObservations(replace(SHAPE, score=score), differ, outlive_s=1.0) for score in SCORES)
     policies = [
         PolicySpec(name="entropy", thresholds=0.5),
         PolicySpec(name="recorded", thresholds=0.5, records="records.npz"),
@@ -288,7 +287,7 @@ def test_when_inputs_stay_no_more_only_probes_are_still_to_be_seen() -> None:
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
-    book = ProbeBook(SHAPE, differ, outlive_s=1.0)
+    book = ExitObservations(SHAPE, differ, outlive_s=1.0)
     rng = random.Random(1)
 
     def drawn(served: Plan, share: float, count: int = 200) -> list[Watch | None]:
@@ -303,7 +302,7 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
 
 
 def test_without_room_inputs_that_stay_are_as_others_are() -> None:
-    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_open=1)
+    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_open=1)
     watched = [book.draw([flight(serial)], plan(stay=True), 0.0, random.Random(1), 2.0) for serial in range(2)]
     assert watched == ["stay", None]
 
@@ -330,7 +329,7 @@ def test_a_loss_that_fails_costs_what_was_seen_and_no_answer(caplog: pytest.LogC
         raise ValueError("a task's own loss fails")
 
     probe = flight(1)
-    book = ProbeBook(SHAPE, fail, outlive_s=1.0)
+    book = ExitObservations(SHAPE, fail, outlive_s=1.0)
     assert book.begin([probe], plan(), "probe", 2.0)
     finish(book, probe)
     assert (book.hand_over(), book.agreement) == (None, None)

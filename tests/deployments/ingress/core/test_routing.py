@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.routing import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
-from earlyexit.split import Budget
+from deployments.ingress.core.routes import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
+from earlyexit.network.split import Budget
 
 BATCH = 16
 

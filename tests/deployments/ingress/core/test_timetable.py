@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 
-from deployments.ingress.core.timetable import Timetable
+from deployments.ingress.core.inputs import Timetable
 
 
 def test_things_are_due_in_their_order_whatever_order_they_came_in() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot
-from deployments.reports import IngressReport, ReplicaReport
-from earlyexit.chain import Chain
-from earlyexit.counts import TimesRun
-from earlyexit.split import Split
+from deployments.ops.dashboard.snapshot import ServiceFacts, Snapshot
+from deployments.wire.messages import IngressReport, ReplicaReport
+from earlyexit.engine.times import TimesRun
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 

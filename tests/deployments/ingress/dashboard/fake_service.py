@@ -19,16 +19,16 @@ from typing import Any
 
 import uvicorn
 
-from deployments.ingress.api.http import build_app
-from deployments.ingress.core.counts import bucket_of
-from deployments.ingress.dashboard.feed import Feed, Viewer
-from deployments.ingress.dashboard.lookout import Lookout
-from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
-from deployments.reports import IngressReport, ReplicaReport
+from deployments.api.http import build_app
+from deployments.api.live_page import Feed, Viewer
+from deployments.ingress.core.outcomes import bucket_of
+from deployments.ops.dashboard.poller import SnapshotPoller
+from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
+from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
-from earlyexit.split import Split
-from earlyexit.store import ModelCard
+from earlyexit.network.split import Split
+from earlyexit.network.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.api.faces import FakeBackend
@@ -89,7 +89,7 @@ class FakeService(FakeBackend):
             emulated={"emulated:V100": 2.0},
             image=image_facts(self.signature.codec),
         )
-        lookout = Lookout(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
+        lookout = SnapshotPoller(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
         self.feed = Feed(lookout.event, self._clock, most_viewers=self.most_viewers)
 
     @property

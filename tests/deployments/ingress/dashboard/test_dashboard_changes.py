@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.ingress.dashboard.state import changes_state
+from deployments.ops.dashboard.state import changes_state
 
 
 def row(epoch: int, rate_per_s: float | None, *, outcome: str = "in force", **fields: Any) -> dict[str, Any]:

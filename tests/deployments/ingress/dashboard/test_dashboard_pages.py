@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.api.http import build_app
-from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.dashboard.pages import EventStream, assets
+from deployments.api.http import build_app
+from deployments.api.live_page import EventStream, Viewer, assets
 from tests.deployments.ingress.dashboard.fake_service import FakeService
 
 MOST_BYTES = 150_000

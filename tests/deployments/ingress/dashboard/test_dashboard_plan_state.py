@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.ingress.dashboard.plan_state import MOST_REPLICAS, blocks_state, plan_state
-from deployments.ingress.dashboard.snapshot import Snapshot
+from deployments.ops.dashboard.snapshot import Snapshot
+from deployments.ops.dashboard.state import MOST_REPLICAS, blocks_state, plan_state
 from optimizer.placement import initial_placement
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.dashboard.state import observed_survival, page_state
-from deployments.reports import BUCKET
-from earlyexit.chain import Chain
-from earlyexit.split import Split
+from deployments.ops.dashboard.state import observed_survival, page_state
+from deployments.wire.messages import BUCKET
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import FACTS, ingress, placed, replica, snapshot

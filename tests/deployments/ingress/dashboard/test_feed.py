@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from deployments.ingress.dashboard.feed import BEAT, HEARTBEAT_S, PERIOD_S, TROUBLE, Feed, Viewer
+from deployments.api.live_page import BEAT, HEARTBEAT_S, PERIOD_S, TROUBLE, Feed, Viewer
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OverloadedError
 

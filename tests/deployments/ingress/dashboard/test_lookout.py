@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deployments.ingress.dashboard.lookout import CONTROLLER_S, MISSED, Lookout
+from deployments.ops.dashboard.poller import CONTROLLER_S, MISSED, SnapshotPoller
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControllerUnavailableError
 from optimizer.placement import PlacedPlan
@@ -24,7 +24,7 @@ class Scene:
         self.ingresses: list[Any] | None = [ingress("a", answered=7)]
         self.of_slots: list[Any] | None = []
         self.controller_fails = False
-        self.lookout = Lookout(FACTS, self, self.ask_all, self if has_controller else None, self.clock)
+        self.lookout = SnapshotPoller(FACTS, self, self.ask_all, self if has_controller else None, self.clock)
 
     async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
         self.asked.append(f"{deployment} {method}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from earlyexit.split import Split
-from earlyexit.tasks.class_maps import colours
+from earlyexit.network.split import Split
+from earlyexit.tasks.checks import colours
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Stage
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened

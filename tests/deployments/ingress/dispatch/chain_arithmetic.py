@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from earlyexit.boundary import HopDtype
-from earlyexit.chain import Chain
-from earlyexit.device import Runner
-from earlyexit.engine import Batch
-from earlyexit.release import Step
-from earlyexit.split import Split
-from earlyexit.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.engine.device import Runner
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.release import Step
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
 
 MODULUS = 1_000_003
 SHARE = 3

@@ -13,23 +13,21 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from deployments.ingress.core.flights import Action, Answered, Dropped, HungUp, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.dispatch.entrance import ChainEntrance, Way
-from deployments.messages import Assignment, Chunk
-from deployments.stage.chunks import OpenCall, chunks_by_call
-from earlyexit.chain import Chain
+from deployments.ingress.core.inputs import Action, Answered, Dropped, HungUp, Rules, SendCall
+from deployments.ingress.crossing import ChainEntrance, LiveFlight, Query, Way
+from deployments.replica.host import OpenCall, chunks_by_call
+from deployments.wire.messages import Assignment, Chunk
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.device import Device
-from earlyexit.engine import Batch, BatchEngine
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Release
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError
-from earlyexit.member import Member
-from earlyexit.release import Release
-from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.network.chain import Chain
+from earlyexit.network.wire import Answer, WirePiece
 from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import Plan
 from profiles.stream import StreamShape

@@ -11,21 +11,18 @@ from typing import Any
 import numpy as np
 
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
-from deployments.ingress.core.homes import Homes
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.dispatch.entrance import entrance_of
-from deployments.ingress.transport.transport import Transport
-from deployments.messages import Chunk, GoingOn, StageCall, Timing
-from deployments.reports import IngressReport
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.routes import KVPlacements
+from deployments.ingress.crossing import LiveFlight, Query, entrance_of
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import Transport
+from deployments.wire.messages import Chunk, GoingOn, IngressReport, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.wire import Answer, Seen, WirePiece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded, Seen, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
@@ -134,7 +131,7 @@ class ManualStage:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: Homes | None = None,
+        homes: KVPlacements | None = None,
     ) -> None:
         if homes is not None and homes.replica is None:
             homes.choose(self.room)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.ingress.dispatch.build import check_staying, probe_shape
+from deployments.ingress.build import check_staying, probe_shape
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
 from optimizer.plan import NO_RAMPS, PolicySpec, stock_plan

@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.ingress.core.flights import WHOLE
-from deployments.ingress.dispatch.cutting import Cuts
-from deployments.ingress.dispatch.departure import LiveFlight, serial_and_attempt
-from deployments.messages import Chunk, GoingOn
+from deployments.ingress.core.inputs import WHOLE
+from deployments.ingress.crossing import Cuts, LiveFlight, serial_and_attempt
+from deployments.wire.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
-from earlyexit.wire import WirePiece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Encoded, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from earlyexit.chain import Chain, joined
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.split import AfterAnswer, Split
-from earlyexit.wire import Answer
+from earlyexit.network.chain import Chain, joined
+from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.wire import Answer
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.chained_texts import LETTERS, chained
 from tests.deployments.ingress.dispatch.chain_arithmetic import after, begun, is_sure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.ingress.core.flights import Flight
-from deployments.ingress.dispatch.departure import LiveFlight, Query, departure, sample_id_of, serial_and_attempt
-from earlyexit.signature import Encoded
+from deployments.ingress.core.inputs import Flight
+from deployments.ingress.crossing import LiveFlight, Query, departure, sample_id_of, serial_and_attempt
+from earlyexit.network.wire import Encoded
 
 
 def flight(key: str, *tokens: int, serial: int = 1, attempt: int = 0) -> LiveFlight:

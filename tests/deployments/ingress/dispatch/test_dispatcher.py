@@ -12,8 +12,8 @@ import pytest
 from deployments.ingress.core.attempts import RETRY_PAUSE_S
 from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
-from earlyexit.signature import Encoded
-from earlyexit.split import Split
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Encoded
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape

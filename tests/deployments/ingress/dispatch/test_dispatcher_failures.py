@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.flights import Actions
-from deployments.ingress.dispatch.departure import LiveFlight
-from deployments.messages import Chunk, GoingOn, StageCall
+from deployments.ingress.core.inputs import Actions
+from deployments.ingress.crossing import LiveFlight
+from deployments.wire.messages import Chunk, GoingOn, StageCall
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.wire import Answer
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.dispatch.dispatcher_scene import (
     TIMING,
     TWO_TOKENS,
@@ -116,7 +116,7 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
             raise failures.pop()
         return StageCall(**fields)
 
-    monkeypatch.setattr("deployments.ingress.dispatch.dispatcher.StageCall", wrong_once)
+    monkeypatch.setattr("deployments.ingress.dispatcher.StageCall", wrong_once)
     scene.submit("ab", deadline_s=1.0)
     await turns()
     assert scene.stages[0].names == ["ab"]

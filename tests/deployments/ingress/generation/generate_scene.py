@@ -12,23 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.homes import Homes
+from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.service import GenerateService
-from deployments.ingress.generation.stream import Stream
-from deployments.ingress.transport.transport import Transport
-from deployments.messages import Chunk, StageCall, Timing
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.routes import KVPlacements
+from deployments.ingress.crossing import Query
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import Transport
 from deployments.settings import ServeSettings
+from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, OfframpError, SequenceLostError
-from earlyexit.generation.sequence import sequence_of
-from earlyexit.split import Split
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Numbers
+from earlyexit.sequences.sequence import sequence_of
 from earlyexit.tasks.token import TokenTask
-from earlyexit.wire import Answer, Numbers
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
@@ -89,7 +87,7 @@ class FakeReplicas:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: Homes | None = None,
+        homes: KVPlacements | None = None,
     ) -> None:
         assert homes is not None
         assert homes.numbers == call.sequences

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.generation.stream import CutShortError, Stream
+from deployments.api.generation import CutShortError, Stream
 from earlyexit.errors import (
     ContextLengthError,
     DeadlineError,

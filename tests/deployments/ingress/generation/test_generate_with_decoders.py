@@ -8,23 +8,21 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.generation.request import GenerateRequest
-from deployments.ingress.generation.service import GenerateService
-from deployments.ingress.generation.stream import Stream
-from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport, Transport
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import Query
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import LinkTransport, Transport
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
-from deployments.stage.host import StageHost
-from deployments.stage.server import CallServer
+from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock
-from earlyexit.model import EarlyExitModel
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Split
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -101,7 +99,7 @@ class Service:
         self.placed = placed
         self.probe_share = probe_share
         self.task = TokenTask(VOCABULARY, start=start)
-        self.boards = {slot: Board() for slot in placed.slots}
+        self.boards = {slot: ReplicaDirectory() for slot in placed.slots}
         self.replicas = {slot: [Replica(number, slot, new_model()) for number in range(2)] for slot in placed.slots}
 
     @property

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from earlyexit.model import EarlyExitModel
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.deployments.ingress.generation.test_generate_with_decoders import (
     MAX_TOKENS,

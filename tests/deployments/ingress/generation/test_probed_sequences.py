@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.ingress.core.homes import Home
-from earlyexit.model import EarlyExitModel
-from earlyexit.offline import Asked, Generated, generate
+from deployments.ingress.core.routes import KVPlacement
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import first_token
 from profiles.stream import Observations
 from tests.deployments.ingress.generation.test_generate_with_decoders import (
@@ -164,7 +164,7 @@ async def test_keys_and_values_of_a_probe_are_the_full_models_and_nothing_waits_
         models.append(a_decoder())
         return models[-1]
 
-    homes: list[Home] = []
+    homes: list[KVPlacement] = []
     prompt = tuple(range(1, 20))
     shown = len(prompt) + MAX_TOKENS - 1
     async with served(new_model, probe_share=1.0) as service:

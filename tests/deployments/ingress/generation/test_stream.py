@@ -7,10 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from deployments.ingress.generation.stream import Stream
+from deployments.api.generation import Stream
 from earlyexit.errors import OverloadedError
-from earlyexit.generation.sampling import Chosen
-from earlyexit.generation.sequence import Ended, Said
+from earlyexit.sequences.sequence import Chosen, Ended, Said
 
 
 def said(token: int, ended: Ended | None = None) -> Said:

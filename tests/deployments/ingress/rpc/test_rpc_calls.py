@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.ingress.access.gate import OPEN_PATHS
-from deployments.ingress.rpc.calls import MOST_DETAILS, Rpcs, within
-from deployments.ingress.rpc.messages import message_class
-from deployments.ingress.rpc.server import REMAINING_S, RPCS, SERVICE
+from deployments.api.access import OPEN_PATHS
+from deployments.api.grpc.calls import MOST_DETAILS, Rpcs, within
+from deployments.api.grpc.messages import message_class
+from deployments.api.grpc.server import REMAINING_S, RPCS, SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import service_pb2
 
-from deployments.ingress.rpc.messages import FIELDS, ONE_OF, message_class
+from deployments.api.grpc.messages import FIELDS, ONE_OF, message_class
 
 NESTED = {
     "TensorMetadata": "ModelMetadataResponse",

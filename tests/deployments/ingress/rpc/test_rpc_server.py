@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.ingress.rpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service, compressing
+from deployments.api.grpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service, compressing
 
 LONG = 10_000
 

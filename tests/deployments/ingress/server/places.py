@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deployments.ingress.server.apps import LanePath
-from deployments.ingress.server.limits import Limits
-from deployments.ingress.server.server import HttpServer
+from deployments.api.server.connection import FastPath, Limits
+from deployments.api.server.server import HttpServer
 
 GET = b"GET /echo HTTP/1.1\r\nHost: here\r\n\r\n"
 LIMITS = Limits(head_bytes=2000, kept_bytes=100, waiting=32, connections=8)
@@ -142,7 +141,7 @@ class Place:
 @asynccontextmanager
 async def serving(limits: Limits = LIMITS, *, lane: bool = False, outright: bool = True) -> AsyncIterator[Place]:
     app = App()
-    paths = {b"/echo": LanePath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if lane else {}
+    paths = {b"/echo": FastPath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if lane else {}
     server = HttpServer(app, lane=paths, limits=limits, outright=outright)
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.ingress.server.connection import Connection
-from deployments.ingress.server.limits import Limits
+from deployments.api.server.connection import Connection, Limits
 from tests.deployments.ingress.server.places import GET, Place, post, serving
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.access.gate import Gate
-from deployments.ingress.api.http import build_app, build_lane
-from deployments.ingress.server.server import Outright, Site
+from deployments.api.access import Gate
+from deployments.api.http import build_app, build_lane
+from deployments.api.server.server import Site, StandaloneServer
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
 from tests.deployments.ingress.server.places import Caller, post
@@ -44,11 +44,11 @@ CASES: dict[str, tuple[str, bytes, Sequence[str]]] = {
 @asynccontextmanager
 async def serving(
     backend: FakeBackend, guard: Gate | None = None, *, lane: bool = True, prefix: str = "/", access_log: bool = False
-) -> AsyncIterator[tuple[Outright, int]]:
+) -> AsyncIterator[tuple[StandaloneServer, int]]:
     origins = (ORIGIN,)
     site = Site(router=build_app(backend, guard, origins), prefix=prefix, name="offramp")
     paths = build_lane(backend, guard, origins, prefix=prefix) if lane else {}
-    outright, bound = Outright(site, paths, access_log=access_log), socket.socket()
+    outright, bound = StandaloneServer(site, paths, access_log=access_log), socket.socket()
     bound.bind(("127.0.0.1", 0))
     await outright.start(bound)
     try:
@@ -124,7 +124,7 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
         warnings.simplefilter("ignore")
         from ray.serve.config import HTTPOptions
 
-        from deployments.ingress.server import in_serve
+        from deployments.api.server import in_serve
     backend = FakeBackend()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

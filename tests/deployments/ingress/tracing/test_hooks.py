@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.ingress.tracing.hooks import check_tracing, start_tracing
-from deployments.ingress.tracing.otlp import traces_url
+from deployments.api.tracing import check_tracing, start_tracing
+from deployments.ops.tracing.otlp import traces_url
 from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.clock import ManualClock
 from optimizer.plan import stock_plan
@@ -27,7 +27,7 @@ def test_what_traces_is_there_where_it_is_asked_for() -> None:
 def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
-        "from deployments.ingress.tracing.hooks import check_tracing\n"
+        "from deployments.api.tracing import check_tracing\n"
         "from deployments.settings import ServeSettings, TracingSettings\n"
         "from optimizer.plan import stock_plan\n"
         "settings = ServeSettings(model='m', plan=stock_plan(1, batch=1))\n"

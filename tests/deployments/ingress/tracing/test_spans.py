@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.ingress.tracing.spans import MOST_INPUTS, InputRecord, RequestRecord, Sent, Span, Visit, request_spans
-from deployments.messages import SplitRun, Timing
+from deployments.ops.tracing.spans import MOST_INPUTS, InputRecord, RequestRecord, Sent, Span, Visit, request_spans
+from deployments.wire.messages import SplitRun, Timing
 
 Flat = tuple[str, float, float]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from deployments.ingress.rpc.messages import message_class
-from earlyexit.store import read_card
+from deployments.api.grpc.messages import message_class
+from earlyexit.network.store import read_card
 from tests.deployments.ingress.api.faces import FakeContext, infer_bytes
 from tests.deployments.ingress.tracing.traced_service import BLOCK_S, settings_of, traced_service
 from tests.deployments.wire_fakes import FakeReplica, soon

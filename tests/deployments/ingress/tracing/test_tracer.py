@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.flights import Flight
-from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.tracing.spans import Span, Visit, request_spans
-from deployments.ingress.tracing.tracer import Attributes, Tracer
-from deployments.messages import Chunk, SplitRun
+from deployments.ingress.core.inputs import Flight
+from deployments.ingress.crossing import LiveFlight, Query
+from deployments.ops.tracing.spans import Span, Visit, request_spans
+from deployments.ops.tracing.tracer import Attributes, Tracer
+from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
-from earlyexit.signature import Encoded
+from earlyexit.network.wire import Encoded
 from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"

@@ -14,28 +14,27 @@ import httpx
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.http import build_app
-from deployments.ingress.api.service import InferService
+from deployments.api.bodies import InferRequest
+from deployments.api.grpc.calls import Rpcs
+from deployments.api.http import build_app
+from deployments.api.service import InferService
+from deployments.api.tracing import Tracing, start_tracing
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dispatch.departure import Query
-from deployments.ingress.dispatch.dispatcher import Dispatcher
-from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.tracing.hooks import Tracing, start_tracing
-from deployments.ingress.transport.link import ReplicaLink
-from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport, Transport
-from deployments.messages import Assignment
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import Query
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.replica.build import build_runner, starting_policy
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_runner, starting_policy
-from deployments.stage.host import StageHost
-from deployments.stage.server import CallServer
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Assignment
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
-from earlyexit.split import Split
-from earlyexit.store import read_card
-from earlyexit.wire import Answer
+from earlyexit.network.split import Split
+from earlyexit.network.store import read_card
+from earlyexit.network.wire import Answer
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
@@ -107,7 +106,7 @@ class Traced:
 
     http: httpx.AsyncClient
     rpcs: Rpcs
-    boards: dict[str, Board]
+    boards: dict[str, ReplicaDirectory]
     addresses: dict[str, Any]
     tracing: Tracing | None
 
@@ -129,7 +128,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     tracing = start_tracing(settings, clock)
     async with AsyncExitStack() as stack:
         addresses = {slot: await _replica(settings, placed, slot, stack) for slot in placed.slots}
-        boards = {slot: Board() for slot in placed.slots}
+        boards = {slot: ReplicaDirectory() for slot in placed.slots}
         transports = {
             slot: LinkTransport(phase=0.0, link=ReplicaLink if tracing is None else tracing.link(slot))
             for slot in placed.slots

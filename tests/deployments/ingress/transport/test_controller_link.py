@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.transport.controller_link import ControllerLink
+from deployments.wire.controller_link import ControllerLink
 from earlyexit.errors import ControllerUnavailableError
 
 

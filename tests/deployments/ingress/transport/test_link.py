@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.transport.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink
-from deployments.messages import Chunk
+from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink
+from deployments.wire.messages import Chunk
 from earlyexit.errors import DeadlineError
-from earlyexit.wire import Seen
+from earlyexit.network.wire import Seen
 from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, answered, call_of, going_on, names, soon, turns
 
 

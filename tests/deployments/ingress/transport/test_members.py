@@ -4,8 +4,8 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from deployments.ingress.transport.members import Board, board_of
-from deployments.messages import Address
+from deployments.wire.directory import ReplicaDirectory, board_of
+from deployments.wire.messages import Address
 
 Heard = list[Mapping[str, Address]]
 
@@ -14,7 +14,7 @@ B = {"b": Address(host="10.0.0.2", port=2, word="word of b")}
 
 
 def test_whoever_follows_is_told_what_there_is_and_of_every_change() -> None:
-    board, early, late = Board(), Heard(), Heard()
+    board, early, late = ReplicaDirectory(), Heard(), Heard()
     board.follow(early.append)
     board.announce(A)
     board.announce(A | B)
@@ -24,7 +24,7 @@ def test_whoever_follows_is_told_what_there_is_and_of_every_change() -> None:
 
 
 def test_changes_are_told_in_the_thread_in_which_they_are_announced() -> None:
-    board, threads = Board(), list[str]()
+    board, threads = ReplicaDirectory(), list[str]()
     board.follow(lambda _: threads.append(threading.current_thread().name))
     router = threading.Thread(target=board.announce, args=(A,), name="router")
     router.start()
@@ -33,7 +33,7 @@ def test_changes_are_told_in_the_thread_in_which_they_are_announced() -> None:
 
 
 def test_whoever_begins_to_follow_amid_announcements_ends_with_the_newest() -> None:
-    board, told = Board(), [Heard() for _ in range(20)]
+    board, told = ReplicaDirectory(), [Heard() for _ in range(20)]
     with ThreadPoolExecutor(4) as pool:
         for k, heard in enumerate(told):
             pool.submit(board.announce, {str(k): A["a"]})

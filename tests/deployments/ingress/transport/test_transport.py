@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport
-from deployments.stage.host import StageHost
-from deployments.stage.server import CallServer
-from earlyexit.member import Member
-from earlyexit.release import Told
-from earlyexit.wire import Answer
+from deployments.ingress.link import LinkTransport
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import StageHost
+from deployments.wire.directory import ReplicaDirectory
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Told
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.transport.transport_scene import Call, Slot
 from tests.deployments.wire_fakes import LOOPBACK, FakeHost, answered, call_of, soon, turns
 
@@ -221,7 +221,7 @@ async def test_what_was_announced_before_the_transport_follows_is_known() -> Non
 
 
 async def test_a_transport_and_a_replicas_server_understand_each_other() -> None:
-    host, board, transport = FakeHost(), Board(), LinkTransport(phase=0.0)
+    host, board, transport = FakeHost(), ReplicaDirectory(), LinkTransport(phase=0.0)
     server = CallServer(asyncio.get_running_loop())
     address = await server.listen(cast(StageHost, host), LOOPBACK)
     transport.follow(board)

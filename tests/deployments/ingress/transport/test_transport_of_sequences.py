@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.ingress.core.homes import Home
+from deployments.ingress.core.routes import KVPlacement
 from earlyexit.errors import SequenceLostError
 from tests.deployments.ingress.transport.transport_scene import Slot
 from tests.deployments.wire_fakes import soon, turns
@@ -54,13 +54,13 @@ async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_other
     await slot.has("a", "b", "c")
     full: frozenset[str] = frozenset()
     for number in (1, 2, 3):
-        home = Home(number, avoids=full)
+        home = KVPlacement(number, avoids=full)
         slot.call_of(home)
         (found := await slot.asked()).answer()
         assert (home.newest, found.replica in full) == (found.replica, False)
         slot.transport.end(found.replica, number)
         full |= {found.replica}
-    slot.call_of(Home(4, avoids=full))
+    slot.call_of(KVPlacement(4, avoids=full))
     (await slot.asked()).answer()
     assert full == {"a", "b", "c"}
 

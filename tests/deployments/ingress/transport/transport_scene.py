@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from deployments.ingress.core.homes import Home, Homes
-from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport
-from deployments.messages import Chunk
+from deployments.ingress.core.routes import KVPlacement, KVPlacements
+from deployments.ingress.link import LinkTransport
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Chunk
 from tests.deployments.wire_fakes import Asked, FakeReplica, call_of, names, soon, turns
 
 BATCH = 4
@@ -23,7 +23,7 @@ class Call:
         sample_ids: str,
         avoided: Sequence[str],
         weight: int | None = None,
-        homes: Homes | None = None,
+        homes: KVPlacements | None = None,
     ) -> None:
         self.parts: list[Chunk] = []
         self.task = asyncio.create_task(
@@ -46,7 +46,7 @@ class Slot:
     """A slot's fake replicas, its board, and the transport that follows it."""
 
     def __init__(self) -> None:
-        self.board = Board()
+        self.board = ReplicaDirectory()
         self.transport = LinkTransport(phase=0.0)
         self.transport.follow(self.board)
         self.replicas: dict[str, FakeReplica] = {}
@@ -76,15 +76,15 @@ class Slot:
         self._calls.append(Call(self.transport, sample_ids, avoided, weight))
         return self._calls[-1]
 
-    def call_of(self, *homes: Home, avoided: Sequence[str] = ()) -> Call:
+    def call_of(self, *homes: KVPlacement, avoided: Sequence[str] = ()) -> Call:
         """Of these sequences an input each."""
         letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.transport, letters, avoided, homes=Homes("slot", homes)))
+        self._calls.append(Call(self.transport, letters, avoided, homes=KVPlacements("slot", homes)))
         return self._calls[-1]
 
-    async def begun(self, *numbers: int) -> tuple[list[Home], str]:
+    async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
         """New sequences, which one call brings to a replica, and whose they are now."""
-        homes = [Home(number) for number in numbers]
+        homes = [KVPlacement(number) for number in numbers]
         self.call_of(*homes)
         asked = await self.asked()
         asked.answer()

@@ -3,13 +3,12 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.face import Served
-from deployments.ingress.api.orders import Canary
-from deployments.ingress.versions.choice import MOST_COMPARED, Chosen, Compared, Traffic, VersionChoice, draws
+from deployments.api.bodies import Canary, InferRequest
+from deployments.api.endpoint import Served
+from deployments.versions.choice import MOST_COMPARED, Chosen, Compared, Traffic, VersionChoice, draws
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, UnknownModelError, VersionUnavailableError
-from earlyexit.wire import Answer
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.versions.version_fakes import FakeServed, a_request, card
 
 SHARE = 0.3

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.ingress.versions.other import OtherVersion, PatientLink, connected
+from deployments.versions.other import OtherVersion, PatientLink, connected
 from earlyexit.errors import AdmissionError, DeadlineError, VersionUnavailableError
 from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, SilentLink, a_request
 

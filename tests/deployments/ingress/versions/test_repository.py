@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from cluster.render import BUILDER, application_config
-from deployments.ingress.api.orders import Canary, LoadParameters
-from deployments.ingress.versions.repository import Repository
-from deployments.ingress.versions.store import IndexRow, Listed
-from deployments.ingress.versions.versions import Versions
+from deployments.api.bodies import Canary, LoadParameters
+from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import RepositorySettings, ServeSettings
-from deployments.switches import THROUGHPUT
+from deployments.versions.repository import Repository
+from deployments.versions.store import IndexRow, Listed
+from deployments.versions.versions import Versions
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, ModelFolderError, PlanError, UnknownModelError
 from tests.deployments.ingress.versions.version_fakes import FakeCluster, FakeLink, FakeServed, FakeStore, card

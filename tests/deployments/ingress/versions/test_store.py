@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from deployments.ingress.versions.store import AppStatus, IndexRow, Listed, app_of, index_rows
+from deployments.versions.store import AppStatus, IndexRow, Listed, app_of, index_rows
 
 LISTED = [
     Listed(app="two", model="intents", version="2"),

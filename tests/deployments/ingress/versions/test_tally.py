@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from deployments.ingress.core.counts import bucket_of
-from deployments.ingress.versions.tally import (
+from deployments.ingress.core.outcomes import bucket_of
+from deployments.versions.choice import (
     Tally,
     VersionTally,
     compared_figures,
@@ -16,13 +16,13 @@ from deployments.ingress.versions.tally import (
     quantile_s,
     version_figures,
 )
-from deployments.reports import BUCKET
+from deployments.wire.messages import BUCKET
+from earlyexit.network.wire import Answer, Value, values_of
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
-from earlyexit.wire import Answer, Value, values_of
 
 
 def test_counts_of_two_ingresses_add_up() -> None:

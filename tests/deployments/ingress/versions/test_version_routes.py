@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.api.orders import Canary, LoadParameters
+from deployments.api.bodies import Canary, LoadParameters
 from earlyexit.errors import ControlRefusedError
 from tests.deployments.ingress.api.faces import FakeBackend, client_of
 from tests.deployments.ingress.versions.version_fakes import FakeDesk

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.orders import Canary
-from deployments.ingress.versions.choice import Traffic
-from deployments.ingress.versions.other import IngressLink
-from deployments.ingress.versions.store import AppStatus
-from deployments.ingress.versions.tally import Tally
-from deployments.ingress.versions.versions import LOOK_S, Versions
+from deployments.api.bodies import Canary
 from deployments.settings import RepositorySettings, ServeSettings
-from earlyexit.chain_card import ModelFolder, chain_card
+from deployments.versions.choice import Tally, Traffic
+from deployments.versions.other import IngressLink
+from deployments.versions.store import AppStatus
+from deployments.versions.versions import LOOK_S, Versions
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
-from earlyexit.store import WEIGHTS_FILE
+from earlyexit.network.chain_card import ModelFolder, chain_card
+from earlyexit.network.store import WEIGHTS_FILE
 from optimizer.plan import stock_plan
 from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.versions.version_fakes import (

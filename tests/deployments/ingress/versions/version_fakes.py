@@ -9,15 +9,13 @@ from typing import Any
 
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
-from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.face import VersionFacts
-from deployments.ingress.api.orders import Canary, LoadParameters
-from deployments.ingress.versions.choice import Traffic
-from deployments.ingress.versions.store import AppStatus, IndexRow, Listed
-from deployments.ingress.versions.tally import Tally
+from deployments.api.bodies import Canary, InferRequest, LoadParameters
+from deployments.api.endpoint import VersionFacts
+from deployments.versions.choice import Tally, Traffic
+from deployments.versions.store import AppStatus, IndexRow, Listed
 from earlyexit.errors import OfframpError
-from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
+from earlyexit.network.store import ModelCard
+from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
 

@@ -1,0 +1,257 @@
+"""What bodies hold, whatever the model; `parsing.py` reads requests, `answers.py` writes responses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from earlyexit.errors import InputError
+from earlyexit.network.store import NAME_PATTERN
+
+T = TypeVar("T")
+TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_DIMENSIONS = 16
+KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
+"""Alternatives of a field's type, as pydantic names them."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PredictBody(_Body):
+    """`POST /predict`."""
+
+    inputs: Any
+    """One input or a list of them, as the model's codec takes them."""
+    truncate: bool = False
+    """Cut inputs that are too long for the model instead of refusing them."""
+    timeout_s: TimeoutSeconds | None = None
+    """Seconds after which an answer is worth nothing."""
+    ids: list[str] | None = None
+    """The caller's names of the inputs; the `recorded` exit policy looks its answers up by them."""
+
+
+class ErrorDetail(_Body):
+    """What went wrong."""
+
+    kind: str
+    message: str
+
+
+class ErrorBody(_Body):
+    """Every error outside /v2."""
+
+    error: ErrorDetail
+    request_id: str
+
+
+class V2Error(_Body):
+    """Every error in /v2."""
+
+    error: str
+
+
+class V2Input(BaseModel):
+    """An input tensor of the Open Inference Protocol."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class V2Output(BaseModel):
+    """A requested output tensor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class V2Body(BaseModel):
+    """`POST /v2/models/{model}/infer`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+    inputs: list[V2Input] = Field(min_length=1)
+    outputs: list[V2Output] | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest:
+    """A checked request, whichever route it came by."""
+
+    rows: tuple[Any, ...]
+    """The inputs, as the model's codec knows them."""
+    ids: tuple[str, ...]
+    truncate: bool
+    timeout_s: float | None
+    request_id: str = ""
+    """For the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V2Reply:
+    """How a v2 caller wants its answer."""
+
+    id: str | None
+    outputs: tuple[str, ...]
+    binary: frozenset[str]
+    """Outputs to send as bytes behind the JSON (Triton's binary tensor extension)."""
+
+
+def validated(adapter: TypeAdapter[T], body: bytes) -> T:
+    """A body as its type has it; raises InputError that names the field."""
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        refusal = InputError("; ".join(_explained(error)))
+        refusal.param = next((str(each) for each in error.errors()[0]["loc"][:1]), None)
+        raise refusal from error
+
+
+def _explained(error: ValidationError) -> list[str]:
+    found = error.errors(include_url=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
+    said: dict[str, dict[str, None]] = {}
+    for each in found:
+        said.setdefault(_path(each["loc"]) or "the body", {})[each["msg"]] = None
+    return [f"{path}: {' or '.join(messages)}" for path, messages in list(said.items())[:3]]
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """The field, without the alternatives of its type, which pydantic names behind it."""
+    alternative = next((k for k, each in enumerate(loc) if str(each) in KINDS or "[" in str(each)), len(loc))
+    return ".".join(map(str, loc[:alternative]))
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Live(_Answer):
+    """The process answers."""
+
+    live: Literal[True]
+
+
+class Ready(_Answer):
+    """Whether every stage has been warm."""
+
+    ready: bool
+
+
+class V2Tensor(_Answer):
+    """A tensor that is described, not sent."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class V2Model(_Answer):
+    """A model's metadata."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[V2Tensor]
+    outputs: list[V2Tensor]
+
+
+class V2Server(_Answer):
+    """The server's metadata."""
+
+    name: str
+    version: str
+    extensions: list[str]
+    models: list[str]
+
+
+class BinaryTail(_Answer):
+    """Of an output whose bytes follow the JSON."""
+
+    binary_data_size: Annotated[int, Field(ge=0)]
+
+
+class V2AnswerTensor(_Answer):
+    """An output; `data`, or `parameters` that say how many bytes follow the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[Any] | None = None
+    parameters: BinaryTail | None = None
+
+
+class V2Answer(_Answer):
+    """The answer to `POST /v2/models/{model}/infer`."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[V2AnswerTensor]
+
+
+Version = Annotated[str, Field(pattern=NAME_PATTERN)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class IndexBody(BaseModel):
+    """`POST /v2/repository/index`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    ready: bool = False
+    """Only what can be asked now."""
+
+
+class LoadParameters(BaseModel):
+    """Triton's parameters of loading and unloading, and the version."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    config: str | None = None
+    """Settings as JSON, as `offramp load` sends them; None: those in the repository's folder."""
+    version: str | None = None
+    """None: the one there is to choose from."""
+    unload_dependents: bool = False
+    """Of no consequence: nothing depends on a version."""
+
+
+class LoadBody(BaseModel):
+    """`POST /v2/repository/models/{model}/load`, and `/unload`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    parameters: LoadParameters = LoadParameters()
+
+
+class Canary(BaseModel):
+    """A version on trial."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Version
+    share: Share = 0.0
+    """Of the requests that name no version, those which it answers."""
+    compare_share: Share = 0.0
+    """Of the same, those which both versions are asked; the caller gets the answer of the one whose request it is."""
+
+
+class DefaultVersion(BaseModel):
+    """The version that requests get which name none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Version

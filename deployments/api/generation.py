@@ -1,0 +1,400 @@
+"""From prompts to streams: sends a sequence's next step when the answer to its last has come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from deployments.api.service import ABANDONED
+from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
+from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.dispatcher import Alarm, Dispatcher, Later, on_loop
+from deployments.settings import ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.codecs.base import Codec
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
+from earlyexit.network.wire import Answer, Encoded, Numbers
+from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
+from earlyexit.sequences.text import TextStream
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.token import TokenTask
+from optimizer.placement import PlacedPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One sequence."""
+
+    prompt: tuple[int, ...]
+    """Tokens."""
+    max_tokens: int
+    """That are said at most; the model's own length ends it earlier."""
+    stops: tuple[str, ...] = ()
+    """Texts that end it, which are not said."""
+    sampling: Sampling = field(default_factory=Sampling)
+    ignores_ends: bool = False
+    """Whether it goes on after a token that ends sequences, up to its length: for measurements."""
+    timeout_s: float | None = None
+    """For the whole sequence, from its arrival; None: only the service's limits on each token apply."""
+    request_id: str = ""
+    """For logs and traces."""
+
+
+class CutShortError(DeadlineError):
+    """A limit of time ended a sequence after its first token; its caller keeps what was said."""
+
+    def __init__(self, message: str, *, text: str) -> None:
+        """`text`: the text that was held back, because it might have become a stop string."""
+        super().__init__(message)
+        self.text = text
+
+
+def _nobody() -> None:
+    """Nothing runs yet."""
+
+
+class Stream:
+    """An asynchronous iterator of `Said`, the last of which says why it `ended`; on one event loop, for one reader.
+
+    It is never longer than the request's `max_tokens`: a reader who is slow holds no pages of any replica, for the
+    sequence goes on without him, and is over the sooner. An error is raised once everything said before it was taken.
+    Errors that come before the first token (no pages, no replica, no time) are raised by the first `anext`: who answers
+    with a status takes that first. Whoever stops before the end must `abort`, or close it (`contextlib.aclosing`).
+    """
+
+    def __init__(self, num_prompt: int) -> None:
+        self.num_prompt = num_prompt
+        """Tokens of the prompt."""
+        self.num_said = 0
+        """Tokens that came of it so far."""
+        self.when_aborted: Callable[[], None] = _nobody
+        """Told once; the service's."""
+        self._said: deque[Said] = deque()
+        self._error: Exception | None = None
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Said:
+        while not self._said:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._said.popleft()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is said."""
+        return self._is_over
+
+    def abort(self) -> None:
+        """Give the sequence up: its pages are freed, and what nobody has taken yet is forgotten."""
+        if not self._is_over:
+            self._is_over = True
+            self.when_aborted()
+            self._wake()
+        self._said.clear()
+
+    async def aclose(self) -> None:
+        """The same, for `contextlib.aclosing`."""
+        self.abort()
+
+    # The service's side
+
+    def put(self, said: Said) -> None:
+        """A token came."""
+        if self._is_over:
+            return
+        self.num_said += 1
+        self._said.append(said)
+        self._is_over = said.ended is not None
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """No more tokens come, for this reason."""
+        if not self._is_over:
+            self._error, self._is_over = error, True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class _Running:
+    """One sequence, its stream, and the step that is under way."""
+
+    __slots__ = ("course", "flight", "request_id", "sequence", "settle", "stream", "timeout_s", "timer")
+
+    def __init__(
+        self,
+        sequence: TokenSequence,
+        course: GenerationState[Encoded],
+        timeout_s: float,
+        request_id: str,
+        settle: Callable[[_Running, LiveFlight, Answer | OfframpError], None],
+    ) -> None:
+        self.sequence = sequence
+        self.course = course
+        self.stream = Stream(sequence.num_prompt)
+        self.timeout_s = timeout_s
+        """For the whole sequence; infinite where its caller named none."""
+        self.request_id = request_id
+        self.settle = partial(settle, self)
+        self.flight: LiveFlight | None = None
+        self.timer: Alarm | None = None
+
+
+class GenerateService:
+    """Of one ingress, on its event loop. No task belongs to a sequence: steps are sent where answers come."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        task: TokenTask,
+        max_length: int,
+        dispatcher: Dispatcher,
+        settings: ServeSettings,
+        clock: Clock,
+        *,
+        later: Later = on_loop,
+        rng: random.Random | None = None,
+        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+    ) -> None:
+        """`max_length`: the model's, of prompt and answer together.
+
+        `trace`: told of every sequence's first step, whose request is traced up to its first token or chunk.
+        """
+        self._tokenizer = tokenizer
+        self._task = task
+        self._max_length = max_length
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._clock = clock
+        self._later = later
+        self._trace = trace
+        rules = LoopRules(
+            max_attempts=settings.max_attempts,
+            ttft_slo_s=settings.ttft_slo_s,
+            tpot_slo_s=settings.tpot_slo_s,
+            num_ingresses=settings.ingress_replicas,
+        )
+        # Another generator in every ingress: their sequences meet at replicas, and have different numbers.
+        self.loop = Loop(rules, dispatcher.core.placed.plan, rng or random.SystemRandom())
+        self._due: list[_Running] = []
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Another plan is in force."""
+        self.loop.follow(placed.plan)
+
+    def start(self, request: GenerateRequest) -> Stream:
+        """Begin a sequence, whose first token comes as soon as it can.
+
+        Raises InputError for what means nothing, ContextLengthError for a prompt that is too long, AdmissionError
+        where an SLO would not be kept, OverloadedError and StageUnavailableError.
+        """
+        now_s = self._clock.now_s()
+        timeout_s = self._whole_s(request.timeout_s)
+        sequence = TokenSequence(
+            request.prompt,
+            TextStream(self._tokenizer, request.prompt if self._task.start is None else (), request.stops),
+            max_tokens=request.max_tokens,
+            max_length=self._max_length,
+            ends=() if request.ignores_ends else self._task.ends,
+            sampling=request.sampling,
+            chunk=self._settings.prompt_chunk,
+            start=self._task.start,
+        )
+        self._dispatcher.check(1, math.inf)
+        self.loop.admit(sequence.num_prompt, now_s)
+        course = self.loop.begin(sequence, now_s)
+        running = _Running(sequence, course, timeout_s, request.request_id, self._settle)
+        try:
+            self._step(running)
+        except OfframpError as refusal:
+            self.loop.end(course, refusal.kind)
+            raise
+        if self._trace is not None and running.flight is not None:
+            self._trace([running.flight])
+        running.stream.when_aborted = partial(self._abort, running)
+        self._watch(running, -math.inf)
+        return running.stream
+
+    def _whole_s(self, asked: float | None) -> float:
+        """The limit on a whole sequence, in seconds."""
+        longest = self._settings.max_timeout_s
+        if asked is not None and not 0 < asked <= longest:
+            raise InputError(f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken")
+        return math.inf if asked is None else asked
+
+    def _limit(self, running: _Running) -> tuple[float, float, str]:
+        """When the next token comes too late, the limit in seconds, and what the limit is for.
+
+        The limit on a token starts again with every token. `slo_s` is the latency of a step, hence of a token.
+        """
+        course, settings = running.course, self._settings
+        token_s = settings.token_timeout_s if course.num_said else settings.default_timeout_s
+        token_s = min(token_s, settings.slo_s or math.inf)
+        of_token = course.awaited_from_s + token_s, token_s, "the next token" if course.num_said else "the first token"
+        return min(of_token, (course.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"))
+
+    def _step(self, running: _Running) -> None:
+        """Have a decoder run what comes next; raises what `Dispatcher.step` does."""
+        course = running.course
+        running.flight = self._dispatcher.step(
+            course.step(),
+            course.home,
+            self._limit(running)[0],
+            running.settle,
+            arrived_s=self._clock.now_s(),
+            request_id=running.request_id,
+        )
+
+    def _settle(self, running: _Running, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+        if flight is not running.flight:
+            return
+        running.flight = None
+        if isinstance(outcome, OfframpError):
+            self._failed(running, outcome)
+            return
+        try:
+            assert isinstance(outcome.value, Numbers), "tokens and their log-probabilities"
+            said = running.sequence.answered(outcome.value.numpy(), outcome.exit)
+        except Exception as error:  # it is this one's; whoever came in the same reply goes on
+            logger.exception("an answer to %s makes no token", running.request_id)
+            self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
+            return
+        if said is not None:
+            self.loop.said(running.course, said.exit, self._clock.now_s())
+            running.stream.put(said)
+            if said.ended is not None:
+                self._end(running, said.ended)
+                return
+            if running.course.num_said == 1 and running.timer is not None:  # the limit between tokens may be shorter
+                running.timer.cancel()
+                self._watch(running, -math.inf)
+        self._send_soon(running)
+
+    def _send_soon(self, running: _Running) -> None:
+        # A turn later, when those who wait for what was said have had theirs: a token goes out before the next is asked
+        # for. So all steps that came of one part of a reply are sent together, too.
+        self._due.append(running)
+        if len(self._due) == 1:
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        due, self._due = self._due, []
+        for running in due:
+            self._resume(running)
+
+    def _resume(self, running: _Running) -> None:
+        if running.course.is_over:
+            return
+        try:
+            self._step(running)
+        except OfframpError as error:
+            self._failed(running, error)
+
+    def _failed(self, running: _Running, error: OfframpError) -> None:
+        """A step has no answer: where the sequence can go on elsewhere, it does."""
+        course, home = running.course, running.course.home
+        is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
+        if is_full and self.loop.elsewhere(course):
+            self._dispatcher.end(home)
+            self._send_soon(running)
+            return
+        if isinstance(error, DeadlineError):
+            self._cut(running)
+            return
+        if not is_lost and not (home.is_again and is_full):
+            self._fail(running, error)
+            return
+        self._dispatcher.end(home)
+        logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
+        try:
+            pause_s = self.loop.again(course)
+        except OfframpError as too_often:
+            self._fail(running, too_often)
+            return
+        if pause_s:
+            self._later(pause_s, partial(self._resume, running))
+        else:
+            self._send_soon(running)
+
+    def _fail(self, running: _Running, error: OfframpError) -> None:
+        running.stream.fail(error)
+        self._end(running, error.kind)
+
+    def _abort(self, running: _Running) -> None:
+        """Nobody reads any more."""
+        if running.flight is not None:
+            self._dispatcher.give_up((running.flight,), ABANDONED)
+        self._end(running, ABANDONED)
+
+    def _watch(self, running: _Running, reached_s: float) -> None:
+        """Set the timer to the limit; where it was set to the limit of now, the limit is reached."""
+        limit_s = self._limit(running)[0]
+        if limit_s > reached_s:
+            left_s = max(0.0, limit_s - self._clock.now_s())
+            running.timer = self._later(left_s, partial(self._watch, running, limit_s))
+            return
+        flight, running.flight = running.flight, None
+        if flight is not None:
+            self._dispatcher.expire(flight)
+        if not running.course.is_over:
+            self._cut(running)
+
+    def _cut(self, running: _Running) -> None:
+        """A limit of time ends a sequence."""
+        course, (_, limit_s, what) = running.course, self._limit(running)
+        took_s, limit = self._clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
+        if course.num_said:
+            told = f"{course.num_said} token{'s' if course.num_said > 1 else ''}"
+            why = f"the answer was cut short after {told} and {took_s:.1f} s: the next one exceeds {limit}"
+            self._fail(running, CutShortError(why, text=running.sequence.cut()))
+        else:
+            self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
+
+    def _end(self, running: _Running, reason: str) -> None:
+        """Whatever it holds is free; of one whose step a call has still, the timer sees to that call."""
+        self.loop.end(running.course, reason)
+        self._dispatcher.end(running.course.home)
+        flight = running.flight
+        if running.timer is not None and (flight is None or flight.holder is None):
+            running.timer.cancel()
+
+
+def build_generation(
+    codec: Codec[Any],
+    task: Task,
+    dispatcher: Dispatcher,
+    settings: ServeSettings,
+    clock: Clock,
+    *,
+    trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+) -> GenerateService | None:
+    """None of a model whose answers are no tokens, or that takes no prompts."""
+    if not isinstance(codec, PromptCodec) or not isinstance(task, TokenTask):
+        return None
+    return GenerateService(codec.tokenizer, task, codec.max_length, dispatcher, settings, clock, trace=trace)

@@ -1,0 +1,262 @@
+"""Every RPC of an ingress: `Rpcs.call` reads it, has it answered, and turns errors into gRPC's statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from deployments.api.access import EVERYBODY, Gate
+from deployments.api.bodies import InferRequest, V2Reply
+from deployments.api.endpoint import FAILED, GONE, Api, Backend, log_error, own_id, retry_after
+from deployments.api.grpc.messages import ONE_OF, message_class
+from deployments.api.grpc.server import REMAINING_S, SERVICE
+from deployments.api.parsing import GivenTensor, Signature, packed, v2_reply, v2_request
+from deployments.api.responses import v2_columns
+from deployments.api.tracing import failure_of
+from deployments.ops.tracing.spans import RequestRecord
+from deployments.ops.tracing.tracer import Tracer
+from deployments.process_setup import WithoutWords
+from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
+from earlyexit.network.wire import Answer
+from earlyexit.tasks.base import Task
+
+CHOICE = ONE_OF["InferParameter"]
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""Where a tensor's values are that do not come raw; FP16 has no such place."""
+
+
+def read_message(name: str, data: bytes) -> Any:
+    """A message of a class; raises InputError."""
+    try:
+        return message_class(name).FromString(data)
+    except DecodeError as error:
+        raise InputError(f"the message is not a {name}") from error
+
+
+def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
+    """The request of a ModelInferRequest; raises InputError."""
+    parameters = _values(message.parameters)
+    asked = [(output.name, _values(output.parameters)) for output in message.outputs]
+    request = v2_request(_given(message), parameters, signature)
+    return request, v2_reply(message.id or None, asked or None, parameters, signature)
+
+
+def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> Any:
+    """A ModelInferResponse; its tensors are bytes, as Triton sends them."""
+    columns = v2_columns(answers, task)
+    response = message_class("ModelInferResponse")(model_name=model, model_version=version, id=reply.id or "")
+    for name in reply.outputs:
+        datatype, shape, column = columns[name]
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+        response.raw_output_contents.append(packed(datatype, column))
+    return response
+
+
+def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as JSON would hold them."""
+    chosen = {name: parameter.WhichOneof(CHOICE) for name, parameter in parameters.items()}
+    return {name: getattr(parameters[name], choice) for name, choice in chosen.items() if choice is not None}
+
+
+def _given(message: Any) -> list[GivenTensor]:
+    tensors, raw = message.inputs, message.raw_input_contents
+    if raw and len(raw) != len(tensors):
+        raise InputError(f"raw_input_contents: {len(raw)} of them for {len(tensors)} inputs")
+    given = []
+    for k, tensor in enumerate(tensors):
+        if raw and tensor.HasField("contents"):
+            raise InputError(f"inputs.{k}.contents: must be absent where raw_input_contents is given")
+        content = raw[k] if raw else _contents(tensor, f"inputs.{k}")
+        given.append(GivenTensor(tensor.name, tensor.datatype, tensor.shape, content))
+    return given
+
+
+def _contents(tensor: Any, where: str) -> list[Any]:
+    place = CONTENTS.get(tensor.datatype)
+    for field, _ in tensor.contents.ListFields():
+        if field.name != place:
+            taken = "raw_input_contents alone" if place is None else place
+            raise InputError(f"{where}.contents: {field.name}; {tensor.datatype} is taken from {taken}")
+    return [] if place is None else list(getattr(tensor.contents, place))
+
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+logger.addFilter(WithoutWords())
+
+REQUEST_ID = "x-request-id"
+MOST_DETAILS = 1_000
+"""Characters: gRPC drops what makes its trailers too large, and every byte beyond ASCII takes three there."""
+TRACED = "ModelInfer"
+
+
+class Context(Protocol):
+    """What is used of Serve's context of an RPC."""
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+
+class RpcBackend(Backend, Protocol):
+    """What the RPCs need of an ingress besides."""
+
+    @property
+    def max_timeout_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, as the metadata says."""
+
+    metadata: Mapping[str, Any]
+    request_id: str
+    remaining_s: float | None
+    """Until the deadline of the call; None where it has none."""
+    owner: str = EVERYBODY
+    """Of the key, where there are keys."""
+
+
+RpcHandler = Callable[[Any, Caller], Awaitable[Any]]
+
+
+class Rpcs:
+    """The RPCs of one ingress."""
+
+    def __init__(self, backend: RpcBackend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
+        self._backend = backend
+        self._gate = gate
+        self._face = Api(backend, gate)
+        self._tracer = tracer
+        self._handlers: dict[str, RpcHandler] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+
+    async def call(self, name: str, request: bytes, context: Context) -> Any:
+        """The answer's message: an empty one where the status that the context was given says why there is none."""
+        caller = _caller(context)
+        record = self._begin_trace(name, caller)
+        trailing = [(REQUEST_ID, caller.request_id), *self._trace_headers(record)]
+        status, code = 200, grpc.StatusCode.OK
+        try:
+            if self._gate is not None:
+                owner = self._gate.admit("POST", f"/{SERVICE}/{name}", caller.metadata.get("authorization"))
+                caller = replace(caller, owner=owner)
+            with self._backend.bodies.holding(len(request)):
+                return await self._handlers[name](read_message(f"{name}Request", request), caller)
+        except OfframpError as error:
+            status, code = error.http_status, grpc.StatusCode[error.grpc_status]
+            log_error(logger, caller.request_id, error)
+            _fail(context, error, trailing)
+        except asyncio.CancelledError:
+            status, code = GONE, grpc.StatusCode.CANCELLED
+            raise
+        except Exception:
+            status, code = 500, grpc.StatusCode.INTERNAL
+            logger.exception("request %s: %s", caller.request_id, name)
+            _fail(context, OfframpError(FAILED), trailing)
+        finally:
+            context.set_trailing_metadata(trailing)
+            self._backend.count_request(f"/{SERVICE}/{name}", status)
+            if record is not None and self._tracer is not None:
+                attributes = {"rpc.grpc.status_code": int(code.value[0])}
+                self._tracer.end(record, attributes, caller.request_id, failure=failure_of(status))
+        return message_class(f"{name}Response")()
+
+    def _begin_trace(self, name: str, caller: Caller) -> RequestRecord | None:
+        if self._tracer is None or name != TRACED:
+            return None
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+        return self._tracer.begin(f"{SERVICE}/{name}", attributes, caller.metadata)
+
+    def _trace_headers(self, record: RequestRecord | None) -> list[tuple[str, str]]:
+        return [] if record is None or self._tracer is None else list(self._tracer.headers(record).items())
+
+    async def _server_live(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerLiveResponse")(live=True)
+
+    async def _server_ready(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerReadyResponse")(ready=self._backend.is_ready())
+
+    async def _model_ready(self, message: Any, caller: Caller) -> Any:
+        """False for models that there are not, as Triton says it."""
+        try:
+            self._face.check_model(message.name, message.version)
+        except UnknownModelError:
+            return message_class("ModelReadyResponse")(ready=False)
+        return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
+
+    async def _server_metadata(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerMetadataResponse")(**self._face.server_metadata())
+
+    async def _model_metadata(self, message: Any, caller: Caller) -> Any:
+        self._face.check_model(message.name, message.version)
+        said, tensor = await self._face.model_metadata(), message_class("TensorMetadata")
+        tensors = {side: [tensor(**each) for each in said[side]] for side in ("inputs", "outputs")}
+        return message_class("ModelMetadataResponse")(**said | tensors)
+
+    async def _model_infer(self, message: Any, caller: Caller) -> Any:
+        self._face.check_model(message.model_name, message.model_version)
+        request, reply = parse_infer(message, self._backend.signature)
+        self._face.charge(caller.owner, request)
+        timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
+        request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
+        served, answers = await self._face.answer(request, names_version=bool(message.model_version))
+        return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
+
+
+def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:
+    """A request's timeout, where the call has a deadline too; one that is asked for and too long stays, to be refused.
+
+    Raises DeadlineError where the deadline has passed.
+    """
+    if remaining_s is None:
+        return asked_s
+    if remaining_s <= 0:
+        raise DeadlineError("the deadline of the call has passed")
+    if asked_s is not None and (asked_s > longest_s or asked_s <= remaining_s):
+        return asked_s
+    return min(remaining_s, longest_s)
+
+
+def _caller(context: Context) -> Caller:
+    metadata = dict(context.invocation_metadata())
+    remaining_s = metadata.get(REMAINING_S)
+    remaining_s = None if remaining_s is None else float(remaining_s)
+    return Caller(metadata=metadata, request_id=own_id(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
+
+
+def _fail(context: Context, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
+    """Set rather than raised: Serve would log a traceback of every error, and say INTERNAL for most."""
+    context.set_code(grpc.StatusCode[error.grpc_status])
+    context.set_details(str(error)[:MOST_DETAILS])
+    later = retry_after(error)
+    if later is not None:
+        trailing.append(("retry-after", later))

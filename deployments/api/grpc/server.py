@@ -1,0 +1,79 @@
+"""What Serve's gRPC servers are told of the protocol, in proxies and in ingresses; `cluster/render.py` names it.
+
+Requests stay bytes until an ingress reads them: a proxy would only read them to write them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from deployments.api.responses import LEAST_BYTES, takes_gzip
+
+SERVICE = "inference.GRPCInferenceService"
+RPCS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+REMAINING_S = "offramp-remaining-s"
+"""Metadata of ours: seconds until the call's deadline, which Serve does not hand on."""
+ENCODING = "accept-encoding"
+"""Metadata of the caller's, as in HTTP: with `gzip`, large answers come compressed."""
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+def add_inference_service(servicer: Any, server: Any) -> None:
+    """In the form of generated code: Serve calls it with a mock, and puts its own handlers in."""
+    handlers = {f"/{SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in RPCS}
+    server.add_generic_rpc_handlers((InferenceHandlers(handlers),))
+
+
+class InferenceHandlers:
+    """The service's handlers, each told of the call's deadline."""
+
+    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._method_handlers = handlers  # by this name Serve replaces them
+        self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        method = handler_call_details.method
+        if method not in self._wrapped and method in self._method_handlers:
+            handler = self._method_handlers[method]
+            self._wrapped[method] = handler._replace(unary_unary=compressing(told_of_deadline(handler.unary_unary)))
+        return self._wrapped.get(method)
+
+
+def told_of_deadline(handler: Unary) -> Unary:
+    """A handler that finds the call's deadline, if there is one, in its metadata."""
+
+    async def told(request: bytes, context: Any) -> bytes:
+        remaining_s = context.time_remaining()
+        return await handler(request, context if remaining_s is None else _Told(context, remaining_s))
+
+    return told
+
+
+def compressing(handler: Unary) -> Unary:
+    """A handler whose answer is compressed where its caller asks for that."""
+
+    async def compress(request: bytes, context: Any) -> bytes:
+        answer = await handler(request, context)
+        if len(answer) >= LEAST_BYTES and takes_gzip(str(dict(context.invocation_metadata()).get(ENCODING, ""))):
+            context.set_compression(grpc.Compression.Gzip)
+            await context.send_initial_metadata(())  # sent with the answer, they would not name the compression
+        return answer
+
+    return compress
+
+
+class _Told:
+    """gRPC's context with one more piece of metadata."""
+
+    def __init__(self, context: Any, remaining_s: float) -> None:
+        self._context = context
+        self._remaining_s = remaining_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return (*self._context.invocation_metadata(), (REMAINING_S, repr(self._remaining_s)))

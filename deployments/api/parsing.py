@@ -1,0 +1,321 @@
+"""Request bodies to checked requests; pure. gRPC's messages come by the same checks."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from deployments.api.bodies import InferRequest, PredictBody, V2Body, V2Input, V2Reply, validated
+from earlyexit.codecs.base import Codec, Columns
+from earlyexit.errors import InputError
+from earlyexit.network.wire import DATATYPES, Column, as_numbers
+from earlyexit.tasks.base import Task
+
+STORED = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}
+
+
+def packed(datatype: str, column: Iterable[Any]) -> bytes:
+    """A column's elements, row by row."""
+    if datatype == "BYTES":
+        encoded = [each if isinstance(each, bytes) else str(each).encode("utf-8") for each in column]
+        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+    return np.asarray(column, dtype=STORED[datatype]).tobytes()
+
+
+def unpacked(datatype: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any] | list[bytes]:
+    """The elements of a tensor, one after the other; raises InputError, `where` being its place in the request."""
+    if datatype == "BYTES":
+        return _strings(data, where)
+    dtype = STORED[datatype]
+    if len(data) % dtype.itemsize:
+        raise InputError(f"{where}: {len(data)} bytes; an element of {datatype} has {dtype.itemsize}")
+    if datatype == "BOOL" and any(byte > 1 for byte in set(bytes(data))):
+        raise InputError(f"{where}: bytes other than 0 and 1, as BOOL")
+    return np.frombuffer(data, dtype=dtype).astype(DATATYPES[datatype], copy=False)
+
+
+def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
+    elements: list[bytes] = []
+    at = 0
+    while at < len(data):
+        end = at + 4 + (struct.unpack_from("<I", data, at)[0] if at + 4 <= len(data) else len(data))
+        if end > len(data):
+            raise InputError(f"{where}: element {len(elements)} ends beyond the bytes that were sent")
+        elements.append(bytes(data[at + 4 : end]))
+        at = end
+    return elements
+
+
+EXIT = Column(name="exit", datatypes=("INT32",))
+"""The block that an input left after; every task's answers have it."""
+EXIT_SCHEMA = {
+    "type": "integer",
+    "description": "The block it left after; the model's last block for inputs that no ramp let out.",
+}
+
+
+class Signature:
+    """A codec's inputs and a task's outputs."""
+
+    def __init__(self, codec: Codec[Any], task: Task) -> None:
+        self.codec = codec
+        self.task = task
+        self.inputs = codec.inputs
+        self.outputs = (*task.columns, EXIT)
+        self.output_names = tuple(column.name for column in self.outputs)
+
+    @property
+    def input_tensors(self) -> list[dict[str, Any]]:
+        """Of the model's metadata: every input in the form that is preferred."""
+        preferred = {column.name: column for column in reversed(self.inputs)}
+        return [_tensor(preferred[name]) for name in dict.fromkeys(column.name for column in self.inputs)]
+
+    @property
+    def output_tensors(self) -> list[dict[str, Any]]:
+        return [_tensor(column) for column in self.outputs]
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of one answer of `POST /predict`."""
+        properties = {**self.task.json_schema, EXIT.name: EXIT_SCHEMA}
+        return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _tensor(column: Column) -> dict[str, Any]:
+    return {"name": column.name, "datatype": column.datatype, "shape": [-1, *column.shape]}
+
+
+Elements: TypeAlias = npt.NDArray[Any] | list[Any]
+"""One after the other, row by row; a list where they are of BYTES."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTensor:
+    """An input of a request."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    content: list[Any] | bytes | memoryview
+    """Values, nested by the shape or not at all; or bytes as Triton writes them."""
+
+
+def read_columns(given: Sequence[GivenTensor], inputs: Sequence[Column]) -> Columns:
+    """The columns by name, as many rows in each, at least one; raises InputError that says what is allowed."""
+    columns: dict[str, Elements] = {}
+    for k, tensor in enumerate(given):
+        where = f"inputs.{k}"
+        column = _column(tensor, inputs, where)
+        if tensor.name in columns:
+            raise InputError(f"{where}.name: {tensor.name!r} is there twice")
+        columns[tensor.name] = _rows(tensor, column, where)
+    missing = [column.name for column in inputs if column.name not in columns]
+    if missing:
+        raise InputError(f"inputs: {', '.join(map(repr, missing))} missing; the model takes {_names(inputs)}")
+    if len({len(column) for column in columns.values()}) > 1:
+        sizes = {name: len(column) for name, column in columns.items()}
+        raise InputError(f"inputs: {sizes} rows; as many of each are needed")
+    return columns
+
+
+def _column(tensor: GivenTensor, inputs: Sequence[Column], where: str) -> Column:
+    forms = [column for column in inputs if column.name == tensor.name]
+    if not forms:
+        raise InputError(f"{where}.name: unknown input {tensor.name!r}; the model takes {_names(inputs)}")
+    for column in forms:
+        if tensor.datatype in column.datatypes:
+            return column
+    taken = ", ".join(datatype for column in forms for datatype in column.datatypes)
+    raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {taken}")
+
+
+def _rows(tensor: GivenTensor, column: Column, where: str) -> Elements:
+    elements = _elements(tensor, where)
+    if not len(elements):
+        raise InputError(f"{where}: no elements; at least one row is needed")
+    if not column.shape:
+        _check_shape(tensor, column, len(elements), where)
+        return elements
+    _check_row_shape(tensor, column, where)
+    _check_shape(tensor, column, len(elements), where)
+    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
+    return array.reshape(tensor.shape)
+
+
+def _check_row_shape(tensor: GivenTensor, column: Column, where: str) -> None:
+    row = tensor.shape[1:]
+    fits = len(row) == len(column.shape) and all(
+        wanted in (size, -1) for size, wanted in zip(row, column.shape, strict=True)
+    )
+    if not fits or min(tensor.shape) < 0:
+        needed = ", ".join(["rows", *map(str, column.shape)])
+        raise InputError(f"{where}.shape: {list(tensor.shape)}; {tensor.name!r} is [{needed}] in {tensor.datatype}")
+
+
+def _check_shape(tensor: GivenTensor, column: Column, count: int, where: str) -> None:
+    shape = list(tensor.shape)
+    if not column.shape and shape not in ([count], [count, 1], [1, count]):
+        raise InputError(f"{where}.shape: {shape} does not fit {count} elements; [{count}] or [{count}, 1] would")
+    if math.prod(shape) != count:
+        raise InputError(f"{where}.shape: {shape} holds {math.prod(shape)} elements, {count} were sent")
+
+
+def _elements(tensor: GivenTensor, where: str) -> Elements:
+    if not isinstance(tensor.content, list):
+        return unpacked(tensor.datatype, tensor.content, where)
+    if tensor.datatype == "BYTES":
+        return _column_strings(tensor.content, tensor.shape, where)
+    try:
+        array = as_numbers(tensor.content, tensor.datatype)
+    except ValueError as error:
+        raise InputError(f"{where}.data: {error}") from error
+    if array.ndim > 1 and list(array.shape) != list(tensor.shape):
+        raise _nesting(tensor.shape, where)
+    return array.reshape(-1)
+
+
+def _column_strings(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
+    """Strings of JSON, or bytes of gRPC, taken out of their nesting."""
+    nested = [isinstance(each, list) for each in data]
+    if any(nested):
+        widths = {len(each) if isinstance(each, list) else None for each in data}
+        if [len(data), *widths] != list(shape[:2]):
+            raise _nesting(shape, where)
+        return _column_strings([item for each in data for item in each], [len(data) * shape[1], *shape[2:]], where)
+    for index, item in enumerate(data):
+        if not isinstance(item, str | bytes):
+            raise InputError(f"{where}.data.{index}: a string is needed, not {type(item).__name__}")
+    return data
+
+
+def _nesting(shape: Sequence[int], where: str) -> InputError:
+    return InputError(f"{where}.data: its nesting does not fit the shape {list(shape)}")
+
+
+def _names(inputs: Sequence[Column]) -> str:
+    return ", ".join(dict.fromkeys(repr(column.name) for column in inputs))
+
+
+T = TypeVar("T")
+BINARY_SIZE = "binary_data_size"
+_PREDICT = TypeAdapter(PredictBody)
+_V2 = TypeAdapter(V2Body)
+
+
+def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
+    """The request, and whether it was a list of inputs; raises InputError."""
+    parsed = validated(_PREDICT, body)
+    rows, many = codec.from_json(parsed.inputs)
+    if parsed.ids is not None and len(parsed.ids) != len(rows):
+        raise InputError(f"ids: {len(parsed.ids)} for {len(rows)} inputs; one for every input is needed")
+    ids = tuple(parsed.ids) if parsed.ids is not None else ("",) * len(rows)
+    return InferRequest(rows=tuple(rows), ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s), many
+
+
+def parse_content(content_type: str, body: bytes, codec: Codec[Any]) -> InferRequest:
+    """The request of a body that is one input as it is; raises InputError."""
+    row = codec.from_content(content_type, body)
+    return InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None)
+
+
+def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tuple[InferRequest, V2Reply]:
+    """A v2 request, its tensors in the JSON or in bytes behind the first `json_length`; raises InputError."""
+    if json_length is not None and not 0 <= json_length <= len(body):
+        raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
+    parsed = validated(_V2, body if json_length is None else body[:json_length])
+    tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
+    asked = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
+    request = v2_request(_given(parsed.inputs, tail), parsed.parameters, signature)
+    return request, v2_reply(parsed.id, asked, parsed.parameters, signature)
+
+
+def v2_request(given: Sequence[GivenTensor], parameters: Mapping[str, Any], signature: Signature) -> InferRequest:
+    """The request of v2 tensors and its parameters, however they came; raises InputError."""
+    rows = signature.codec.from_columns(read_columns(given, signature.inputs))
+    return InferRequest(
+        rows=tuple(rows),
+        ids=_ids(parameters, len(rows)),
+        truncate=_typed(parameters, "truncate", bool, default=False),
+        timeout_s=_timeout_s(parameters),
+    )
+
+
+def v2_reply(
+    echoed_id: str | None,
+    asked: Sequence[tuple[str, Mapping[str, Any]]] | None,
+    parameters: Mapping[str, Any],
+    signature: Signature,
+) -> V2Reply:
+    """How the answer is wanted: `asked` are outputs with their parameters, None for all; raises InputError."""
+    if asked is None:
+        asked = [(name, {}) for name in signature.output_names]
+    names = tuple(name for name, _ in asked)
+    unknown = [name for name in names if name not in signature.output_names]
+    if unknown or not names:
+        raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(signature.output_names)}")
+    all_binary = _typed(parameters, "binary_data_output", bool, default=False)
+    binary = frozenset(name for name, each in asked if _typed(each, "binary_data", bool, default=all_binary))
+    return V2Reply(id=echoed_id, outputs=names, binary=binary)
+
+
+def _given(inputs: Sequence[V2Input], tail: memoryview) -> list[GivenTensor]:
+    """Every input with its content, in the JSON or of the bytes behind it, which follow in the inputs' order."""
+    given, at = [], 0
+    for k, each in enumerate(inputs):
+        content: list[Any] | memoryview | None = each.data
+        if BINARY_SIZE in each.parameters:
+            size = each.parameters[BINARY_SIZE]
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(tail) - at:
+                left = len(tail) - at
+                raise InputError(f"inputs.{k}.parameters.{BINARY_SIZE} is {size!r}, {left} bytes follow the JSON")
+            content, at = tail[at : at + size], at + size
+        if content is None:
+            raise InputError(f"inputs.{k}.data: missing")
+        given.append(GivenTensor(each.name, each.datatype, each.shape, content))
+    if at < len(tail):
+        raise InputError(f"{len(tail) - at} bytes follow the JSON that no {BINARY_SIZE} of an input announces")
+    return given
+
+
+def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    ids = parameters.get("ids")
+    if ids is None:
+        return ("",) * count
+    if isinstance(ids, str):  # gRPC's parameters are no lists
+        ids = _json_list(ids)
+    if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
+        raise InputError(f"parameters.ids: a list of {count} strings is needed")
+    return tuple(ids)
+
+
+def _json_list(text: str) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
+
+
+def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
+    # Triton's request parameter counts microseconds; 0 means none.
+    microseconds = _typed(parameters, "timeout", int, default=0)
+    if microseconds < 0:
+        raise InputError(f"parameters.timeout: {microseconds} microseconds; it must not be negative")
+    try:
+        return microseconds / 1e6 if microseconds else None
+    except OverflowError:  # JSON's integers have no end; no service allows this one
+        return math.inf
+
+
+def _typed(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
+    value = parameters.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"parameters.{name}: {kind.__name__} is needed, not {type(value).__name__}")
+    return value

@@ -1,0 +1,160 @@
+"""uvicorn as the ingress runs it: with our connections, and paths that go straight to their applications."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from deployments.api.server.connection import App, Connection, Lane, Limits, Message, Receive, Scope, Send, Serving
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+BACKLOG = 2048
+"""Connections that wait to be taken, uvicorn's number."""
+HEALTH, ROUTES = "/-/healthz", "/-/routes"
+"""Paths of Serve's own, which its proxies answer."""
+
+
+class HttpServer(uvicorn.Server):
+    """HTTP/1.1 and 1.0 on sockets that are bound already; serves one event loop's applications."""
+
+    def __init__(
+        self, app: App, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
+    ) -> None:
+        """The parts of `Serving`."""
+        self.limits = limits or Limits()
+        http: Any = partial(Connection, Serving(app=app, lane=lane or {}, limits=self.limits, outright=outright))
+        whole: Any = app  # uvicorn's types are narrower
+        config = uvicorn.Config(
+            whole,
+            http=http,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=self.limits.idle_s,  # type: ignore[arg-type] # of a timer, which takes any number
+        )
+        super().__init__(config)
+        self.servers: list[Any] = []
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server_state.connections)
+
+    async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Until `should_exit`, and then until the last answer is out; cancelled, it ends at once."""
+        sweeping = asyncio.get_running_loop().create_task(self._keep_sweeping())
+        try:
+            await super().serve(None if sockets is None else list(sockets))
+        finally:
+            sweeping.cancel()
+            for listener in self.servers:
+                listener.close()
+            for connection in list(self.server_state.connections):
+                connection.abort()  # type: ignore[union-attr] # they are all ours
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the process's, not the server's."""
+        yield
+
+    def sweep(self, now_s: float) -> None:
+        """End connections that have waited for too long; `now_s`: of the event loop's clock."""
+        for connection in list(self.server_state.connections):
+            connection.sweep(now_s)  # type: ignore[union-attr]
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(self.limits.sweep_s)
+            self.sweep(asyncio.get_running_loop().time())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What is served where."""
+
+    router: App
+    prefix: str
+    """Of its paths."""
+    name: str
+    """Of Serve's application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As Serve's proxies do: what is below the prefix goes to the application."""
+        path: str = scope["path"]
+        root = self.prefix.rstrip("/")
+        if path == HEALTH:
+            await _say(send, 200, b"success", b"text/plain; charset=utf-8")
+        elif path == ROUTES:
+            await _say(send, 200, json.dumps({self.prefix: self.name}).encode(), b"application/json")
+        elif path == root or path.startswith(root + "/"):
+            await self.router({**scope, "root_path": root}, receive, send)
+        else:
+            words = f"Path '{path}' not found. Ping http://.../-/routes for available routes."
+            await _say(send, 404, words.encode(), b"text/plain; charset=utf-8")
+
+
+class StandaloneServer:
+    """A server on a socket, from its start to its end: nothing of Serve's stands between it and the application."""
+
+    def __init__(self, site: Site, lane: Lane, *, access_log: bool, limits: Limits | None = None) -> None:
+        app: App = site
+        if access_log:
+            app = logged(app)
+            lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
+        self._server = HttpServer(app, lane=lane, limits=limits, outright=True)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, bound: socket.socket) -> None:
+        """Accept connections from now on."""
+        bound.listen(BACKLOG)
+        self._task = asyncio.get_running_loop().create_task(self._server.serve([bound]))
+
+    async def close(self) -> None:
+        """Accept no more, and wait until every request that was accepted is answered."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def logged(app: App) -> App:
+    """With a line for every request, as Serve writes it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        began_s, status = time.perf_counter(), "499"
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        finally:
+            took_ms = 1000 * (time.perf_counter() - began_s)
+            request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+            said = {"serve_access_log": True, "request_id": request_id.decode("latin-1"), "route": scope["path"]}
+            logger.info("%s %s %s %.1fms", scope["method"], scope["path"], status, took_ms, extra=said)
+
+    return answer
+
+
+async def _say(send: Send, status: int, body: bytes, kind: bytes) -> None:
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

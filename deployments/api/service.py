@@ -1,0 +1,163 @@
+"""From checked inputs to answers: what every route of an ingress calls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from deployments.api.bodies import InferRequest
+from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.dispatcher import Dispatcher, Later, on_loop
+from deployments.settings import ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.codecs.base import Codec, Encode
+from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
+from earlyexit.network.boundary import TensorSpec, misfit
+from earlyexit.network.wire import Answer, Encoded
+
+MOST_ENCODERS = 4
+"""Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""
+RETRY_S = 1.0
+"""Until when some of the inputs that wait to be encoded have been."""
+
+LAST_RESORT_S = 1.0
+"""How long after its deadline a request that nothing has ended is ended here."""
+ABANDONED = "abandoned"
+"""Why an input is dropped whose caller went away."""
+
+
+class InferService:
+    """Encodes, dispatches, waits; raises what the HTTP layer turns into a status."""
+
+    def __init__(
+        self,
+        codec: Codec[Any],
+        dispatcher: Dispatcher,
+        settings: ServeSettings,
+        clock: Clock,
+        *,
+        inputs: Sequence[TensorSpec] | None = None,
+        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+        encode: Encode | None = None,
+        later: Later = on_loop,
+    ) -> None:
+        """`inputs`: what the network takes; None where the model does not say it.
+
+        `trace`: told of every request's flights; None where nobody wants to know. `encode`: None for the codec's.
+        """
+        self._codec = codec
+        self._encode_rows: Encode = encode or codec.encode
+        self._inputs = inputs
+        self._encoders = ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode")
+        self._num_encoding = 0
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._clock = clock
+        self._trace = trace
+        self._later = later
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """The answers, in the order of the inputs.
+
+        Raises InputError for what the settings or the model do not allow, AdmissionError, OverloadedError,
+        StageUnavailableError, DeadlineError, ExecutionError.
+        """
+        arrived_s = self._clock.now_s()
+        timeout_s = self._timeout_s(request.timeout_s)
+        deadline_s = arrived_s + timeout_s
+        limit = self._settings.max_inputs_per_request
+        if len(request.rows) > limit:
+            raise InputError(f"{len(request.rows)} inputs in one request; at most {limit} are taken")
+        self._dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
+        encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
+        if self._inputs is not None:
+            _check_fit(self._inputs, encoded)
+        waiter = _Waiter(len(encoded), asyncio.get_running_loop())
+        flights = self._dispatcher.submit(
+            list(zip(request.ids, encoded, strict=True)),
+            deadline_s,
+            waiter.settle,
+            arrived_s=arrived_s,
+            request_id=request.request_id,
+        )
+        late = partial(waiter.fail, DeadlineError(f"no answer within {timeout_s:g} s"))
+        last_resort = self._later(max(0.0, deadline_s - self._clock.now_s()) + LAST_RESORT_S, late)
+        try:
+            outcomes = await self._outcomes(waiter, flights)
+        finally:
+            last_resort.cancel()
+        return [outcomes[flight] for flight in flights]
+
+    async def _outcomes(self, waiter: _Waiter, flights: Sequence[LiveFlight]) -> dict[LiveFlight, Answer]:
+        """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
+        reason = ABANDONED
+        try:
+            if self._trace is not None:
+                self._trace(flights)
+            return await waiter.outcomes
+        except OfframpError as error:
+            reason = error.kind
+            raise
+        finally:
+            self._dispatcher.give_up(flights, reason)
+
+    def _timeout_s(self, asked: float | None) -> float:
+        longest = self._settings.max_timeout_s
+        if asked is not None and asked > longest:
+            raise InputError(f"a timeout of {asked:g} s; at most {longest:g} s are taken")
+        return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
+
+    async def _encode(
+        self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
+    ) -> Sequence[Encoded]:
+        if not self._codec.is_slow(rows):
+            return self._encode_rows(rows, truncate=truncate)
+        if self._num_encoding + len(rows) > self._settings.max_queued:
+            message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
+            self._dispatcher.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
+        self._num_encoding += len(rows)
+        encode = partial(self._encode_rows, rows, truncate=truncate)
+        try:
+            async with asyncio.timeout(deadline_s - self._clock.now_s()):
+                return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
+        except TimeoutError:
+            self._dispatcher.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
+        finally:
+            self._num_encoding -= len(rows)
+
+
+def _check_fit(inputs: Sequence[TensorSpec], encoded: Sequence[Encoded]) -> None:
+    """Raise UnprocessableInputError for what would fail a batch, and others' inputs with it."""
+    for k, each in enumerate(encoded):
+        said = misfit(inputs, each)
+        if said is not None:
+            raise UnprocessableInputError(f"input {k}: {said}")
+
+
+class _Waiter:
+    """Collects a request's outcomes; the first error ends it."""
+
+    def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._missing = num_inputs
+        self._answers: dict[LiveFlight, Answer] = {}
+        self.outcomes: asyncio.Future[dict[LiveFlight, Answer]] = loop.create_future()
+
+    def fail(self, error: OfframpError) -> None:
+        if not self.outcomes.done():
+            self.outcomes.set_exception(error)
+
+    def settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+        if isinstance(outcome, OfframpError):
+            self.fail(outcome)
+            return
+        if self.outcomes.done():
+            return
+        self._answers[flight] = outcome
+        self._missing -= 1
+        if not self._missing:
+            self.outcomes.set_result(self._answers)

@@ -1,1 +1,0 @@
-"""The controller: collects what a service does, plans anew, and changes over without losing a request."""

@@ -1,0 +1,1 @@
+"""The controller observes the service, decides on plans and thresholds, and carries them out."""

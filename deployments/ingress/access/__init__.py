@@ -1,1 +1,0 @@
-"""Who may ask: API keys and rate limits."""

@@ -1,1 +1,0 @@
-"""The face to callers over HTTP: bodies, routes, their description, and the service behind them."""

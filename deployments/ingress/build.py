@@ -1,0 +1,103 @@
+"""The core of an ingress as the settings want it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import Query
+from deployments.ingress.link import Transport
+from deployments.settings import ServeSettings
+from earlyexit.codecs.base import Codec, Encode
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Boundary
+from earlyexit.network.store import ModelCard
+from earlyexit.tasks import find_task
+from earlyexit.tasks.token import TokenTask
+from optimizer.placement import initial_placement
+from optimizer.plan import NO_RAMPS, Plan
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.stream import StreamShape, shape_of
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+def build_core(
+    settings: ServeSettings, card: ModelCard, transports: Mapping[str, Transport]
+) -> IngressCore[Query, Transport]:
+    """`transports`: by slot, to all that a plan may ever use; raises PlanError for a plan that needs others."""
+    generates = card.task.get("name") == TokenTask.name
+    rules = Rules(
+        max_queued=settings.max_queued,
+        calls_per_replica=settings.calls_per_replica,
+        max_attempts=settings.max_attempts,
+        slo_s=settings.tpot_slo_s if generates else settings.slo_s,
+        admits=not generates,  # sequences are let in, not their steps: see `Loop.admit`
+        slack=settings.slack,
+        num_ingresses=settings.ingress_replicas,
+        shape=probe_shape(settings, card),
+        loss=find_task(card.task).loss,
+        probe_share=settings.probe_share,
+    )
+    placed = initial_placement(settings.plan)
+    rng = random.Random()  # another one in every ingress: each picks its own probes
+    return IngressCore(uuid.uuid4().hex[:8], placed, transports, rules, rng)
+
+
+def encode_of(codec: Codec[Any], core: IngressCore[Any, Any]) -> Encode | None:
+    """Of a chain, what encodes rows for the network that they enter under the plan of that moment; else None."""
+    if not isinstance(codec, ChainCodec):
+        return None
+    return lambda rows, *, truncate: codec.encode_for(rows, core.itinerary.used, truncate=truncate)
+
+
+def taken_inputs(card: ModelCard) -> Boundary | None:
+    """What every encoded input is held against; None of a model that does not say it.
+
+    None of a chain too: its codec looks, network by network.
+    """
+    if card.inputs is None or not card.chain.is_one:
+        return None
+    return tuple(each.spec() for each in card.inputs)
+
+
+def check_staying(plan: Plan) -> None:
+    """Raise PlanError where inputs would stay of which nothing could be recorded, and so nothing learnt."""
+    policy = plan.policy
+    if plan.after_answer == "stay" and policy is not None and policy.name not in (*SCORES, "recorded"):
+        raise PlanError(
+            f"after_answer: stay is for exit policies with scores ({', '.join(SCORES)}, recorded): "
+            f"of {policy.name!r} nothing would be recorded of inputs that stay"
+        )
+
+
+def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
+    """What is seen of probes, and of inputs that stay: which ramps, and in which unit.
+
+    None where neither are wanted, or where the exit policy has no score that another plan could use.
+    """
+    is_wanted = settings.probe_share > 0 or settings.plan.after_answer == "stay"
+    if not is_wanted and settings.control is None:  # with a controller another plan may want it
+        return None
+    of_control = None if settings.control is None else settings.control.policy
+    policy = settings.plan.policy or of_control or NO_RAMPS
+    if policy.records is not None:
+        # Only what the records hold can be decided, whatever ramps the model has.
+        return shape_of(ExitRecords.load(Path(policy.records)))
+    for score in SCORES:
+        if policy.name == score:
+            zero_one = find_task(card.task).zero_one
+            # `similar` has nothing to hold the state after block 0 against.
+            ramps = tuple(ramp for ramp in card.ramps if ramp or score != "similar")
+            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=ramps, zero_one=zero_one)
+    if is_wanted:
+        logger.warning("exit policy %s has no scores: nothing is recorded of probes", policy.name)
+    return None

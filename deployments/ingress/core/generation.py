@@ -1,0 +1,253 @@
+"""What the loop of generation decides: who is let in, under which number, what becomes of what is lost. Pure.
+
+Whoever drives it sends the steps: the live service, and the simulator, whose sequences are lengths.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+from deployments.ingress.core.admission import Admission
+from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.outcomes import LONGEST_RETRY_S, bucket_of
+from deployments.ingress.core.routes import KVPlacement, SequenceNumbers
+from earlyexit.errors import AdmissionError, StageUnavailableError
+from optimizer.plan import Plan
+
+G = TypeVar("G", covariant=True)
+"""What a decoder is given of a sequence: encoded tokens or, simulated, their number."""
+SOONEST_RETRY_S = 1.0
+
+
+class Stepping(Protocol[G]):
+    """A sequence in the making."""
+
+    num_prompt: int
+
+    @property
+    def says(self) -> bool:
+        """Whether the answer to the next step is a token."""
+        ...
+
+    def begin(self, number: int) -> None: ...
+
+    def step(self) -> G: ...
+
+
+class GenerationState(Generic[G]):
+    """A sequence from its arrival to its end, wherever it runs."""
+
+    __slots__ = (
+        "ahead",
+        "ahead_tokens",
+        "arrived_s",
+        "attempts",
+        "first_s",
+        "home",
+        "is_over",
+        "last_s",
+        "num_said",
+        "sequence",
+    )
+
+    def __init__(
+        self, sequence: Stepping[G], home: KVPlacement, arrived_s: float, ahead: int, ahead_tokens: int
+    ) -> None:
+        self.sequence = sequence
+        self.home = home
+        self.arrived_s = arrived_s
+        self.ahead = ahead
+        """Sequences that ran when it came."""
+        self.ahead_tokens = ahead_tokens
+        """Of prompts that had said nothing then."""
+        self.attempts = 0
+        """Times that it was lost since its last token."""
+        self.first_s = math.nan
+        """When its first token came."""
+        self.last_s = math.nan
+        self.num_said = 0
+        self.is_over = False
+
+    def step(self) -> G:
+        """What its decoder must see next; `home` knows whether a token comes of it."""
+        self.home.says = self.sequence.says
+        return self.sequence.step()
+
+    @property
+    def awaited_from_s(self) -> float:
+        """Since when the next token is awaited: the sequence's arrival, or its last token."""
+        return self.last_s if self.num_said else self.arrived_s
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token; NaN before it."""
+        return self.first_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token, the first one's left out; NaN before there is a second."""
+        return (self.last_s - self.first_s) / (self.num_said - 1) if self.num_said > 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRules:
+    """Of one ingress."""
+
+    max_attempts: int
+    """Times a sequence is lost between two of its tokens, before its caller is told."""
+    ttft_slo_s: float | None = None
+    """Until the first token."""
+    tpot_slo_s: float | None = None
+    """Per token after it, on average over a sequence."""
+    num_ingresses: int = 1
+
+
+@dataclass(slots=True)
+class GenerationCounts:
+    """Since the ingress began; they only grow."""
+
+    begun: int = 0
+    """Sequences that were let in."""
+    refused: int = 0
+    """Sequences whose SLOs could not be kept."""
+    ended: Counter[str] = field(default_factory=Counter)
+    """Sequences that were let in, by why they ended: stop, length, or the kind of an error."""
+    in_slo: int = 0
+    """Of those that came to their end, the ones that kept both SLOs; all where there is none."""
+    lost: int = 0
+    """Times that a sequence began anew, on another replica mostly."""
+    prompt_tokens: int = 0
+    """Of sequences that were let in."""
+    probes: int = 0
+    """Sequences that ended and were probes."""
+    exits: Counter[int] = field(default_factory=Counter)
+    """Tokens, by the block that they left after."""
+    ttft: Counter[int] = field(default_factory=Counter)
+    """Sequences by time to first token, in the buckets of latencies."""
+    tpot: Counter[int] = field(default_factory=Counter)
+    """Ended sequences of at least two tokens, by time per output token."""
+
+
+class Loop:
+    """Of one ingress. Seconds are the caller's, and never go back."""
+
+    def __init__(self, rules: LoopRules, plan: Plan, rng: random.Random) -> None:
+        self.counts = GenerationCounts()
+        self.num_running = 0
+        self._rules = rules
+        self._numbers = SequenceNumbers(rng)
+        self._silent_tokens = 0
+        """Of prompts whose first token is awaited."""
+        # Of what a prompt takes no plan says anything: its limit begins where the first late one finds it.
+        self._ttft = self._admission(rules.ttft_slo_s, replace(plan, predicted={}))
+        self._tpot = self._admission(rules.tpot_slo_s, plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Another plan is in force."""
+        if self._ttft is not None:
+            self._ttft.follow(replace(plan, predicted={}), 1.0)
+        if self._tpot is not None:
+            self._tpot.follow(plan, 1.0)
+
+    def admit(self, num_prompt: int, now_s: float) -> None:
+        """Refuse a sequence whose tokens would come too late, or make others' late: raises AdmissionError.
+
+        By Little's law, as inputs are: who arrives behind so many tokens of prompts waits for them, and of so many
+        running sequences each gets a token in turn.
+        """
+        late_s, why = 0.0, ""
+        ttft_s, tpot_s = self._rules.ttft_slo_s, self._rules.tpot_slo_s
+        if self._ttft is not None and ttft_s is not None:
+            late_s = self._ttft.late_s(num_prompt, ttft_s, unanswered=self._silent_tokens, now_s=now_s)
+            why = f"no first token is to be had within {ttft_s:.3g} s now"
+        if not late_s and self._tpot is not None and tpot_s is not None:
+            late_s = self._tpot.late_s(1, tpot_s, unanswered=self.num_running, now_s=now_s)
+            why = f"{self.num_running} sequences run, and with another a token would take more than {tpot_s:.3g} s"
+        if late_s:
+            self.counts.refused += 1
+            raise AdmissionError(why, retry_after_s=min(max(late_s, SOONEST_RETRY_S), LONGEST_RETRY_S))
+
+    def begin(self, sequence: Stepping[G], now_s: float) -> GenerationState[G]:
+        """A sequence is let in; its first step is next."""
+        course = GenerationState(
+            sequence, KVPlacement(self._numbers.new()), now_s, self.num_running, self._silent_tokens
+        )
+        sequence.begin(course.home.number)
+        self.counts.begun += 1
+        self.counts.prompt_tokens += sequence.num_prompt
+        self.num_running += 1
+        self._silent_tokens += sequence.num_prompt
+        return course
+
+    def said(self, course: GenerationState[G], exit_block: int, now_s: float) -> None:
+        """A token came."""
+        course.attempts = 0
+        course.num_said += 1
+        course.last_s = now_s
+        self.counts.exits[exit_block] += 1
+        if course.num_said == 1:
+            course.first_s = now_s
+            self._silent_tokens -= course.sequence.num_prompt
+            self.counts.ttft[bucket_of(course.ttft_s)] += 1
+            if self._ttft is not None:
+                self._ttft.answered(course.ttft_s, course.ahead_tokens, course.sequence.num_prompt, now_s)
+        elif self._tpot is not None:
+            self._tpot.answered(course.tpot_s, self.num_running - 1, 1, now_s)
+
+    def again(self, course: GenerationState[G]) -> float:
+        """A sequence is lost, and has a new home: in how many seconds its first step there is next.
+
+        The first time at once: others have what it needs. Raises StageUnavailableError after too many times without a
+        token, which ends it.
+        """
+        if course.attempts + 1 >= self._rules.max_attempts:
+            message = f"the sequence was lost {self._rules.max_attempts} times without a token"
+            raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
+        pause_s = RETRY_PAUSE_S * ((1 << course.attempts) - 1)
+        course.attempts += 1
+        course.home = KVPlacement(self._numbers.new(), is_again=True, is_probe=course.home.is_probe)
+        course.sequence.begin(course.home.number)
+        self.counts.lost += 1
+        return pause_s
+
+    def elsewhere(self, course: GenerationState[G]) -> bool:
+        """Whether a replica without room was the first that said so, and others are asked; its next step is there.
+
+        Only of a sequence that was never let in anywhere: one that was waits, and begins anew.
+        """
+        home, full = course.home, course.home.newest
+        if home.is_again or full is None or full in home.avoids or len(home.avoids) + 1 >= self._rules.max_attempts:
+            return False
+        course.home = KVPlacement(self._numbers.new(), avoids=home.avoids | {full}, is_probe=home.is_probe)
+        course.sequence.begin(course.home.number)
+        return True
+
+    def end(self, course: GenerationState[G], reason: str) -> None:
+        """It is over: it stopped, came to its length, or failed."""
+        assert not course.is_over, "a sequence ends once"
+        course.is_over = True
+        self.num_running -= 1
+        self.counts.ended[reason] += 1
+        self.counts.probes += bool(course.home.is_probe)
+        if not course.num_said:
+            self._silent_tokens -= course.sequence.num_prompt
+            return
+        if course.num_said > 1:
+            self.counts.tpot[bucket_of(course.tpot_s)] += 1
+        if reason in ("stop", "length"):
+            self.counts.in_slo += self.keeps(course)
+
+    def keeps(self, course: GenerationState[G]) -> bool:
+        """Whether what was said so far came within both SLOs; one token alone takes no time after the first."""
+        ttft_s, tpot_s = self._rules.ttft_slo_s, self._rules.tpot_slo_s
+        first_in_time = ttft_s is None or course.ttft_s <= ttft_s
+        return first_in_time and (tpot_s is None or course.num_said < 2 or course.tpot_s <= tpot_s)
+
+    def _admission(self, slo_s: float | None, plan: Plan) -> Admission | None:
+        if slo_s is None:
+            return None
+        return Admission(plan, slo_s=slo_s, num_ingresses=self._rules.num_ingresses)

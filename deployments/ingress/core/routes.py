@@ -1,0 +1,452 @@
+"""A placed plan as whoever sends inputs through it needs it: which slot takes which block, and what it takes."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from deployments.wire.messages import Assignment
+from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
+from earlyexit.network.split import Budget, Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
+
+Layout = tuple[tuple[str, int, int], ...]
+"""Of a plan: slot, first block, and the block after the last, leg by leg. Where two plans have the same, a replica that
+kept keys and values under the one has them under the other, whatever its splits, ramps and batches are."""
+LOST_RETRY_S: Final = 1.0
+SERIAL_BITS: Final = 32
+NAME_BITS: Final = 30
+"""Together what a sequence's number may have: replicas know nothing of who counts."""
+
+
+class KVPlacement:
+    """Of one sequence from one beginning to its end, or until it is lost; its inputs share it.
+
+    Whoever begins anew gets another: nothing of a late reply to the old one can be taken for the new.
+    """
+
+    __slots__ = ("avoids", "is_again", "is_over", "is_probe", "layout", "number", "replicas", "says")
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        is_again: bool = False,
+        avoids: frozenset[str] = frozenset(),
+        is_probe: bool | None = None,
+    ) -> None:
+        """`number`: one that no other sequence has at any replica; `is_probe`: of one that was let in before."""
+        self.number = number
+        self.is_probe = is_probe
+        """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
+        self.avoids = avoids
+        """Replicas that had no room for its sequence, none of which it gets while there are others."""
+        self.is_again = is_again
+        """Whether its sequence was let in before, and lost."""
+        self.layout: Layout | None = None
+        """Of the plan by which its first input was sent; None before."""
+        self.replicas: dict[str, str] = {}
+        """By slot, the one that has what the blocks there made; whoever carries the first call there says which."""
+        self.says = True
+        """Whether the answer to its next step is a token: of the parts of a prompt, only to the last."""
+        self.is_over = False
+        """Whether nobody asks for it any more; a call that is under way may."""
+
+    @property
+    def newest(self) -> str | None:
+        """The replica that was chosen last: who refuses its sequence for want of room."""
+        return next(reversed(self.replicas.values()), None)
+
+
+class KVPlacements(NamedTuple):
+    """Of a call's sequences at one slot: all have the same replica there, or none yet."""
+
+    slot: str
+    each: Sequence[KVPlacement]
+
+    @property
+    def replica(self) -> str | None:
+        return self.each[0].replicas.get(self.slot)
+
+    @property
+    def avoids(self) -> frozenset[str]:
+        """The same of all that have no replica yet."""
+        return self.each[0].avoids
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple([home.number for home in self.each])
+
+    def choose(self, replica: str) -> None:
+        """They have their home there from now on."""
+        for home in self.each:
+            home.replicas[self.slot] = replica
+
+
+class Sequential(Protocol):
+    """An input that may be of a sequence."""
+
+    @property
+    def home(self) -> KVPlacement | None: ...
+
+
+def homes_of(slot: str, inputs: Sequence[Sequential]) -> KVPlacements:
+    """Of a call to a slot, whose inputs are of sequences."""
+    return KVPlacements(slot, [each.home for each in inputs if each.home is not None])
+
+
+def lost(why: str) -> SequenceLostError:
+    """Of sequences that cannot go on where they were; whoever owns them begins them anew, and nobody else is told."""
+    return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
+
+
+class SequenceNumbers:
+    """Names the sequences of one ingress by numbers, none of which any other ingress, or the one before it, gives."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._next = rng.getrandbits(NAME_BITS) << SERIAL_BITS
+
+    def new(self) -> int:
+        """From 1 on: 0 is no sequence's."""
+        self._next += 1
+        return self._next
+
+
+Rank = tuple[bool, int, int, int]
+PARTS = 32
+"""Of a batch that tokens bound, as which loads are counted: replicas are told apart as finely as those with batches of
+so many inputs are, and as quickly."""
+MOST_BATCHES = 4
+"""That a piece counts as at most: one input may be a hundred batches long, and nobody has more work ahead than it."""
+
+
+def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int) -> tuple[float, float]:
+    """How many inputs, or else tokens, must wait at the ingress for a call to the first stage to be made.
+
+    Infinite where none is. `unheard`: calls to it that nothing has come back from. A call that some replica can start
+    now takes whatever waits; one that will queue behind it must be full.
+    """
+    if unheard < replicas:
+        return 1, math.inf
+    if unheard < calls_per_replica * replicas:
+        return budget.inputs, math.inf if budget.tokens is None else budget.tokens
+    return math.inf, math.inf
+
+
+def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, int]:
+    """What a piece weighs, and a full batch: inputs or, where tokens bound a batch, parts of it.
+
+    Of those the piece fills as many of the budget's inputs as of its tokens, whichever are more.
+    """
+    if budget.tokens is None:
+        return num_inputs, budget.inputs
+    batch = min(PARTS, budget.tokens)
+    by_inputs, by_tokens = -(-num_inputs * batch // budget.inputs), -(-num_tokens * batch // budget.tokens)
+    return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
+
+
+def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
+    """Replica indices, best first, for a piece of `weight`, given the weight that each already holds (`weight_of`).
+
+    An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
+    open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
+    start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
+
+    Equal ones come in their order from the share `phase` of them on. An ingress knows of its own calls only: with a
+    phase of its own each begins elsewhere, where otherwise all would send to the same few (docs/scale.md has figures).
+    """
+    first = int(phase * len(loads))
+    order = [*range(first, len(loads)), *range(first)]
+    return sorted(order, key=lambda index: rank(loads[index], weight, batch))
+
+
+def rank(load: int, weight: int, batch: int) -> Rank:
+    """The smaller, the better is a replica that holds so much."""
+    whole, started = divmod(load, batch)
+    fits = started + weight <= batch
+    return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
+
+
+class FillFirst:
+    """`fill_first` for thousands of replicas that are asked for one at a time: gives the same first one.
+
+    Replicas by load, as bit sets: a choice costs one look per load there is, not one per replica.
+    """
+
+    def __init__(self, phase: float = 0.0) -> None:
+        self.phase = phase
+        self._first = 0
+        self._load_of: list[int | None] = []
+        """None where there is no replica of that index, or none any more."""
+        self._indices: list[int] = []
+        """Ascending."""
+        self._holding = [0]
+        """Per load, the replicas with it, as bits."""
+        self._orders: dict[tuple[int, int], list[int]] = {}
+        """All loads by rank, per weight and batch."""
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def add(self, index: int) -> None:
+        """A replica without load."""
+        self._load_of.extend([None] * (index + 1 - len(self._load_of)))
+        self._load_of[index] = 0
+        self._holding[0] |= 1 << index
+        insort(self._indices, index)
+        self._find_first()
+
+    def discard(self, index: int) -> None:
+        """One that takes no more; what is taken off it later is ignored."""
+        load = self._load_of[index] if index < len(self._load_of) else None
+        if load is not None:
+            self._load_of[index] = None
+            self._holding[load] ^= 1 << index
+            self._indices.remove(index)
+            self._find_first()
+
+    def load(self, index: int, weight: int) -> None:
+        """Put a piece on a replica; a negative weight takes it off. Unknown ones are ignored."""
+        before = self._load_of[index] if index < len(self._load_of) else None
+        if before is None:
+            return
+        after = self._load_of[index] = before + weight
+        assert after >= 0, "more was taken off a replica than was put on it"
+        while after >= len(self._holding):
+            self._holding += [0] * len(self._holding)
+            self._orders.clear()
+        bit = 1 << index
+        self._holding[before] ^= bit
+        self._holding[after] |= bit
+
+    def take(self, weight: int, batch: int) -> int:
+        """Put a piece on the replica that `fill_first` puts first, which is given; there must be one."""
+        index = self.choose(weight, batch)
+        self.load(index, weight)
+        return index
+
+    def choose(self, weight: int, batch: int) -> int:
+        """The replica that `fill_first` puts first; there must be one."""
+        order = self._orders.get((weight, batch)) or self._ranked(weight, batch)
+        for load in order:
+            holding = self._holding[load]
+            if holding:
+                from_first = holding >> self._first << self._first if self._first else holding
+                found = from_first or holding
+                return (found & -found).bit_length() - 1
+        raise LookupError("no replica to choose from")
+
+    def _find_first(self) -> None:
+        self._first = self._indices[int(self.phase * len(self._indices))] if self._indices else 0
+
+    def _ranked(self, weight: int, batch: int) -> list[int]:
+        order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch))
+        self._orders[weight, batch] = order
+        return order
+
+
+W = TypeVar("W")
+"""The way to a stage: the live service's is a `Transport`."""
+
+SMOOTHING = 0.1
+"""Weight of the newest call in what a stage is expected to take."""
+
+
+class Sized(Protocol):
+    """An input, as far as it fills a batch."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+class Crossing(NamedTuple):
+    """Where inputs enter a network: encoded anew, before its first block."""
+
+    block: int
+    network: int
+    """Its place in the chain."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StageRoute(Generic[W]):
+    """One stage of a plan on its slot; of a stage with blocks of several networks, those of one."""
+
+    index: int
+    slot: str
+    first: int
+    """Its first block."""
+    stage: Stage
+    assignment: Assignment
+    """Made once per plan: every call to the stage carries it."""
+    transport: W
+    budgets: tuple[Budget, ...]
+    """Of the splits' batches, by its blocks."""
+    expected_s: float
+    """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
+
+    @property
+    def epoch(self) -> int:
+        return self.assignment.epoch
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.budgets)
+
+    def weigh(self, block: int, inputs: Sequence[Sized]) -> tuple[int, int]:
+        """What inputs that wait for a block weigh, as one piece, and what a full batch there does; see `weight_of`."""
+        budget = self.budgets[block - self.first if block > self.first else 0]
+        tokens = 0 if budget.tokens is None else sum([each.tokens for each in inputs])
+        return weight_of(budget, len(inputs), tokens)
+
+    def learn(self, took_s: float) -> None:
+        """Take note of a part of a call's reply, in which inputs were answered or go on."""
+        self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
+
+
+class PlanRoute(Generic[W]):
+    """The stages of one plan, in their order."""
+
+    def __init__(self, placed: PlacedPlan, legs: tuple[StageRoute[W], ...], block_s: Sequence[float]) -> None:
+        """`block_s`: what blocks were expected to take before, those too that this plan leaves out."""
+        self.placed = placed
+        self.legs = legs
+        self.order = placed.plan.order.build()
+        self.avoided = placed.avoided_ids
+        self.ramps = frozenset(placed.plan.ramps)
+        self.stays = placed.plan.after_answer == "stay"
+        self.last_split = placed.plan.splits[-1].first
+        plan = placed.plan
+        self.entry = plan.entry
+        self.used = plan.used
+        self.network = self.used[0]
+        """Which inputs enter first."""
+        self.crossings: Mapping[int, Crossing] = crossings_of(plan)
+        """Where survivors go that wait for a block to which no hidden state can be sent: a network's first, and any of
+        a network that the plan leaves out. None where there is one network."""
+        self._all_crossings = crossings_of_all(plan)
+        self._block_s = tuple(block_s)
+        self._later = tuple(legs[leg.index + 1 :] for leg in legs)
+        self.layout: Layout = tuple((leg.slot, leg.first, leg.first + leg.num_blocks) for leg in legs)
+        """Where sequences have their keys and values."""
+        hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
+        self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
+
+    @property
+    def epoch(self) -> int:
+        return self.placed.epoch
+
+    @property
+    def first(self) -> StageRoute[W]:
+        return self.legs[0]
+
+    def check(self, block: int) -> None:
+        """Raise ExecutionError for a block that the model does not have."""
+        if not 0 <= block < len(self._leg_of):
+            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {len(self._leg_of) - 1}")
+
+    def at(self, block: int) -> StageRoute[W]:
+        """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
+        return self._leg_of[block]
+
+    def crossing(self, block: int, *, probe: bool) -> Crossing | None:
+        """Where those enter a network that wait for a block; None where hidden states go on. Probes enter all."""
+        return (self._all_crossings if probe else self.crossings).get(block)
+
+    def entrance(self, *, probe: bool) -> tuple[int, None, int]:
+        """The block at which new inputs enter, that they bring nothing, and the network; probes enter the first."""
+        return (0, None, 0) if probe else (self.entry, None, self.network)
+
+    def hosted(self, block: int) -> int:
+        """Where inputs go on that wait for a block: there or, if its network is left out, at the next one's start."""
+        crossing = self.crossings.get(block)
+        return block if crossing is None else crossing.block
+
+    @property
+    def seconds_per_block(self) -> list[float]:
+        """Every stage's expected time, spread evenly over its blocks; of blocks that none hosts, what was known before.
+
+        From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near
+        enough for the others.
+        """
+        block_s = list(self._block_s)
+        for leg in self.legs:
+            block_s[leg.first : leg.first + leg.num_blocks] = [leg.expected_s / leg.num_blocks] * leg.num_blocks
+        return block_s
+
+    def reserve_s(self, leg: StageRoute[W]) -> float:
+        """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
+        sum_s = 0.0
+        for later in self._later[leg.index]:
+            if not later.expected_s and leg.assignment.dispatch == "deferred":
+                return math.inf
+            sum_s += later.expected_s
+        return sum_s
+
+
+def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: PlanRoute[W] | None = None) -> PlanRoute[W]:
+    """A plan's itinerary, with what the one before it has learnt.
+
+    Raises PlanError for a slot that nobody can reach, and for a plan of another model.
+    """
+    missing = sorted(set(placed.slots) - set(transports))
+    if missing:
+        raise PlanError(f"the plan needs slots {missing}; there are {sorted(transports)}")
+    plan = placed.plan
+    if before is not None:
+        _check_follows(plan, before.placed.plan)
+    block_s = [0.0] * plan.num_blocks if before is None else before.seconds_per_block
+    legs: list[StageRoute[W]] = []
+    for slot, stage in zip(placed.slots, plan.stages, strict=True):
+        assignment = Assignment.of(plan, stage)
+        for splits in _by_network(stage, plan.networks):
+            first, end = splits[0].first, splits[-1].end
+            leg = StageRoute(
+                index=len(legs),
+                slot=slot,
+                first=first,
+                stage=stage,
+                assignment=assignment,
+                transport=transports[slot],
+                budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
+                expected_s=sum(block_s[first:end]),
+            )
+            legs.append(leg)
+    return PlanRoute(placed, tuple(legs), block_s)
+
+
+def crossings_of(plan: Plan) -> dict[int, Crossing]:
+    """By block, where who waits for it enters a network: the block's own, or the next that is used."""
+    found: dict[int, Crossing] = {}
+    used, starts = plan.used, (0, *plan.networks[:-1])
+    for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):
+        entered = next(each for each in used if each >= network)
+        for block in range(start, start + 1 if entered == network else end):
+            found[block] = Crossing(starts[entered], entered)
+    return found
+
+
+def crossings_of_all(plan: Plan) -> dict[int, Crossing]:
+    """By block, the network that probes enter there: every one, used or not, for what it would answer."""
+    starts = (0, *plan.networks[:-1]) if plan.networks else ()
+    return {start: Crossing(start, network) for network, start in enumerate(starts)}
+
+
+def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:
+    """A stage's splits, those of every network together."""
+    by_network: dict[int, list[Split]] = {}
+    for split in stage.splits:
+        by_network.setdefault(bisect_right(networks, split.first), []).append(split)
+    return list(by_network.values())
+
+
+def _check_follows(plan: Plan, before: Plan) -> None:
+    if before.num_blocks != plan.num_blocks:
+        raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
+    if before.networks != plan.networks:
+        ends = list(plan.networks), list(before.networks)
+        raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")

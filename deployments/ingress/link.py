@@ -1,0 +1,327 @@
+"""How a piece gets to a stage, and its reply back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first, lost
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.encoding import Begin, End, Forget, Frames, MalformedError, Refused, encode, from_replica
+from deployments.wire.messages import Address, Chunk, StageCall
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+CONNECT_S = 5.0
+"""A connection that takes longer to come about is given up."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+"""Between attempts to connect; doubled each time."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call without its whole reply."""
+
+    unsettled: int
+    take: Callable[[Chunk], None]
+    done: asyncio.Future[None]
+
+
+class ReplicaLink:
+    """Connects, and connects again, until it is closed; on one event loop."""
+
+    def __init__(
+        self,
+        replica: str,
+        address: Address,
+        on_change: Callable[[], None],
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`on_change`: told when it comes to be up, and when no longer."""
+        self.replica = replica
+        self._address = address
+        self._on_change = on_change
+        self._pause = pause
+        self._frames: Frames | None = None
+        self._ended = asyncio.Event()
+        self._calls: dict[int, _Open] = {}
+        self._serial = 0
+        self._is_leaving = False
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls can be made."""
+        return self._frames is not None
+
+    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
+        """Have a call run; `take` gets every part of its reply, and all inputs are settled when this returns.
+
+        Raises ConnectionError where there is no connection, or no longer; RuntimeError where the replica refuses.
+        """
+        if self._frames is None:
+            raise ConnectionError(f"no connection to {self.replica}")
+        self._serial = serial = self._serial + 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls[serial] = _Open(len(call.remaining_s), take, done)
+        self._frames.send(encode(Begin(serial, call)))
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._forget(serial)
+            raise
+        finally:
+            del self._calls[serial]
+            self._close_if_left()
+
+    def end(self, sequences: Iterable[int]) -> None:
+        """Have the replica give up what it keeps of these; where there is no connection any more, it has already."""
+        if self._frames is not None:
+            self._frames.send(encode(End(tuple(sequences))))
+
+    def leave(self) -> None:
+        """Close as soon as the calls under way are done; nobody makes new ones."""
+        self._is_leaving = True
+        self._close_if_left()
+
+    def _forget(self, serial: int) -> None:
+        if self._frames is not None:
+            self._frames.send(encode(Forget(serial)))
+
+    def _close_if_left(self) -> None:
+        if self._is_leaving and not self._calls:
+            self._task.cancel()
+            if self._frames is not None:
+                self._frames.close()
+
+    async def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._connect()
+            except Exception as error:  # whatever it is, the next attempt may succeed
+                logger.warning("no connection to %s: %r", self.replica, error)
+            else:
+                pause_s = FIRST_PAUSE_S
+                await self._ended.wait()
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _connect(self) -> None:
+        frames = Frames(self._hear, self._end)
+        self._ended.clear()
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().create_connection(lambda: frames, self._address.host, self._address.port)
+        if self._ended.is_set():
+            raise ConnectionError("closed at once")
+        frames.send(self._address.word.encode())
+        self._frames = frames
+        self._on_change()
+
+    def _end(self) -> None:
+        self._frames = None
+        self._ended.set()
+        for call in self._calls.values():
+            _fail(call, ConnectionError(f"{self.replica} closed the connection"))
+        self._on_change()
+
+    def _hear(self, frame: memoryview) -> None:
+        try:
+            message = from_replica(frame)
+        except MalformedError as error:  # of another version, say: nothing that follows can be trusted
+            logger.warning("%s said what no replica says: %s", self.replica, error)
+            assert self._frames is not None
+            self._frames.abort()
+            return
+        call = self._calls.get(message.serial)
+        if call is None:  # given up
+            return
+        if isinstance(message, Refused):
+            _fail(call, RuntimeError(message.reason))
+            return
+        try:
+            call.take(message.chunk)
+        except Exception as error:
+            logger.exception("a part of a reply could not be taken")
+            _fail(call, error)
+            self._forget(message.serial)
+            return
+        call.unsettled -= message.chunk.num_inputs
+        if not call.unsettled and not call.done.done():
+            call.done.set_result(None)
+
+
+def _fail(call: _Open, error: Exception) -> None:
+    if not call.done.done():
+        call.done.set_exception(error)
+
+
+LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
+"""A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
+
+
+class Transport(Protocol):
+    """One stage, as its callers see it."""
+
+    async def call(
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: KVPlacements | None = None,
+    ) -> None:
+        """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
+
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
+        out while there are others; `homes`: where its inputs are of sequences, theirs; those that have none here get
+        one. Returns when all inputs are settled. Raises SequenceLostError for sequences whose replica has gone or is
+        left out, and whatever happens on the way; inputs that no part has settled by then may be sent again.
+        """
+        ...
+
+    def end(self, replica: str, sequence: int) -> None:
+        """Nobody asks for a sequence any more that has its home at a replica, which may be gone."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """What an ingress knows of one."""
+
+    link: ReplicaLink
+    load: int = 0
+    """Weight of this ingress's calls that it has."""
+    sequences: set[int] = field(default_factory=set)
+    """Of this ingress, that have their home there."""
+    position: int = -1
+    """Among those that are offered; -1 where it is not."""
+
+
+class LinkTransport:
+    """Straight to the replicas of a slot: a connection to each, fill-first among those that are up.
+
+    Serve's handles do the same at ten times the cost per part of a reply (docs/performance.md).
+    """
+
+    def __init__(self, *, phase: float, link: LinkTo = ReplicaLink) -> None:
+        """`phase`: where equal replicas are begun with; another one in every ingress. `link` connects to one."""
+        self._link = link
+        self._replicas: dict[str, _Replica] = {}
+        self._phase = phase
+        self._avoided: frozenset[str] = frozenset()
+        self._offered: list[_Replica] = []
+        self._router = FillFirst(phase)
+        """Of the offered ones, by their positions."""
+        self._homes = FillFirst(phase)
+        """The same, by the sequences that they have."""
+        self._some_offered = asyncio.Event()
+
+    def follow(self, board: ReplicaDirectory) -> None:
+        """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
+        loop = asyncio.get_running_loop()
+
+        def tell(addresses: Mapping[str, Address]) -> None:
+            loop.call_soon_threadsafe(self._follow, addresses)
+
+        board.follow(tell)
+
+    async def call(
+        self,
+        call: StageCall,
+        *,
+        weight: int,
+        batch: int,
+        avoided: frozenset[str],
+        take: Callable[[Chunk], None],
+        homes: KVPlacements | None = None,
+    ) -> None:
+        if avoided != self._avoided:
+            self._avoided = avoided
+            self._offer()
+        if homes is not None and homes.replica is not None:
+            await self._at_home(homes.replica).call(call, take)
+            return
+        while not self._offered:
+            await self._some_offered.wait()
+        if homes is not None:
+            await self._find_home(homes, call.assignment.stage.splits[0].batch).call(call, take)
+            return
+        replica = self._offered[self._router.take(weight, batch)]
+        replica.load += weight
+        try:
+            await replica.link.call(call, take)
+        finally:
+            replica.load -= weight
+            if replica.position >= 0:
+                self._router.load(replica.position, -weight)
+
+    def end(self, replica: str, sequence: int) -> None:
+        found = self._replicas.get(replica)
+        if found is None or sequence not in found.sequences:
+            return
+        found.sequences.remove(sequence)
+        if found.position >= 0:
+            self._homes.load(found.position, -1)
+        found.link.end((sequence,))
+
+    def _at_home(self, name: str) -> ReplicaLink:
+        """The way to a sequence's replica; raises SequenceLostError.
+
+        One that drains finishes the calls that it has. To begin anew elsewhere costs one run over what a sequence has
+        come to, and to wait until all are over would hold up whoever wants the replica gone.
+        """
+        replica = self._replicas.get(name)
+        if replica is None or replica.position < 0:
+            raise lost(f"{name} takes no calls any more")
+        return replica.link
+
+    def _find_home(self, homes: KVPlacements, batch: int) -> ReplicaLink:
+        """For sequences that are counted as what they will be, one input of every batch: fill-first too."""
+        replica = self._with_room(homes, batch)
+        replica.sequences.update([home.number for home in homes.each])
+        homes.choose(replica.link.replica)
+        return replica.link
+
+    def _with_room(self, homes: KVPlacements, batch: int) -> _Replica:
+        """One that has not refused them, where there is any."""
+        others = [each for each in self._offered if each.link.replica not in homes.avoids] if homes.avoids else []
+        if not others:
+            return self._offered[self._homes.take(len(homes.each), batch)]
+        loads = [len(each.sequences) for each in others]
+        found = others[fill_first(loads, len(homes.each), batch)[0]]
+        self._homes.load(found.position, len(homes.each))
+        return found
+
+    def _follow(self, addresses: Mapping[str, Address]) -> None:
+        for name in self._replicas.keys() - addresses.keys():
+            self._replicas.pop(name).link.leave()
+        for name in addresses.keys() - self._replicas.keys():
+            self._replicas[name] = _Replica(self._link(name, addresses[name], self._offer))
+        self._offer()
+
+    def _offer(self) -> None:
+        """To calls from now on: those that are up, without the avoided ones where that leaves any."""
+        for replica in self._offered:
+            replica.position = -1
+            if not replica.link.is_up:  # it has forgotten them
+                replica.sequences.clear()
+        up = {name: replica for name, replica in self._replicas.items() if replica.link.is_up}
+        self._offered = [replica for name, replica in up.items() if name not in self._avoided] or [*up.values()]
+        self._router, self._homes = FillFirst(self._phase), FillFirst(self._phase)
+        for position, replica in enumerate(self._offered):
+            replica.position = position
+            self._router.add(position)
+            self._router.load(position, replica.load)
+            self._homes.add(position)
+            self._homes.load(position, len(replica.sequences))
+        if self._offered:
+            self._some_offered.set()
+        else:
+            self._some_offered.clear()

@@ -1,1 +1,0 @@
-"""The way out of an ingress: which replicas there are, the connections to them, and the one to the controller."""

@@ -1,0 +1,323 @@
+"""The ingress: HTTP in, batches out, answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.routing import Router
+
+from deployments.api.access import gate_of
+from deployments.api.bodies import InferRequest
+from deployments.api.completions.http import generate_paths
+from deployments.api.endpoint import VersionFacts
+from deployments.api.generation import GenerateRequest, Stream, build_generation
+from deployments.api.grpc.methods import RpcMethods
+from deployments.api.http import build_app, build_lane
+from deployments.api.live_page import Feed, Viewer
+from deployments.api.parsing import Signature
+from deployments.api.request_body import Bodies
+from deployments.api.server.in_serve import replace_server
+from deployments.api.server.server import Site, StandaloneServer
+from deployments.api.service import InferService
+from deployments.api.tracing import start_tracing
+from deployments.ingress.build import build_core, encode_of, taken_inputs
+from deployments.ingress.core.ingress_core import own_plan
+from deployments.ingress.crossing import entrance_of
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import LinkTransport, ReplicaLink
+from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
+from deployments.local_ray.grpc_binding import bind_calls
+from deployments.local_ray.ports import take_listener
+from deployments.metrics import IngressMetrics
+from deployments.ops.dashboard.poller import Everyone, SnapshotPoller
+from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
+from deployments.process_setup import Supervised, settle
+from deployments.settings import ServeSettings
+from deployments.versions.choice import Tally
+from deployments.versions.http import version_paths
+from deployments.versions.metrics import VersionMetrics
+from deployments.versions.other import RayIngressLink
+from deployments.versions.repository import RayCluster, Repository
+from deployments.versions.store import RayStore
+from deployments.versions.versions import Versions
+from deployments.wire.controller_link import CONTROLLER, ControllerLink
+from deployments.wire.directory import board_of
+from deployments.wire.messages import IngressReport
+from earlyexit.clock import MonotonicClock, WallClock
+from earlyexit.codecs import find_codec
+from earlyexit.errors import InputError, OfframpError, PlanError
+from earlyexit.network.store import ModelCard, read_card
+from earlyexit.network.wire import Answer
+from earlyexit.tasks import find_task
+from optimizer.placement import parse_placed
+
+READY_PAUSE_S = 1.0
+STATS_TIMEOUT_S = 5.0
+TELL_S = 1.0
+"""How often Ray is told what was counted."""
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+@serve.ingress()
+class Ingress(RpcMethods):
+    """Holds every input until its answer is out. Needs no torch, and no controller once it has a plan."""
+
+    def __init__(self, settings: dict[str, Any], *others: DeploymentHandle[Any]) -> None:
+        """`others`: every slot that a plan may ever use; the controller may be among them, but is asked by its name."""
+        bind_calls()
+        self._settings = ServeSettings.model_validate(settings)
+        self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
+        self._clock = MonotonicClock()
+        self._outright: StandaloneServer | None = None
+        self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
+        self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
+        self._background = Supervised()
+        self._started = asyncio.Event()
+        self._ready = False
+        folder = Path(self._settings.model)
+        self.card: ModelCard = read_card(folder)
+        self._metrics = IngressMetrics(self.card.chain)
+        self.task = find_task(self.card.task)
+        codec = find_codec(self.card.codec, folder)
+        self.signature = Signature(codec, self.task)
+        phase = random.random()
+        self._tracing = start_tracing(self._settings, self._clock, self.card.chain.starts)
+        self._transports = {
+            name: LinkTransport(phase=phase, link=ReplicaLink if self._tracing is None else self._tracing.link(name))
+            for name in self._slots
+        }
+        self._core = build_core(self._settings, self.card, self._transports)
+        entrance = entrance_of(self._core.name, codec)
+        self._dispatcher = Dispatcher(self._core, self._clock, self._metrics, entrance=entrance)
+        self._feed = self._build_feed()
+        trace = None if self._tracing is None else self._tracing.follow
+        encode = encode_of(codec, self._core)
+        self._service = InferService(
+            codec,
+            self._dispatcher,
+            self._settings,
+            self._clock,
+            inputs=taken_inputs(self.card),
+            trace=trace,
+            encode=encode,
+        )
+        self._generation = build_generation(
+            codec, self.task, self._dispatcher, self._settings, self._clock, trace=trace
+        )
+        self.version = self._settings.version
+        self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
+        store, repository = RayStore(), self._settings.repository
+        self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)
+        self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
+        self.choose = self.versions.choose
+
+    def _build_feed(self) -> Feed:
+        settings = self._settings
+        facts = ServiceFacts(
+            model=self.card.name,
+            chain=self.card.chain,
+            slo_s=settings.slo_s,
+            emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
+            image=image_facts(self.signature.codec),
+        )
+        everyone = Everyone(settings.app)
+        return Feed(SnapshotPoller(facts, self._core, everyone.ask, self._controller, WallClock()).event, self._clock)
+
+    def __serve_build_asgi_app__(self) -> Router:
+        access = self._settings.access
+        self._background.start("start", self._start())
+        if self._gate is not None and self._gate.ring is not None:
+            self._background.start("read keys", self._gate.ring.watch())
+        self._background.start("tell metrics", self._keep_telling())
+        self._background.start("follow versions", self.versions.run())
+        origins = () if access is None else access.cors_origins
+        paths = version_paths(self.versions, self._repository, self.card.name, self.bodies)
+        endpoint = None if self._tracing is None else self._tracing.endpoint
+        settings = self._settings
+        generated = generate_paths(self, self._gate)
+        lane = build_lane(self, self._gate, origins, endpoint, settings.route_prefix, generated)
+        router = build_app(self, self._gate, origins, endpoint, [*generated, *paths])
+        if settings.listener is None:
+            replace_server({} if settings.access_log else lane)  # Serve writes that log
+        else:
+            site = Site(router=router, prefix=settings.route_prefix, name=settings.app)
+            self._outright = StandaloneServer(site, lane, access_log=settings.access_log)
+            self._background.start("listen", self._outright.start(take_listener(settings.listener)))
+        return router
+
+    def check_health(self) -> None:
+        """Serve asks every second. An ingress whose background work has ended must be replaced."""
+        self._background.check()
+
+    async def _start(self) -> None:
+        """Learn the present plan, then wait until its slots are warm."""
+        for name, handle in self._slots.items():
+            handle._init()  # type: ignore[no-untyped-call] # from now on Serve tells what replicas the slot has
+            self._transports[name].follow(board_of(name))
+        try:
+            await self._pull()
+        finally:
+            self._started.set()
+        waited_for: set[str] = set()
+        while missing := set(self._core.placed.slots) - waited_for:
+            slot = min(missing)
+            if await self._answers(slot):  # a replica takes calls only after its warm-up
+                waited_for.add(slot)
+            else:
+                await asyncio.sleep(READY_PAUSE_S)
+        settle()
+        self._ready = True
+
+    async def _keep_telling(self) -> None:
+        metrics = FlowMetrics(self.card.chain)
+        of_sequences = None if self._generation is None else GenerationMetrics()
+        while True:
+            await asyncio.sleep(TELL_S)
+            metrics.tell(self._peek())
+            if self._generation is not None and of_sequences is not None:
+                of_sequences.tell(self._generation.loop)
+
+    async def _pull(self) -> None:
+        document = None if self._controller is None else await self._controller.current()
+        try:
+            if document is not None:
+                await self.follow(document)
+        except PlanError as error:
+            logger.warning("the controller's plan cannot be followed, the settings' is: %s", error)
+
+    async def _answers(self, slot: str) -> bool:
+        try:
+            # The plan may leave a slot without a replica while it is asked: nothing would ever answer.
+            await asyncio.wait_for(_stats_of_one(self._slots[slot]), STATS_TIMEOUT_S)
+        except Exception as error:
+            logger.warning("%s is not there yet: %r", slot, error)
+            return False
+        return True
+
+    async def __del__(self) -> None:
+        """Serve's way to end a replica that gets no more requests."""
+        self._feed.close()  # who looks at the page would stay
+        if self._outright is not None:
+            await self._outright.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+
+    @property
+    def max_timeout_s(self) -> float:
+        return self._settings.max_timeout_s
+
+    def is_ready(self) -> bool:
+        """Whether every slot of a plan was warm once."""
+        return self._ready
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        if not self._started.is_set():  # the settings' plan may be long past, its slots empty
+            await self._started.wait()
+        return await self._service.infer(request)
+
+    async def generate(self, request: GenerateRequest) -> Stream:
+        """Begin a sequence; raises what `GenerateService.start` does, and InputError of a model that generates none."""
+        if not self._started.is_set():
+            await self._started.wait()
+        if self._generation is None:
+            raise InputError(f"model {self.card.name!r} generates no text")
+        return self._generation.start(request)
+
+    async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
+        """Another version's ingress asks; an error is a value, so that it arrives as what it is."""
+        try:
+            return await self.infer(request)
+        except OfframpError as error:
+            return error
+
+    async def facts(self) -> VersionFacts:
+        """For the ingresses of other versions."""
+        return VersionFacts(card=self.card, version=self.version, agreement=self._core.agreement)
+
+    async def tally(self) -> Tally:
+        """What this ingress has counted of default and canary."""
+        return self.versions.tally
+
+    def count_request(self, route: str, status: int) -> None:
+        self._metrics.request(route, status)
+
+    async def follow(self, document: dict[str, Any]) -> int:
+        """Go by a placed plan, or by none where the document only holds a `reason`; the epoch that is followed now.
+
+        Raises PlanError for what is no plan of this application; an older plan than the present is ignored.
+        """
+        if "plan" in document:
+            self._dispatcher.follow(placed := parse_placed(document))
+            if self._generation is not None:
+                self._generation.follow(placed)
+        else:
+            self._dispatcher.suspend(str(document.get("reason", "the controller has none")))
+        return self._core.placed.epoch
+
+    async def report(self) -> IngressReport:
+        """Counts so far; what was seen of probes, and of inputs that stayed, is handed over with it."""
+        return self._core.report(self._clock.now_s(), time.time())
+
+    async def peek(self) -> IngressReport:
+        """The same without what was seen, which is kept here: whoever only looks takes nothing from the controller."""
+        return self._peek()
+
+    def _peek(self) -> IngressReport:
+        return self._core.peek(self._clock.now_s(), time.time())
+
+    def watch(self) -> Viewer:
+        return self._feed.join()
+
+    async def plan(self) -> dict[str, Any]:
+        """The plan in force: what the controller says of it or, where there is none, our own.
+
+        Raises ControllerUnavailableError.
+        """
+        if self._controller is not None:
+            return await self._controller.describe()
+        return own_plan(self._core.placed, self._settings.hop_dtype)
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        """The controller's plans so far; none without a controller. Raises ControllerUnavailableError."""
+        return [] if self._controller is None else await self._controller.history(limit)
+
+    async def stats(self) -> dict[str, Any]:
+        """What the replicas of the plan's stages have done since their start, and what waits here."""
+        placed = self._core.placed
+        return {
+            "model": self.card.name,
+            "ingress_pid": os.getpid(),
+            "epoch": placed.epoch,
+            "suspended": self._core.suspended,
+            "unanswered": self._core.num_unanswered,
+            "probe_agreement": self._core.agreement,
+            "crossings": {
+                "inputs": self._core.counts.crossings.total(),
+                "p50_s": self._core.counts.crossing_quantile_s(0.5),
+                "p99_s": self._core.counts.crossing_quantile_s(0.99),
+            },
+            "stages": [await self._slot_stats(slot) for slot in placed.slots],
+        }
+
+    async def _slot_stats(self, slot: str) -> list[Any]:
+        """Every replica's; none while a slot has no replica."""
+        try:
+            return await self._slots[slot].broadcast("stats").results_async(timeout_s=STATS_TIMEOUT_S)
+        except (DeploymentUnavailableError, TimeoutError, RayError) as error:
+            logger.warning("statistics of %s are missing: %r", slot, error)
+            return []
+
+
+async def _stats_of_one(slot: DeploymentHandle[Any]) -> Any:
+    return await slot.stats.remote()

@@ -1,0 +1,289 @@
+"""Every call that changes what Ray and Serve run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cluster.devices import find_device
+from cluster.render import grpc_environment, grpc_options
+from deployments.keys import read_keys
+from deployments.local_ray import grpc_binding as bound
+from deployments.local_ray.head_watch import ray_processes, watched
+from deployments.local_ray.ports import HostPort, await_ports, free_port
+from deployments.local_ray.processes import NotedRun, clear_left, noted_run
+from deployments.local_ray.proxy import HttpFront, front_of, prepared, switches_of
+from deployments.local_ray.start import (
+    ALONE,
+    HAPROXY_GRPC_PORTS,
+    HAPROXY_PORTS,
+    QUIET,
+    RAYLET,
+    THROUGHPUT,
+    keeping_sigterm,
+    lean_imports,
+    on_loopback,
+    use_our_words,
+    without_watchers,
+)
+from deployments.settings import ServeSettings
+from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
+from earlyexit.errors import HeadLostError, OfframpError, PlanError
+
+OnLoss = Callable[[HeadLostError], None]
+LOOPBACK = "127.0.0.1"
+DASHBOARD_HOST = LOOPBACK
+EVERYWHERE = ("0.0.0.0", "::")
+LOGS = "/tmp/ray/session_latest/logs/serve"
+
+ROOM = 3
+"""Services of the first one's size that a local Ray has room for, where versions may be loaded beside it."""
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+"""Of a Ray started here; it lies in /dev/shm. Calls go past it but for plans and long texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCluster:
+    """How Ray is started on this machine."""
+
+    port: int = 8000
+    host: str = "127.0.0.1"
+    """What the service listens on, and every ingress's own port."""
+    front: HttpFront = "auto"
+    grpc_port: int | None = None
+    """Where the Open Inference Protocol is spoken over gRPC; None: not at all."""
+    metrics_port: int | None = None
+    """Where Prometheus finds the metrics; None for a free port. Where `host` is every interface, it is there too."""
+    drain_s: float = 5.0
+    """How long an ingress goes on answering after it was told to stop."""
+    dashboard_port: int | None = None
+    """Where Ray's dashboard takes the controller's scale requests; None for a free port. Without a controller there is
+    no dashboard."""
+
+    @property
+    def address(self) -> str:
+        """Where this machine finds what listens."""
+        return LOOPBACK if self.host in EVERYWHERE else self.host
+
+    @property
+    def ray_address(self) -> str | None:
+        """What Ray, and all that is only for processes of the service, listens on; None: what Ray chooses, everywhere.
+
+        Ray has one address for its own ports and for the metrics.
+        """
+        return None if self.host in EVERYWHERE and self.metrics_port is not None else LOOPBACK
+
+    @property
+    def serve_host(self) -> str:
+        """What Serve is told to listen on; HAProxy alone listens for callers."""
+        return LOOPBACK if self.front == "haproxy" and self.ray_address is not None else self.host
+
+
+@contextlib.contextmanager
+def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None = None) -> Iterator[str]:
+    """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
+
+    What earlier ones left that were killed is ended first. `on_loss` is called, from a thread, when Ray's head has died
+    and what was left is ended; it should end this process, since Ray would wait for its head, and then abort.
+
+    Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
+    OfframpError where a port is taken; waits for one that an earlier service has not let go of yet.
+    """
+    if settings.access is not None:
+        read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
+    front = front_of(cluster.front, settings, has_grpc=cluster.grpc_port is not None)
+    cluster = replace(cluster, front=front)
+    _set_environment(cluster, settings.max_body_bytes)
+    clear_left()
+    await_ports(_wanted_ports(cluster))
+    others = [] if cluster.grpc_port is None else [cluster.grpc_port]
+    with prepared(front, settings, cluster.host, cluster.port, others) as settings, lean_imports():
+        yield from _running(settings, cluster, on_loss)
+
+
+def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None) -> Iterator[str]:
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
+    from deployments.app import build
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
+    settings = _with_dashboard(settings, cluster)
+    application = build(settings.model_dump())
+    needed = _resources_needed(settings)
+    with (
+        without_watchers(dashboard=_needs_dashboard(settings)),
+        on_loopback(alone=cluster.ray_address is not None),
+        _own_ray(
+            on_loss,
+            num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
+            resources={name: amount for name, amount in needed.items() if name != "GPU"},
+            object_store_memory=OBJECT_STORE_BYTES,
+            _metrics_export_port=cluster.metrics_port,
+            labels=_labels(settings),
+            **_dashboard_options(settings),
+        ),
+    ):
+        _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
+        serve.start(
+            proxy_location="Disabled" if cluster.front == "direct" else "HeadOnly",
+            http_options=HTTPOptions(host=cluster.serve_host, port=cluster.port),
+            grpc_options=None if cluster.grpc_port is None else gRPCOptions(**grpc_options(cluster.grpc_port)),
+        )
+        try:
+            serve.run(
+                application,
+                name=settings.app,
+                route_prefix=settings.route_prefix,
+                external_scaler_enabled=settings.control is not None,
+            )
+        except RuntimeError as error:
+            raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
+        yield f"http://{cluster.address}:{cluster.port}"
+
+
+@contextlib.contextmanager
+def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
+    """A Ray of this process alone, of which nothing is left afterwards, nor of the Serve that runs on it."""
+    import ray
+    from ray import serve
+
+    use_our_words()
+    run = noted_run()
+
+    def lose(lost: HeadLostError) -> None:
+        run.end()
+        assert on_loss is not None
+        on_loss(lost)
+
+    try:
+        _start_ray(run, **options)
+        try:
+            with contextlib.nullcontext() if on_loss is None else watched(ray_processes(), lose):
+                yield
+        finally:
+            serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+            ray.shutdown()
+    finally:
+        run.end()
+
+
+def _start_ray(run: NotedRun, **options: Any) -> None:
+    """Raises OfframpError where it does not start, as on a machine that has no time for it."""
+    import ray
+
+    with run.starting(), keeping_sigterm():
+        try:  # never join a cluster that happens to be reachable
+            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
+        except Exception as error:  # Ray's own is nothing more special
+            raise OfframpError(f"Ray did not start: {error}") from error
+
+
+def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
+    switches = (
+        THROUGHPUT
+        | RAYLET
+        | ALONE
+        | QUIET
+        | {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
+            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
+        }
+    )
+    if cluster.grpc_port is not None:
+        switches |= grpc_environment(max_body_bytes) | bound.CALLBACK
+        os.environ[bound.HOST] = cluster.serve_host
+    for name, value in switches.items():
+        os.environ.setdefault(name, value)  # whoever set one wants it so
+    os.environ |= switches_of(cluster.front)
+
+
+def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
+    """With the addresses that they are taken on."""
+    haproxy = cluster.front == "haproxy"
+    beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
+    metrics_host = cluster.ray_address or EVERYWHERE[0]
+    return [
+        (cluster.host, cluster.port),
+        *([] if cluster.grpc_port is None else [(cluster.host, cluster.grpc_port)]),
+        *([] if cluster.metrics_port is None else [(metrics_host, cluster.metrics_port)]),
+        *[(LOOPBACK, int(os.environ.get(name, port))) for name, port in beside.items()],
+    ]
+
+
+def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
+    """Whoever asks the dashboard is told where it will be, so its port is chosen first.
+
+    The controller is told as well that all share its cores.
+    """
+    if not _needs_dashboard(settings):
+        return settings
+    url = f"http://{DASHBOARD_HOST}:{cluster.dashboard_port or free_port()}"
+    repository = settings.repository.model_copy(update={"dashboard_url": url})
+    settings = settings.model_copy(update={"repository": repository})
+    if settings.control is None:
+        return settings
+    # A Python process that starts takes a core for a second or two: on one machine half of them may.
+    starts_at_once = settings.control.starts_at_once or max(1, (os.cpu_count() or 1) // 2)
+    control = settings.control.model_copy(update={"dashboard_url": url, "starts_at_once": starts_at_once})
+    return settings.model_copy(update={"control": control})
+
+
+def _needs_dashboard(settings: ServeSettings) -> bool:
+    return settings.control is not None or settings.repository.control == "explicit"
+
+
+def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
+    url = settings.repository.dashboard_url
+    if url is None or not _needs_dashboard(settings):
+        return {"include_dashboard": False}
+    port = int(url.rpartition(":")[2])
+    return {"include_dashboard": True, "dashboard_host": DASHBOARD_HOST, "dashboard_port": port}
+
+
+def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
+    """Serve would wait for ever for what is not there."""
+    devices = slot_devices(slot_counts(settings, settings.plan))
+    needed = sum(
+        replicas * find_device(devices[slot]).actor_options.get("num_gpus", 0)
+        for slot, replicas in first_replicas(settings).items()
+    )
+    if needed > resources.get("GPU", 0):
+        raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
+    for device in sorted(set(devices.values())):
+        accelerator = find_device(device).actor_options.get("accelerator_type")
+        if accelerator and f"accelerator_type:{accelerator}" not in resources:
+            raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
+
+
+def _labels(settings: ServeSettings) -> dict[str, str]:
+    """One machine stands for every node of a cluster; raises PlanError where one label cannot have two values."""
+    merged: dict[str, str] = {}
+    for labels in settings.node_labels.values():
+        for name, value in labels.items():
+            if merged.setdefault(name, value) != value:
+                raise PlanError(f"one machine cannot have the label {name} with {merged[name]!r} and with {value!r}")
+    return merged
+
+
+def _resources_needed(settings: ServeSettings) -> dict[str, float]:
+    """What all accelerators that the application may come to use ask of Ray, with the processes beside them.
+
+    Logical: on a laptop more replicas than cores is what one wants to try, and emulated accelerators are only counted.
+    """
+    needed: Counter[str] = Counter()
+    for device, count in accelerators(settings).items():
+        options = find_device(device).actor_options
+        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        for name, amount in asked.items():
+            needed[name] += count * amount
+    beside = settings.ingress_replicas + (settings.control is not None)
+    services = ROOM if settings.repository.control == "explicit" else 1
+    return {name: services * amount for name, amount in {**needed, "CPU": needed["CPU"] + beside}.items()}

@@ -1,0 +1,1 @@
+"""What operators use: the live page's data and traces."""

@@ -1,0 +1,131 @@
+"""Spans to an OpenTelemetry collector, over OTLP/HTTP and on the SDK's thread; imported only where tracing is on."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.ops.tracing.spans import Span
+from deployments.ops.tracing.tracer import Attributes
+from deployments.settings import TracingSettings
+
+TRACES = "/v1/traces"
+TRACEPARENT = "traceparent"
+DEFAULT_RATIO = 0.01
+NAMELESS = "unknown_service"
+"""Begins what the SDK calls a service that nobody named."""
+LEAVE_MS = 2000
+"""What an ingress that ends waits for its last spans to go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A request's span, and how far the wall clock is ahead of the ingress's as it begins."""
+
+    span: trace.Span
+    ahead_s: float
+
+    def ns(self, at_s: float) -> int:
+        """The ingress's time as spans want it."""
+        return round((at_s + self.ahead_s) * 1e9)
+
+
+class OtlpExporter:
+    """Makes the SDK's spans after the fact, from the times that an ingress took."""
+
+    def __init__(self, provider: TracerProvider, ratio: float | None, rng: random.Random) -> None:
+        """`ratio`: of the requests that come without a trace; None where the provider's own sampler decides."""
+        self._provider = provider
+        self._ratio = ratio
+        self._rng = rng
+        self._tracer = provider.get_tracer("offramp")
+        self._context = TraceContextTextMapPropagator()
+
+    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Root | None:
+        """The server's span, a child of the caller's where the headers name one; None where it is not sampled."""
+        # Before anything is made: the SDK takes 10 us to find out that a request is not sampled.
+        if self._ratio is not None and TRACEPARENT not in headers and self._rng.random() >= self._ratio:
+            return None
+        parent = self._context.extract(headers)
+        wall_ns = time.time_ns()
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=wall_ns)
+        if not span.is_recording():
+            return None
+        span.set_attributes(attributes)
+        return Root(span, wall_ns / 1e9 - now_s)
+
+    def headers(self, root: Root) -> Mapping[str, str]:
+        """W3C's `traceparent`, and `tracestate` where the caller sent one."""
+        found: dict[str, str] = {}
+        self._context.inject(found, trace.set_span_in_context(root.span))
+        return found
+
+    def end(
+        self, root: Root, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
+    ) -> None:
+        """Queue the request's spans for the thread that sends them."""
+        root.span.set_attributes(attributes)
+        if failure is not None:
+            root.span.set_status(StatusCode.ERROR, failure or None)
+        self._add(spans, root, root.span)
+        root.span.end(root.ns(ended_s))
+
+    def close(self) -> None:
+        """Send what is left, as long as that takes a moment only."""
+        self._provider.force_flush(LEAVE_MS)
+        self._provider.shutdown()
+
+    def _add(self, spans: Sequence[Span], root: Root, parent: trace.Span) -> None:
+        context = trace.set_span_in_context(parent)
+        for each in spans:
+            span = self._tracer.start_span(
+                each.name, context, attributes=each.attributes, start_time=root.ns(each.begin_s)
+            )
+            self._add(each.children, root, span)
+            if each.error is not None:
+                span.set_status(StatusCode.ERROR, each.error)
+            span.end(root.ns(each.end_s))
+
+
+def otlp_exporter(settings: TracingSettings, application: str) -> OtlpExporter:
+    """What the settings say, and the SDK's environment variables of what they leave out."""
+    ratio = _ratio(settings)
+    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # of those without a parent `OtlpExporter` has chosen
+    provider = TracerProvider(sampler=sampler, resource=_resource(settings, application))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
+    return OtlpExporter(provider, ratio, random.Random())
+
+
+def _ratio(settings: TracingSettings) -> float | None:
+    """None where the environment names a sampler, and the settings no ratio."""
+    if settings.ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
+        return None
+    return DEFAULT_RATIO if settings.ratio is None else settings.ratio
+
+
+def _resource(settings: TracingSettings, application: str) -> Resource:
+    found = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
+    if str(found.attributes[SERVICE_NAME]).startswith(NAMELESS):
+        return found.merge(Resource({SERVICE_NAME: application}))
+    return found
+
+
+def traces_url(endpoint: str | None) -> str | None:
+    """Where spans are posted; None where the SDK's environment says it."""
+    if endpoint is None:
+        return None
+    path = urlsplit(endpoint).path.rstrip("/")
+    return endpoint if path else endpoint.rstrip("/") + TRACES

@@ -1,0 +1,68 @@
+"""Background tasks that live as long as their process, and whose end by an error the health check tells."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import traceback
+from collections.abc import Coroutine
+from typing import Any
+
+
+def settle() -> None:
+    """Once a process is ready: what it has by now is never looked at again.
+
+    A full collection of a replica, some 300,000 objects of Ray, torch and pydantic, takes 0.16 to 0.32 s in which
+    nobody is answered, and Ray asks its workers for one now and then; of an ingress at 580 requests/s there is one of 9
+    to 15 ms every 20 s.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+class WithoutWords(logging.Filter):
+    """Of a logger: tracebacks are written without the messages of their exceptions."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Formatters take the text of a traceback that is there already."""
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_text = traceback_without_words(record.exc_info[1])
+        return True
+
+
+def traceback_without_words(error: BaseException) -> str:
+    """Where it came from and what it is."""
+    lines = traceback.format_tb(error.__traceback__)
+    return "".join([*lines, f"{type(error).__name__} (its message is left out: it may quote the request)"])
+
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class Supervised:
+    """The background tasks of an ingress, a replica or the controller."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed: dict[str, BaseException] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Run the work beside serving. An error that ends it is logged, and fails `check` from then on."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)  # the event loop itself holds tasks only weakly
+        task.add_done_callback(self._note)
+
+    def check(self) -> None:
+        """Raise RuntimeError where a task has ended by an error; Serve then replaces the process."""
+        for name, error in self._failed.items():
+            raise RuntimeError(f"the background task {name!r} has ended: {error!r}")
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._failed[task.get_name()] = error
+            logger.error("the background task %r has ended", task.get_name(), exc_info=error)

@@ -1,0 +1,1 @@
+"""A replica: the batch engine on one device, behind a port that ingresses call."""

@@ -1,0 +1,244 @@
+"""From settings and a plan to what a replica runs: policy and runner, warm. Loads torch only where it computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cluster.devices import find_device
+from cluster.emulated import PacedRunner, RecordedRunner
+from cluster.memory import machine_memory
+from deployments.settings import EmulatedSettings, ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.engine.device import WARM_UP_TOKENS, Device, Runner
+from earlyexit.engine.engine import BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Release
+from earlyexit.engine.times import ObservedTimes, Times
+from earlyexit.errors import DataError, PlanError
+from earlyexit.network.split import Split
+from earlyexit.network.store import ModelCard, read_card
+from earlyexit.policies import kind_of, make_policy
+from optimizer.plan import NO_RAMPS, PolicySpec
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from earlyexit.engine.runner import TorchRunner
+    from earlyexit.policies.base import ExitPolicy
+    from earlyexit.policies.recorded import RecordedAnswers
+
+
+def build_runner(
+    settings: ServeSettings,
+    device: str,
+    spec: PolicySpec | None,
+    *,
+    clock: Clock,
+    rank: int = 0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Runner[Any]:
+    """What computes on a device: the model; or, for an emulated one, a profile's time around records or the model.
+
+    `rank` is the replica's, for emulated stragglers. Raises PlanError for what contradicts itself, ModelFolderError.
+    """
+    if not find_device(device).emulated:
+        return _torch_runner(settings, device, spec)
+    emulated = _emulation_of(settings, device)
+    card = read_card(Path(settings.model))
+    return PacedRunner(
+        _recorded_runner(device, spec, card)
+        if is_recorded(settings, device)
+        else _torch_runner(settings, device, spec),
+        _table_of(device, emulated, card),
+        card.ramps,
+        time_scale=emulated.time_scale,
+        slowness=emulated.slow.get(rank, 1.0),
+        length=emulated.length,
+        clock=clock,
+        sleep=sleep,
+    )
+
+
+def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> None:
+    """Raise PlanError where a replica on an emulated device could only fail, after it was started."""
+    if find_device(device).emulated:
+        _table_of(device, _emulation_of(settings, device), card)
+        if is_recorded(settings, device):
+            path = Path(_records_of(device, starting_policy(settings)))
+            try:
+                ExitRecords.load(path).answers()
+            except DataError as error:
+                raise PlanError(f"{device} answers from {path}: {error}; decisions: computed runs the model") from error
+
+
+def is_recorded(settings: ServeSettings, device: str) -> bool:
+    """Whether a device's decisions come from exit records, without torch."""
+    emulated = settings.emulated.get(device)
+    return find_device(device).emulated and emulated is not None and emulated.decisions == "recorded"
+
+
+def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:
+    """What a device's runner follows: an ExitPolicy, or the thresholds where decisions are recorded.
+
+    Raises PlanError for an `own` policy that cannot be imported, for one that cannot decide at the splits' ramps, and
+    for recorded decisions by any policy but `recorded`.
+    """
+    if not is_recorded(settings, device):
+        policy = build_policy(spec)
+        for split in splits:
+            policy.check_ramps(split.ramps)
+        return policy
+    if spec is None:
+        return None
+    if _records_of(device, spec) != _records_of(device, starting_policy(settings)):
+        raise PlanError(f"a running replica keeps its exit records; {spec.records} are others")
+    return spec.thresholds
+
+
+def starting_policy(settings: ServeSettings) -> PolicySpec | None:
+    """The exit policy that an application begins with: its plan's, or else its controller's."""
+    policy = settings.plan.policy
+    return settings.control.policy if policy is None and settings.control is not None else policy
+
+
+def build_policy(spec: PolicySpec | None) -> ExitPolicy:
+    """The policy that a plan names; raises PlanError for an `own` that cannot be imported."""
+    spec = spec or NO_RAMPS
+    if spec.records is None:
+        return make_policy(spec.name, **spec.settings)
+    records = ExitRecords.load(Path(spec.records))
+    counted = "confidences" in kind_of(records.score).takes  # as shares are already
+    recorded: dict[str, Any] = {"confidences": 0.0} if counted else {}
+    judge = make_policy(records.score, thresholds=spec.thresholds, **recorded)
+    return make_policy(spec.name, answers=recorded_answers(records), judge=judge)
+
+
+def recorded_answers(records: ExitRecords) -> RecordedAnswers:
+    """Exit records in the form that the recorded policy looks up."""
+    from earlyexit.policies.recorded import RecordedAnswers
+
+    return RecordedAnswers(
+        row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
+        ramps=records.ramps,
+        scores_NR=records.scores_NR,
+        answers_NE=records.answers(),
+    )
+
+
+def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock, starts: Collection[int] = ()) -> Times:
+    """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
+
+    `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
+    Gives what that taught of how long batches take; of an emulated device what its profile says of them, which is not
+    waited for.
+    """
+    computing = runner.inner if isinstance(runner, PacedRunner) else runner
+    times = ObservedTimes()
+    _run_splits(computing, splits, times, clock, starts)
+    times = ObservedTimes()  # the first round was cold; only the second says how long batches take
+    if isinstance(runner, PacedRunner):
+        _learn_profile(runner, splits, times)
+    else:
+        _run_splits(computing, splits, times, clock, starts)
+    return times
+
+
+def expect_no_loss(releases: list[Release[Any]]) -> None:
+    """Take a warm-up's answers; raises whatever the model failed with."""
+    for release in releases:
+        if isinstance(release, Lost):
+            raise release.error
+
+
+def _run_splits(
+    runner: Runner[Any], splits: Sequence[Split], times: Times, clock: Clock, starts: Collection[int]
+) -> None:
+    device = Device(BatchEngine(splits, times, starts=starts), runner, clock, expect_no_loss)
+    for split in splits:
+        for size in _sizes(split):
+            singles = runner.warm_up_pieces(split, size).singles()
+            members = [
+                Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
+                for single in singles
+            ]
+            device.engine.submit(split.first, members, clock.now_s())
+            device.run_until_idle()
+
+
+def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Times) -> None:
+    for split in splits:
+        for size in _sizes(split):
+            tokens = int(runner.warm_up_pieces(split, size).lengths_B.sum())
+            first_s, total_s = runner.pace.split_s(split, runner.pace.size_of(size, tokens))
+            times.observe(split, size, tokens, first_s, total_s)
+
+
+def _sizes(split: Split) -> list[int]:
+    """One input, and a full batch: where tokens bound it, of as many inputs as are no shorter than a short text."""
+    return sorted(
+        {1, split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))}
+    )
+
+
+def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
+    import torch
+
+    from earlyexit.engine.runner import TorchRunner
+    from earlyexit.network.chain_network import load_network, open_network
+    from earlyexit.sequences.memory_size import open_memory
+
+    torch.set_num_threads(settings.threads_per_replica)
+    folder = Path(settings.model)
+    torch_device = find_device(device).torch_device
+    dtype = getattr(torch, settings.dtype)
+    network = load_network(folder, device=torch_device, dtype=dtype, attention=settings.attention)
+    segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
+    memory = open_memory(network, settings.kv_tokens, settings.kv_fill, _free_bytes(torch_device))
+    return TorchRunner(network, build_policy(spec), segments, memory)
+
+
+def _free_bytes(torch_device: str) -> int:
+    import torch
+
+    return torch.cuda.mem_get_info()[0] if torch_device == "cuda" else machine_memory()[1]
+
+
+def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:
+    records = ExitRecords.load(Path(_records_of(device, spec)))
+    return RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
+
+
+def _records_of(device: str, spec: PolicySpec | None) -> str:
+    if spec is None or spec.records is None:
+        named = "none" if spec is None else repr(spec.name)
+        raise PlanError(f"{device} takes its decisions from exit records: its exit policy is 'recorded', not {named}")
+    return spec.records
+
+
+def _emulation_of(settings: ServeSettings, device: str) -> EmulatedSettings:
+    emulated = settings.emulated.get(device)
+    if emulated is None:
+        raise PlanError(f"no latency profile says how fast {device} is; profiles are of {sorted(settings.emulated)}")
+    return emulated
+
+
+def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> LatencyTable:
+    rows = len(emulated.block_s), len(emulated.ramp_s)
+    if rows != (card.num_blocks, len(card.ramps)):
+        raise PlanError(
+            f"the profile of {device} has {rows[0]} rows of block_s and {rows[1]} of ramp_s; "
+            f"{card.name} has {card.num_blocks} blocks and {len(card.ramps)} ramps"
+        )
+    try:
+        return LatencyTable(
+            batches=tuple(emulated.batch),
+            block_s_NB=np.array(emulated.block_s, dtype=np.float64),
+            ramp_s_EB=np.array(emulated.ramp_s, dtype=np.float64).reshape(rows[1], len(emulated.batch)),
+        )
+    except (DataError, ValueError) as error:  # rows of different lengths are no array
+        raise PlanError(f"the profile of {device}: {error}") from error

@@ -1,0 +1,369 @@
+"""What a stage's replica is apart from Serve: a device, and the assignment that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cluster.emulated import PacedRunner
+from deployments.replica.build import policy_for, warm_up
+from deployments.settings import ServeSettings
+from deployments.wire.messages import Assignment, Chunk, GoingOn, ReplicaReport, SplitRun, StageCall, Timing
+from earlyexit.clock import Clock
+from earlyexit.engine.cpu import Contention
+from earlyexit.engine.device import Deliver, Device, OnBatch, Runner, ignore_batch
+from earlyexit.engine.device_thread import DeviceThread, ignore_death
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import NO_SEQUENCE, Member
+from earlyexit.engine.release import Observed, Release, Step, Survivors, Told
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.errors import OfframpError
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Seen, WirePiece
+from earlyexit.sequences.memory import MemoryUse
+from optimizer.dispatch import ON_PROCESSORS
+from optimizer.plan import PolicySpec
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call whose inputs are in the engine."""
+
+    unsettled: int
+    """Inputs that no part of its reply has settled."""
+    take: Callable[[Chunk], None]
+    """What becomes of the parts."""
+    begun: dict[str, list[SplitRun]] | None = None
+    """Of traced inputs the batches so far, each with the input's times as it began; None where the call has none."""
+
+
+@dataclass(slots=True)
+class _Part:
+    answers: list[tuple[Answer, Timing]] = field(default_factory=list)
+    early: list[tuple[Answer, Timing]] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    lost: list[tuple[str, OfframpError]] = field(default_factory=list)
+    runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
+
+    def chunk(self, busy: float) -> Chunk:
+        return Chunk(
+            answers=tuple(self.answers),
+            early=tuple(self.early),
+            seen=tuple(self.seen),
+            lost=tuple(self.lost),
+            runs=self.runs,
+            busy=busy,
+        )
+
+
+def chunks_by_call(
+    releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same", busy: float = 0.0
+) -> list[tuple[OpenCall, Chunk]]:
+    """One part for each call of what was said of its inputs, then one of its survivors, hidden states in `hop_dtype`.
+
+    In this order, because a call ends with the part that settles the last of its inputs.
+    """
+    parts: dict[OpenCall, _Part] = {}
+    survivors: list[tuple[OpenCall, Chunk]] = []
+    for release in releases:
+        if isinstance(release, Survivors):
+            survivors.extend(_survivor_chunks(release, hop_dtype, busy))
+            continue
+        opened = _call_of(release.member)
+        part = parts.setdefault(opened, _Part())
+        match release:
+            case Told():
+                said = part.early if release.stays else part.answers
+                said.append((release.answer, _timing(release.member)))
+                if opened.begun is not None:
+                    part.runs += _runs(opened.begun, (release.member,))
+            case Observed():
+                part.seen.append(release.seen)
+            case _:
+                part.lost.append((release.member.sample_id, release.error))
+    return [*((opened, part.chunk(busy)) for opened, part in parts.items()), *survivors]
+
+
+def _survivor_chunks(release: Survivors[Any], hop_dtype: HopDtype, busy: float) -> list[tuple[OpenCall, Chunk]]:
+    positions: dict[OpenCall, list[int]] = {}
+    for position, member in enumerate(release.members):
+        positions.setdefault(_call_of(member), []).append(position)
+    if len(positions) == 1:
+        return [
+            (opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members, busy)) for opened in positions
+        ]
+    return [
+        (
+            opened,
+            _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine], busy),
+        )
+        for opened, mine in positions.items()
+    ]
+
+
+def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]], busy: float) -> Chunk:
+    going_on = GoingOn(
+        piece=piece,
+        timings=tuple(_timing(member) for member in members),
+    )
+    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members), busy=busy)
+
+
+def _runs(
+    begun: Mapping[str, Sequence[SplitRun]], members: Iterable[Member[Any]]
+) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
+    """Of those members that are traced."""
+    return tuple(
+        (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
+        for member in members
+        if member.sample_id in begun
+    )
+
+
+def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
+    """Every batch's own share of an input's times; `compute_s`: in all, as the last batch let it go."""
+    if not begun:
+        return ()
+    waited_s = [0.0, *(each.queue_s for each in begun[:-1])]
+    until_s = [*(each.compute_s for each in begun[1:]), compute_s]
+    return tuple(
+        replace(each, queue_s=each.queue_s - before_s, compute_s=after_s - each.compute_s)
+        for each, before_s, after_s in zip(begun, waited_s, until_s, strict=True)
+    )
+
+
+def _call_of(member: Member[Any]) -> OpenCall:
+    assert isinstance(member.origin, OpenCall)
+    return member.origin
+
+
+def _timing(member: Member[Any]) -> Timing:
+    return Timing(queue_s=member.queue_s, compute_s=member.compute_s)
+
+
+class WatchedRunner:
+    """Another runner, watched; only where tracing is on."""
+
+    def __init__(self, runner: Runner[Any]) -> None:
+        self._runner = runner
+        self.memory = runner.memory
+
+    def from_wire(self, wire: WirePiece) -> Any:
+        return self._runner.from_wire(wire)
+
+    def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
+        for member in batch.members:
+            opened = member.origin
+            if isinstance(opened, OpenCall) and opened.begun is not None and member.sample_id in opened.begun:
+                opened.begun[member.sample_id].append(_begun(batch, member))
+        return self._runner.run(batch)
+
+    def follow(self, policy: Any) -> None:
+        self._runner.follow(policy)
+
+    def prepare(self, splits: Sequence[Split]) -> None:
+        self._runner.prepare(splits)
+
+    def warm_up_pieces(self, split: Split, size: int) -> Any:
+        return self._runner.warm_up_pieces(split, size)
+
+
+def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
+    return SplitRun(
+        first=batch.split.first,
+        end=batch.split.end,
+        batch=len(batch.members),
+        tokens=batch.tokens,
+        target=batch.split.batch,
+        queue_s=member.queue_s,
+        compute_s=member.compute_s,
+    )
+
+
+NOTHING = -1
+"""The epoch of a replica that follows no plan yet."""
+BROKEN_AFTER = 20
+"""Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
+
+
+class StageHost:
+    """Runs what the newest assignment it has seen says, and what older calls still need."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        device: str,
+        slot: str,
+        runner: Runner[Any],
+        clock: Clock,
+        deliver: Deliver[Any],
+        *,
+        on_batch: OnBatch[Any] = ignore_batch,
+        on_death: Callable[[], None] = ignore_death,
+        starts: Collection[int] = (),
+    ) -> None:
+        """`starts`: the blocks that networks of a chain begin with."""
+        self.epoch = NOTHING
+        self._settings = settings
+        self._device_name = device
+        self._slot = slot
+        self._runner = runner
+        self._clock = clock
+        watched = runner if settings.tracing is None else WatchedRunner(runner)
+        self._starts = starts
+        engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
+        # A device that is emulated, or a GPU, shares with nobody what it runs on.
+        shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
+        self._contention = Contention() if shares else None
+        self._on_batch = on_batch
+        self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
+        self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
+        self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
+
+    @property
+    def num_waiting(self) -> int:
+        """Inputs queued in the engine."""
+        return self._device.engine.num_waiting
+
+    @property
+    def busy(self) -> float:
+        """Share of its time that the device ran, of late; more where it waits for the processors that it shares."""
+        return self._device.engine.busy
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What sequences have of it; None where the network keeps nothing of any."""
+        return self._device.memory_use
+
+    def start(self) -> None:
+        """Begin to take calls."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the running batch and end."""
+        self._thread.stop()
+
+    async def prepare(self, assignment: Assignment) -> None:
+        """Whatever is slow the first time, beside serving; a replica that follows nothing yet then follows this."""
+        policy = await asyncio.to_thread(self._make_ready, assignment)
+        self._policy = assignment.policy, policy
+        if self.epoch == NOTHING:
+            self._thread.follow((), assignment.dispatch, policy, assignment.order)
+            times = await asyncio.to_thread(
+                warm_up, self._runner, assignment.stage.splits, clock=self._clock, starts=self._starts
+            )
+            if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
+                self._device.engine.times = times
+                self.follow(assignment)
+
+    def follow(self, assignment: Assignment) -> None:
+        """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
+        if assignment.epoch <= self.epoch:
+            return
+        if assignment.policy != self._policy[0]:
+            self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
+        if isinstance(self._runner, PacedRunner):
+            self._runner.dispatch = assignment.dispatch
+        self._thread.follow(
+            assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
+        )
+        self.epoch = assignment.epoch
+
+    def submit(self, call: StageCall, opened: OpenCall) -> None:
+        """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
+        self.follow(call.assignment)
+        members = self._thread.admit(call.piece, self._members(call, opened))
+        if members:
+            self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
+
+    def forget(self, opened: OpenCall) -> None:
+        """Throw out what is queued of a call that nobody waits for any more."""
+        self._thread.forget(opened)
+
+    def end(self, sequences: Collection[int]) -> None:
+        """Sequences are over: what is queued of them is lost, what is kept of them is free once no batch needs it."""
+        self._thread.end(sequences)
+
+    def check(self) -> None:
+        """Raise RuntimeError where the replica must be replaced."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the device thread has ended")
+        if self._device.failures_in_a_row >= BROKEN_AFTER:
+            raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")
+
+    def report(self, *, replica: str, node: str) -> ReplicaReport:
+        """What it has done since its start, probes left out: they do more work than others."""
+        engine = self._device.engine
+        return ReplicaReport(
+            slot=self._slot,
+            replica=replica,
+            node=node,
+            pid=os.getpid(),
+            device=self._device_name,
+            epoch=self.epoch,
+            waiting=self.num_waiting,
+            times=engine.times_run,
+            memory=self.memory,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """What the present splits have done so far."""
+        engine = self._device.engine
+        counts = engine.counts
+        return {
+            "pid": os.getpid(),
+            "device": self._device_name,
+            "slot": self._slot,
+            "epoch": self.epoch,
+            "splits": [
+                {
+                    "first": split.first,
+                    "end": split.end,
+                    "batch": split.batch,
+                    "batches": counts[split.first].batches,
+                    "inputs": counts[split.first].inputs,
+                    "tokens": counts[split.first].tokens,
+                    "fill": counts[split.first].fill,
+                    "token_fill": counts[split.first].token_fill,
+                    "busy_s": counts[split.first].busy_s,
+                    "dropped": counts[split.first].dropped,
+                }
+                for split in engine.splits
+            ],
+            **({} if self.memory is None else {"memory": asdict(self.memory)}),
+        }
+
+    def _ran(self, batch: Batch[Any], busy_s: float) -> None:
+        """Told of every batch, by the device's thread."""
+        if self._contention is not None:
+            self._device.engine.load.waited = self._contention.share(self._clock.now_s())
+        self._on_batch(batch, busy_s)
+
+    def _make_ready(self, assignment: Assignment) -> Any:
+        # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
+        self._runner.prepare(assignment.stage.splits)
+        return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
+
+    def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
+        now_s = self._clock.now_s()
+        singles = self._runner.from_wire(call.piece).singles()
+        sequences = call.sequences or (NO_SEQUENCE,) * len(singles)
+        return [
+            Member(
+                sample_id=single.sample_ids[0],
+                payload=single,
+                tokens=tokens,
+                deadline_s=now_s + remaining_s,
+                reserve_s=call.reserve_s,
+                origin=opened,
+                probe=call.probe,
+                sequence=sequence,
+            )
+            for single, tokens, remaining_s, sequence in zip(
+                singles, call.piece.lengths_B.tolist(), call.remaining_s, sequences, strict=True
+            )
+        ]

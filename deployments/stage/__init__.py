@@ -1,1 +1,0 @@
-"""A stage's replica: the batch engine on one device, behind a streamed call."""

@@ -1,0 +1,170 @@
+"""Versions come and go while others serve: each is an application of its own, which Serve starts or ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from cluster.inventory import Inventory, from_nodes
+from cluster.render import application_config
+from deployments.api.bodies import LoadParameters, validated
+from deployments.local_ray.applications import (
+    APPLICATIONS,
+    check_devices,
+    claimed,
+    with_application,
+    without_application,
+)
+from deployments.local_ray.dashboard import RayDashboard
+from deployments.local_ray.start import THROUGHPUT
+from deployments.settings import ServeSettings
+from deployments.slots import accelerators
+from deployments.versions.store import IndexRow, Listed, Store
+from deployments.versions.versions import Versions
+from earlyexit.errors import InputError, UnknownModelError
+from earlyexit.network.store import read_card
+
+SETTINGS_FILE = "settings.json"
+_SETTINGS = TypeAdapter(ServeSettings)
+
+
+class Cluster(Protocol):
+    """What Serve runs, and on what."""
+
+    async def applications(self) -> dict[str, Any]: ...
+
+    async def put(self, config: Mapping[str, Any]) -> None: ...
+
+    async def inventory(self) -> Inventory: ...
+
+
+class RayCluster:
+    """The cluster of this replica."""
+
+    def __init__(self, dashboard_url: str | None) -> None:
+        self._dashboard = RayDashboard(dashboard_url)
+
+    async def applications(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self._dashboard.ask("GET", APPLICATIONS)
+        return found
+
+    async def put(self, config: Mapping[str, Any]) -> None:
+        await self._dashboard.ask("PUT", APPLICATIONS, config)
+
+    async def inventory(self) -> Inventory:
+        import ray
+
+        return from_nodes(await asyncio.to_thread(ray.nodes))
+
+
+class Repository:
+    """Loads and unloads, one at a time: a PUT replaces what another has just put."""
+
+    def __init__(self, versions: Versions, store: Store, cluster: Cluster, folder: str | None) -> None:
+        self._versions = versions
+        self._store = store
+        self._cluster = cluster
+        self._folder = None if folder is None else Path(folder)
+        self._lock = asyncio.Lock()
+
+    async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
+        """Every version on the cluster, then those of the folder that are not."""
+        rows = await self._versions.index(ready_only=ready_only)
+        if ready_only:
+            return rows
+        known = await asyncio.to_thread(in_folder, self._folder)
+        loaded = {(row.name, row.version) for row in rows}
+        return rows + [
+            IndexRow(name=model, version=version, state="UNAVAILABLE", reason="not loaded")
+            for model, versions in known.items()
+            for version in versions
+            if (model, version) not in loaded
+        ]
+
+    async def load(self, model: str, parameters: LoadParameters) -> None:
+        """Have Serve start a version; the index says when it is ready.
+
+        Raises ControlRefusedError, InputError, UnknownModelError, and ModelFolderError for what is no model.
+        """
+        self._versions.check_control()
+        settings = await asyncio.to_thread(self._settings, model, parameters)
+        async with self._lock:
+            serve = await self._cluster.applications()
+            self._check_new(settings, model, await self._store.listed(), serve)
+            others = claimed(serve, settings.app)
+            check_devices(accelerators(settings), await self._cluster.inventory(), others)
+            config = application_config(
+                json.loads(settings.model_dump_json()), name=settings.app, environment=THROUGHPUT
+            )
+            config = with_application(serve, {"applications": [config]})
+            await self._store.put_listed(Listed(app=settings.app, model=model, version=settings.version))
+            await self._cluster.put(config)
+
+    async def unload(self, model: str, parameters: LoadParameters) -> None:
+        """Have Serve end a version, once its requests under way have their answers.
+
+        Raises ControlRefusedError, InputError for one that requests are sent to, UnknownModelError.
+        """
+        self._versions.check_control()
+        async with self._lock:
+            serve = await self._cluster.applications()
+            there = {
+                each.version: each.app
+                for each in await self._store.listed()
+                if each.model == model and each.app in serve["applications"]
+            }
+            version = parameters.version or _only(there, f"{model!r} is loaded as versions")
+            if version not in there:
+                raise UnknownModelError(f"version {version!r} of {model!r} is not loaded; there are {_names(there)}")
+            await self._versions.check_free(model, version)
+            await self._cluster.put(without_application(serve, there[version]))
+
+    def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
+        settings = validated(_SETTINGS, self._config(model, parameters))
+        card = read_card(Path(settings.model))
+        if card.name != model:
+            raise InputError(f"the settings are of model {card.name!r}, not of {model!r}")
+        if parameters.version not in (None, settings.version):
+            raise InputError(f"the settings are of version {settings.version!r}, not of {parameters.version!r}")
+        return settings
+
+    def _config(self, model: str, parameters: LoadParameters) -> bytes:
+        if parameters.config is not None:
+            return parameters.config.encode()
+        known = in_folder(self._folder).get(model, {})
+        version = parameters.version or _only(known, f"the repository has {model!r} as versions")
+        if version not in known:
+            raise UnknownModelError(f"the repository has no version {version!r} of {model!r}; it has {_names(known)}")
+        return known[version].read_bytes()
+
+    def _check_new(self, settings: ServeSettings, model: str, listed: list[Listed], serve: Mapping[str, Any]) -> None:
+        for each in listed:
+            is_same = (each.model, each.version) == (model, settings.version)
+            if each.app in serve["applications"] and is_same != (each.app == settings.app):
+                raise InputError(
+                    f"application {each.app!r} serves version {each.version!r} of {each.model!r}; "
+                    f"{settings.app!r}, version {settings.version!r} of {model!r}, needs another name or version"
+                )
+
+
+def in_folder(folder: Path | None) -> dict[str, dict[str, Path]]:
+    """Settings files by model and version, of a repository's folder; none without one."""
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.glob(f"*/*/{SETTINGS_FILE}")) if folder is not None else []:
+        found.setdefault(path.parts[-3], {})[path.parts[-2]] = path
+    return found
+
+
+def _only(known: Mapping[str, object], words: str) -> str:
+    if len(known) != 1:
+        raise InputError(f"parameters.version is needed: {words} {_names(known)}")
+    return next(iter(known))
+
+
+def _names(known: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, sorted(known))) or "none"

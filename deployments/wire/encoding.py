@@ -1,0 +1,280 @@
+"""Messages between ingress and replicas as msgpack: typed on both sides, and nothing in them can run code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, cast, get_origin
+
+import msgspec
+import numpy as np
+
+import earlyexit.errors
+from deployments.wire.messages import Chunk, StageCall, Timing
+from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
+from earlyexit.network.wire import Answer, Seen
+
+LENGTH_BYTES = 4
+LONGEST = 1 << 30
+"""Bytes; a frame that claims more is noise, and ends the connection."""
+SHORT_BYTES = 1 << 15
+"""Received at a time. What a frame has beyond them is received into memory of its own: hidden states of a batch of
+images are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
+
+
+class Frames(asyncio.BufferedProtocol):
+    """Either end of a connection."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[memoryview], None],
+        on_end: Callable[[], None],
+        on_open: Callable[[asyncio.Transport], None] = lambda _: None,
+        *,
+        longest: int = LONGEST,
+    ) -> None:
+        """`on_frame` may keep what it gets; it and `on_end`, which comes once, are called on the event loop."""
+        self.longest = longest
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._on_open = on_open
+        self._short = memoryview(bytearray(SHORT_BYTES))
+        self._long: memoryview | None = None
+        """The content of a long frame that is not whole yet; None while frames come into the short memory."""
+        self._received = 0
+        """Bytes in either."""
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; after the connection's end nothing happens."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines((len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
+
+    def close(self) -> None:
+        """End the connection after what was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
+        self._on_open(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_end()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return (self._short if self._long is None else self._long)[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += nbytes
+        if self._long is None:
+            self._hear_short()
+        elif self._received == len(self._long):
+            frame, self._long, self._received = self._long, None, 0
+            self._hear(frame)
+
+    def _hear_short(self) -> None:
+        received, start = self._short[: self._received], 0
+        while self._is_open and len(received) - start >= LENGTH_BYTES:
+            length = int.from_bytes(received[start : start + LENGTH_BYTES], "big")
+            content = received[start + LENGTH_BYTES :][:length]
+            if length > self.longest:
+                self.abort()
+            elif len(content) == length:
+                self._hear(memoryview(bytes(content)))
+                start += LENGTH_BYTES + length
+            else:
+                break
+        self._keep(received[start:] if self._is_open else received[:0])
+
+    def _keep(self, begun: memoryview) -> None:
+        """What has come of a frame that is not whole, its length first as far as there is one."""
+        whole = LENGTH_BYTES + int.from_bytes(begun[:LENGTH_BYTES], "big")
+        if len(begun) >= LENGTH_BYTES and whole > len(self._short):
+            self._long = memoryview(bytearray(whole - LENGTH_BYTES))
+            self._received = len(begun) - LENGTH_BYTES
+            self._long[: self._received] = begun[LENGTH_BYTES:]
+        else:
+            self._received = len(begun)
+            self._short[: self._received] = begun
+
+    def _hear(self, frame: memoryview) -> None:
+        if self._is_open:
+            self._on_frame(frame.toreadonly())
+
+    @property
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+RAW = 0
+"""Code of the extension that is an array's memory."""
+
+
+def _errors_by_name() -> Mapping[str, type[OfframpError]]:
+    """The project's errors that are built from a message, and a `retry_after_s` where the class has one."""
+    classes = [each for each in vars(earlyexit.errors).values() if isinstance(each, type)]
+    # MethodNotAllowedError takes more than a message; only the API raises it.
+    return {each.__name__: each for each in classes if issubclass(each, OfframpError) and each != MethodNotAllowedError}
+
+
+ERRORS: Final = _errors_by_name()
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A call begins."""
+
+    serial: int
+    """Names the call on its connection."""
+    call: StageCall
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits for a call any more."""
+
+    serial: int
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """Sequences are over: whatever the replica keeps of them is free."""
+
+    sequences: tuple[int, ...]
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """A part of a call's reply; the one that settles the last of its inputs ends it."""
+
+    serial: int
+    chunk: Chunk
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A call that the replica could not begin."""
+
+    serial: int
+    reason: str
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        return value.dtype.str, value.shape, msgspec.msgpack.Ext(RAW, raw)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, OfframpError):
+        known = next((each.__name__ for each in type(value).__mro__ if ERRORS.get(each.__name__) is each), None)
+        return known or ExecutionError.__name__, _encodable(str(value)), getattr(value, "retry_after_s", None)
+    raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _decode_raw(code: int, raw: memoryview) -> memoryview:
+    """In the frame, where bytes would be copied out of it."""
+    if code != RAW:
+        raise ValueError(f"there is no extension {code}")
+    return raw
+
+
+def _decode_other(type_: type, value: Any) -> object:
+    if (get_origin(type_) or type_) is np.ndarray:
+        dtype, shape, raw = value
+        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+    name, message, retry_after_s = value
+    error = ERRORS.get(name)
+    if error is None:
+        return ExecutionError(message)
+    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End, dec_hook=_decode_other, ext_hook=_decode_raw)
+_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
+
+MalformedError = msgspec.MsgspecError
+
+
+def encode(message: Begin | Forget | End | Part | Refused) -> bytes:
+    """A message's bytes; arrays are copied into them."""
+    return _ENCODER.encode(message)
+
+
+def encode_part(serial: int, chunk: Chunk) -> bytes:
+    """A part's bytes. Inputs whose answers or hidden states cannot be sent are lost, each with an ExecutionError.
+
+    An own task, codec or model may return values that have no encoding, or more than a frame holds.
+    """
+    try:
+        return _checked(Part(serial, chunk))
+    except Exception as error:  # the values come from code that is not ours: any of it may raise
+        logger.warning("a part of a reply cannot be sent whole: %s", _encodable(repr(error)))
+    try:
+        return _checked(Part(serial, _sendable(serial, chunk)))
+    except Exception as error:  # each input's part can be sent, but together they are too much
+        lost = tuple((sample_id, _unsendable(error)) for sample_id in chunk.settled)
+        return encode(Part(serial, Chunk(lost=lost, busy=chunk.busy)))
+
+
+def _checked(part: Part) -> bytes:
+    frame = encode(part)
+    if len(frame) > LONGEST:
+        raise ValueError(f"a reply of {len(frame)} bytes; a frame holds at most {LONGEST}")
+    return frame
+
+
+def _sendable(serial: int, chunk: Chunk) -> Chunk:
+    """The chunk without what cannot be sent."""
+    lost: list[tuple[str, OfframpError]] = [(sample_id, error) for sample_id, error in chunk.lost]
+    answers: list[tuple[Answer, Timing]] = []
+    for answer, timing in chunk.answers:
+        error = _why_not(serial, Chunk(answers=((answer, timing),)))
+        if error is None:
+            answers.append((answer, timing))
+        else:
+            lost.append((answer.sample_id, _unsendable(error)))
+    going_on = chunk.going_on
+    if going_on is not None and (error := _why_not(serial, Chunk(going_on=going_on))) is not None:
+        lost += [(sample_id, _unsendable(error)) for sample_id in going_on.piece.sample_ids]
+        going_on = None
+    early = tuple(each for each in chunk.early if _why_not(serial, Chunk(early=(each,))) is None)
+    seen: tuple[Seen, ...] = tuple(each for each in chunk.seen if _why_not(serial, Chunk(seen=(each,))) is None)
+    return replace(chunk, answers=tuple(answers), early=early, seen=seen, going_on=going_on, lost=tuple(lost))
+
+
+def _why_not(serial: int, chunk: Chunk) -> Exception | None:
+    try:
+        _checked(Part(serial, chunk))
+    except Exception as error:  # as above
+        return error
+    return None
+
+
+def _unsendable(error: Exception) -> ExecutionError:
+    return ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
+
+
+def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:
+    """What an ingress said; arrays cannot be written to. Raises MalformedError."""
+    try:
+        message: Begin | Forget | End = _FROM_INGRESS.decode(frame)
+    except PlanError as error:  # what a stage or a split says of itself
+        raise MalformedError(str(error)) from error
+    return message
+
+
+def from_replica(frame: bytes | memoryview) -> Part | Refused:
+    """What a replica said; arrays cannot be written to. Raises MalformedError."""
+    message: Part | Refused = _FROM_REPLICA.decode(frame)
+    return message

@@ -1,0 +1,159 @@
+"""Segments by whichever backend is faster on this machine: both are tried once, on the first that are prepared.
+
+Which one is depends on the processor, its number of threads and the model's sizes, so it is not to be known beforehand.
+What decides is processor time, of all threads, which other work on the machine does not disturb as it does seconds of a
+clock. With several threads that is not quite so: those that are done early look out for the next work, and use a
+processor meanwhile, the longer the later the others get one. So a run counts with what is spent until shortly after it,
+and of many runs not the fastest counts, which is the one that nobody disturbed, but the one in the middle.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from earlyexit.backends.onnx import onnx_segments
+from earlyexit.errors import PlanError
+from earlyexit.network.layers import torch_segments
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Budget, Segment
+from earlyexit.network.transfer import wait_for
+
+logger = logging.getLogger(__name__)
+
+TYPICAL_TOKENS = 16
+"""Of an input of a trial."""
+ROUNDS = 8
+"""In each both run every segment at each size, in turns; the first is cold, of the others the median counts."""
+PART = 4
+"""Of a full batch a trial takes a part as well: few batches are full at half load."""
+AFTER_S = 0.003
+"""Of quiet after a run, in which threads that look out for more work spend what the run costs beside it."""
+Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
+_OpenHere = Callable[[EarlyExitModel], SegmentRunner]
+
+
+class FastestSegments:
+    """`PreparedSegments` by torch or by ONNX Runtime, decided for good when the first ones are prepared.
+
+    Until then there are none.
+    """
+
+    def __init__(
+        self,
+        model: EarlyExitModel,
+        folder: Path,
+        num_threads: int,
+        *,
+        by_torch: Open = torch_segments,
+        by_onnx: Open = onnx_segments,
+        now_s: Callable[[], float] | None = None,
+        rest: Callable[[], None] | None = None,
+    ) -> None:
+        """`now_s`: what runs are timed by; None: by processor time, on a GPU by the seconds until it is done.
+
+        `rest`: lets the time after a run pass; None: on a GPU there is none.
+        """
+        self._model = model
+        self._open_torch: _OpenHere = lambda each: by_torch(each, folder, num_threads)
+        self._open_onnx: _OpenHere = lambda each: by_onnx(each, folder, num_threads)
+        self._now_s = now_s or self._machine_s
+        self._rest = rest or self._rest_here
+        self._chosen: SegmentRunner | None = None
+        self.backend: str | None = None
+        """Whose they are; None before that is decided."""
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, torch.Tensor | None]:
+        return (self._chosen or self._model).run(segment, piece)
+
+    def is_ready(self, segment: Segment) -> bool:
+        chosen = self._chosen
+        if chosen is None:
+            return False
+        return not isinstance(chosen, PreparedSegments) or chosen.is_ready(segment)
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        if self._chosen is None and segments:
+            self._chosen = self._decide(segments)
+        elif isinstance(self._chosen, PreparedSegments):
+            self._chosen.prepare(segments)
+
+    def _decide(self, segments: Mapping[Segment, Budget]) -> SegmentRunner:
+        # ONNX Runtime first, and torch on a copy: exports are of the modules as they are loaded, and torch puts others
+        # in their places.
+        try:
+            onnx = self._open_onnx(self._model)
+            if isinstance(onnx, PreparedSegments):
+                onnx.prepare(segments)
+        except PlanError as error:  # not installed, not float32, attends apart
+            logger.info("torch computes %s: %s", self._model.info.name, error)
+            return self._by_torch()
+        torch_s, onnx_s = self._seconds([self._open_torch(deepcopy(self._model)), onnx], segments)
+        self.backend = "onnx" if onnx_s < torch_s else "torch"
+        told = self.backend, self._model.info.name, torch_s * 1e3, onnx_s * 1e3
+        logger.info("%s computes %s: an input takes torch %.3g ms of processor time, ONNX Runtime %.3g ms", *told)
+        return onnx if self.backend == "onnx" else self._by_torch()
+
+    def _by_torch(self) -> SegmentRunner:
+        self.backend = "torch"
+        return self._open_torch(self._model)
+
+    @torch.inference_mode()
+    def _seconds(self, runners: Sequence[SegmentRunner], segments: Mapping[Segment, Budget]) -> list[float]:
+        """By runner, of an input through all of the segments, on average of the sizes."""
+        pieces = [
+            (segment, self._typical(segment, number))
+            for segment, budget in segments.items()
+            for number in self._sizes(budget)
+        ]
+        seconds = np.empty((len(runners), len(pieces), ROUNDS))
+        for round_index in range(ROUNDS):
+            for k, (segment, piece) in enumerate(pieces):
+                for r, runner in enumerate(runners):
+                    seconds[r, k, round_index] = self._seconds_of(runner, segment, piece) / len(piece)
+        sizes = len(pieces) / len(segments)
+        return [float(each) for each in np.median(seconds[:, :, 1:], axis=2).sum(axis=1) / sizes]
+
+    def _seconds_of(self, runner: SegmentRunner, segment: Segment, piece: Piece) -> float:
+        began_s = self._now_s()
+        runner.run(segment, piece)
+        self._rest()
+        return self._now_s() - began_s
+
+    def _sizes(self, budget: Budget) -> tuple[int, int]:
+        """A full batch, and a part of it."""
+        length = self._length
+        full = budget.inputs if budget.tokens is None else max(1, min(budget.inputs, budget.tokens // length))
+        return full, max(1, full // PART)
+
+    @property
+    def _length(self) -> int:
+        return min(TYPICAL_TOKENS, self._model.max_length)
+
+    def _typical(self, segment: Segment, number: int) -> Piece:
+        lengths_B = np.full(number, self._length, dtype=np.int32)
+        return Piece(
+            sample_ids=tuple(map(str, range(number))),
+            next_block=segment.first,
+            lengths_B=lengths_B,
+            tensors=arbitrary_tensors(self._model, segment.first, lengths_B, np.random.default_rng(0)),
+            state_BS=torch.empty(number, 0, device=self._model.device),
+        )
+
+    def _machine_s(self) -> float:
+        if self._model.device.type == "cpu":
+            return time.process_time()
+        wait_for(self._model.device)
+        return time.perf_counter()
+
+    def _rest_here(self) -> None:
+        if self._model.device.type == "cpu":
+            time.sleep(AFTER_S)

@@ -1,0 +1,154 @@
+"""Image files of a folder or a zip archive, in the order of their names, read one by one as they are asked for."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+from earlyexit.errors import DataError, InputError
+
+
+def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = "") -> None:
+    """Raise `raises` where nothing is there, with `hint` behind it; for a folder; and for what cannot be looked at."""
+    try:
+        if path.is_dir():
+            raise raises(f"{path}: is a folder, not a file")
+        if not path.is_file():
+            raise raises(f"{path}: no such file{hint}")
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise raises(f"{path}: cannot be read: {error.strerror}") from error
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+ALLOWED = "JPEG, PNG and WebP files (.jpg, .jpeg, .png, .webp)"
+LARGEST_BYTES = 100_000_000
+"""Of one file; an archive's member may say that it is small and unpack to any size."""
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What reading a file or a member of an archive may raise."""
+IGNORED = ("__MACOSX", ".")
+"""Beginnings of names that archives and file managers leave behind."""
+
+
+class ImageFiles:
+    """Names of images, and their bytes; a context manager, because an archive stays open."""
+
+    def __init__(
+        self, source: Path, names: tuple[str, ...], read: Callable[[str], bytes], close: Callable[[], None]
+    ) -> None:
+        self.source = source
+        self.names = names
+        """As paths inside the folder or archive, with `/`."""
+        self._read = read
+        self._close = close
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self.read(k) for k in range(len(self)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def read(self, index: int) -> bytes:
+        """One file's bytes, whatever they are; raises DataError where they cannot be read."""
+        name = self.names[index]
+        try:
+            return self._read(name)
+        except UNREADABLE as error:
+            raise DataError(f"{self.source}: {name!r} cannot be read: {error}") from error
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of the folder that each image lies in.
+
+        Raises DataError where an image lies in none, or where class folders lie in different folders (train, test).
+        """
+        paths = [PurePosixPath(name) for name in self.names]
+        loose = next((path for path in paths if len(path.parts) < 2), None)
+        if loose is not None:
+            raise DataError(f"{self.source}: {str(loose)!r} lies in no class folder; one folder per label is needed")
+        parts = sorted({str(path.parent.parent) for path in paths})
+        if len(parts) > 1:
+            raise DataError(f"{self.source}: class folders in {', '.join(parts[:5])}; name one of them as the part")
+        return tuple(path.parent.name for path in paths)
+
+
+def open_images(path: Path, *, part: str | None = None) -> ImageFiles:
+    """The images of a folder, a zip archive, or the one image that a path is; `part` names a folder inside.
+
+    Raises DataError for what is none of these, holds other files than images, or none at all.
+    """
+    if path.is_dir():
+        files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
+        return _of(path, files, lambda name: _read_file(path / name), lambda: None, part)
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return _of(path, [path.name], lambda name: _read_file(path.parent / name), lambda: None, part)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder")
+    return _open_zip(path, part)
+
+
+def is_images(path: Path) -> bool:
+    """Whether `open_images` is what reads a path: a folder, an archive, an image."""
+    return path.is_dir() or path.suffix.lower() in (".zip", *SUFFIXES)
+
+
+def _open_zip(path: Path, part: str | None) -> ImageFiles:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: neither a folder nor a zip archive of images: {error}") from error
+    sizes = {each.filename: each.file_size for each in archive.infolist() if not each.is_dir()}
+
+    def read(name: str) -> bytes:
+        _check_size(sizes[name])
+        with archive.open(name) as member:  # unlike `archive.read`, unpacks no more than it is asked for
+            return member.read(sizes[name])
+
+    try:
+        return _of(path, sorted(sizes), read, archive.close, part)
+    except DataError:
+        archive.close()
+        raise
+
+
+def _of(
+    path: Path, files: list[str], read: Callable[[str], bytes], close: Callable[[], None], part: str | None
+) -> ImageFiles:
+    names = [name for name in files if not any(each.startswith(IGNORED) for each in PurePosixPath(name).parts)]
+    other = next((name for name in names if PurePosixPath(name).suffix.lower() not in SUFFIXES), None)
+    if other is not None:
+        raise DataError(f"{path}: {other!r} is no image; taken are {ALLOWED}")
+    inside = [name for name in names if part is None or name.startswith(f"{part.rstrip('/')}/")]
+    if not inside:
+        raise DataError(f"{path}: no images{'' if part is None else f' in {part!r}'}; taken are {ALLOWED}")
+    return ImageFiles(path, tuple(inside), read, close)
+
+
+def _read_file(path: Path) -> bytes:
+    _check_size(path.stat().st_size)
+    return path.read_bytes()
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > LARGEST_BYTES:
+        raise OSError(f"{size_bytes} bytes; at most {LARGEST_BYTES} are taken")

@@ -1,0 +1,330 @@
+"""Files that people write (plans, problems, profiles): plain data, and the line on which each value stands.
+
+Whatever is wrong with one is said as `file:line: what is wrong`, in the error class of the file's reader.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from earlyexit.data.images import check_file
+from earlyexit.errors import InputError
+
+MOST_REPEATED = 100_000
+"""Values that aliases may add to those that are written out."""
+
+
+def check_aliases(root: yaml.Node) -> None:
+    """Raise yaml.MarkedYAMLError where an alias stands inside what it names, or aliases repeat too much.
+
+    Takes time and memory by what is written out, not by what it says.
+    """
+    says: dict[int, int | None] = {}
+    _count(root, says)
+
+
+def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
+    """Values in a node with all that its aliases repeat; None in `says` while one is being counted."""
+    if id(node) in says:
+        known = says[id(node)]
+        if known is None:
+            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
+        return known
+    says[id(node)] = None
+    count = 1
+    for inner in _inside(node):
+        count += _count(inner, says)
+        if count > len(says) + MOST_REPEATED:
+            words = f"aliases repeat more than {MOST_REPEATED:,} values; so many are allowed"
+            raise yaml.MarkedYAMLError(problem=words, problem_mark=node.start_mark)
+    says[id(node)] = count
+    return count
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+Document = TypeVar("Document", bound="StrictDocument")
+MOST_MISTAKES = 50
+"""Looked at to find the first and what stands inside it; a long list may be wrong throughout."""
+SHOWN_CHARACTERS = 60
+"""Of a wrong text, in a message of one line."""
+SHOWN_BITS = 128
+"""Of a wrong integer: beyond them, how many it has says more."""
+
+
+class StrictDocument(BaseModel):
+    """Base of what is read from files: no unknown keys, no silent conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_mapping(cls, value: Any) -> Any:
+        """Pydantic would name the class, which is no word of the format."""
+        if isinstance(value, Mapping | cls):
+            return value
+        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
+
+    @field_validator("schema_version", mode="before", check_fields=False)
+    @classmethod
+    def _schema_is_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # True is 1 to a Literal
+            raise PydanticCustomError("int_type", "Input should be a valid integer")
+        return value
+
+
+def fields_of(shape: type[BaseModel]) -> str:
+    """The fields of a mapping, in words."""
+    *most, last = shape.model_fields
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers are those of JSON too: PyYAML alone reads 1e-05 and 1.25e9 as text."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Raise yaml.MarkedYAMLError with the line where PyYAML lets Python's own error through."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, IndexError, AttributeError) as error:  # a date that is none, `!!bool 7`, `!!int`
+            reason = str(error).partition(";")[0] if isinstance(error, ValueError) else f"no {node.tag.split(':')[-1]}"
+            raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class LineNumbers:
+    """Where in a text of YAML or JSON every value stands; searched for when first asked."""
+
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._lines: dict[tuple[str, ...], int] | None = None
+
+    def of(self, path: Sequence[str | int]) -> int:
+        """Line, from 1, of the value at `path` or of the nearest one above it; raises yaml.YAMLError."""
+        if self._lines is None:
+            lines: dict[tuple[str, ...], int] = {}
+            root = _compose(self._text)
+            if root is not None:
+                check_aliases(root)
+                self._walk(root, (), lines)
+            self._lines = lines
+        for length in range(len(path), -1, -1):
+            line = self._lines.get(tuple(map(str, path[:length])))
+            if line is not None:
+                return line
+        return 1
+
+    def _walk(self, node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
+        lines[path] = node.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode):
+            _refuse_twice(node)
+            # A key that is no scalar is refused when the file is loaded.
+            inside = [(str(key.value), value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            inside = [(str(index), value) for index, value in enumerate(node.value)]
+        else:
+            return
+        for name, value in inside:
+            self._walk(value, (*path, name), lines)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
+
+
+def _refuse_twice(node: yaml.MappingNode) -> None:
+    """Raise yaml.MarkedYAMLError at the second of two equal keys: PyYAML would take the last."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
+            seen.add(key.value)
+
+
+def _twice(key: str) -> str:
+    return f"{_shortened(key)} stands twice in one mapping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Plain data, and how to say what is wrong with it."""
+
+    document: object
+    where: str
+    """The file, or what stands for it where there is none."""
+    raises: type[InputError]
+    lines: LineNumbers = field(default_factory=LineNumbers)
+
+    def parse(self, shape: type[Document], *, called: str) -> Document:
+        """The data in a pydantic shape; raises `raises`. A mistake at the top is said of what the file is `called`."""
+        try:
+            return shape.model_validate(self.document)
+        except ValidationError as error:
+            at, message = _first_mistake(error, self.document)
+            raise self.raises(f"{self._place(at)}: {'.'.join(at) or called}: {message}") from error
+
+    @contextmanager
+    def said_at(self, path: Sequence[str | int]) -> Iterator[None]:
+        """Put file and line before the message of an error of `raises` raised inside."""
+        try:
+            yield
+        except self.raises as error:
+            raise self.raises(f"{self._place(path)}: {error}") from error
+
+    def _place(self, path: Sequence[str | int]) -> str:
+        try:
+            return f"{self.where}:{self.lines.of(path)}"
+        except (yaml.YAMLError, RecursionError):  # JSON nests deeper than YAML is read, and has characters YAML has not
+            return self.where
+
+
+def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Source:
+    """Read a file as JSON where its name ends in .json, else as YAML; raises `raises` naming file and line.
+
+    `hint`: what is said behind "no such file", such as what would make one.
+    """
+    text = _read_text(path, raises, hint)
+    try:
+        return _read_json(text, path, raises) if path.suffix == ".json" else _read_yaml(text, path, raises)
+    except RecursionError as error:
+        raise raises(f"{path}: nested too deeply") from error
+
+
+def _read_text(path: Path, raises: type[InputError], hint: str) -> str:
+    check_file(path, raises, hint=hint)
+    try:
+        stored = path.read_bytes()
+    except OSError as error:  # a file that may not be read
+        raise raises(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return stored.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = stored.count(b"\n", 0, error.start) + 1
+        raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
+
+
+class _StandsTwiceError(Exception):
+    """A key that a mapping of JSON has twice, of which Python would take the last."""
+
+
+def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
+    # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
+    lines = LineNumbers(text.replace("\t", " "))
+    try:
+        document = json.loads(text, object_pairs_hook=_mapping)
+    except json.JSONDecodeError as error:
+        raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except _StandsTwiceError as error:
+        raise raises(f"{path}{_line_of_second(lines)}: not JSON: {error}") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise raises(f"{path}: not JSON: {str(error).partition(';')[0]}") from error
+    return Source(document=document, where=str(path), raises=raises, lines=lines)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _StandsTwiceError(_twice(next(key for index, key in enumerate(keys) if key in keys[:index])))
+    return found
+
+
+def _line_of_second(lines: LineNumbers) -> str:
+    """Of a key that stands twice: the reader of YAML knows where it is."""
+    try:
+        lines.of(())
+    except yaml.MarkedYAMLError as error:
+        return f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    except (yaml.YAMLError, RecursionError):  # as in Source
+        return ""
+    return ""
+
+
+def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
+    lines = LineNumbers(text)
+    try:
+        lines.of(())  # an alias inside what it names would not end when loaded, and aliases of aliases fill memory
+        document = yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise raises(f"{path}:{line}: not YAML: {error.reason}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise raises(f"{path}:{line}: not YAML: {error.problem}") from error
+    return Source(document=document, where=str(path), raises=raises, lines=lines)
+
+
+def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
+    """Path and message; of a value that may be a number or a mapping, what is wrong deepest inside."""
+    mistakes = [
+        (_path_in(document, each["loc"], each["type"]), _message(each)) for each in error.errors()[:MOST_MISTAKES]
+    ]
+    at, _ = mistakes[0]
+    return max((each for each in mistakes if each[0][: len(at)] == at), key=lambda each: len(each[0]))
+
+
+def _message(mistake: ErrorDetails) -> str:
+    """What is allowed, as pydantic says it, and the value that is not."""
+    message, given = mistake["msg"], mistake["input"]
+    if mistake["type"] == "dict_type":
+        message = "Input should be a mapping"
+    if not message.startswith("Input should") or isinstance(given, Mapping | list):
+        return message
+    return f"{message}, not {_shown(given)}"
+
+
+def _shown(value: object) -> str:
+    """A value as its file has it, on one line."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        bits = value.bit_length()
+        return str(value) if bits <= SHOWN_BITS else f"an integer of {bits} bits"
+    if isinstance(value, str):
+        return _shortened(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
+
+
+def _path_in(document: object, location: tuple[int | str, ...], kind: str) -> list[str]:
+    """Pydantic's location without what is no place in the document, such as the member of a union that was tried."""
+    path: list[str] = []
+    here: Any = document
+    for part in location:
+        inside = _inside_document(here)
+        if str(part) in inside:
+            path.append(str(part))
+            here = inside[str(part)]
+    return [*path, str(location[-1])] if kind == "missing" else path
+
+
+def _inside_document(value: object) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(key): inner for key, inner in value.items()}
+    if isinstance(value, list):
+        return {str(index): inner for index, inner in enumerate(value)}
+    return {}

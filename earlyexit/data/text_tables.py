@@ -1,0 +1,173 @@
+"""Texts, and pairs of texts, with their labels or without, from files: CSV, TSV, JSONL, or CLINC150's JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from earlyexit.data.images import check_file
+from earlyexit.errors import DataError
+
+CLINC_LISTS = ("train", "val", "test")
+Row = tuple[int, tuple[str, ...], str]
+"""Line, texts, label."""
+TABLES = (".csv", ".tsv", ".jsonl")
+
+
+def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
+    """The rows of a file, in its order, by its ending; of CLINC150's form `part` names a list.
+
+    Without a `label_column` labels are empty, but for CLINC150's. Raises DataError, naming file, line and what is
+    allowed, for anything that is no labelled text.
+    """
+    check_file(path)
+    rows = list(_rows(path, text_columns, label_column, part))
+    if not rows:
+        raise DataError(f"{path}: no rows")
+    for line, texts, label in rows:
+        for name, text in zip(text_columns, texts, strict=True):
+            if not text.strip():
+                raise DataError(f"{path}:{line}: the {'text' if len(texts) == 1 else name} is empty")
+        if label_column is not None and not label.strip():
+            raise DataError(f"{path}:{line}: the label is empty")
+    return rows
+
+
+def has_column(path: Path, name: str) -> bool:
+    """Whether a table's head, or the first object of a .jsonl file, has a column of that name."""
+    if path.suffix not in TABLES or not path.is_file():
+        return False
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+    if path.suffix == ".jsonl":
+        row = _parse(path, 1, first.rstrip("\n"))
+        return isinstance(row, dict) and name in row
+    return name in next(csv.reader([first], delimiter="\t" if path.suffix == ".tsv" else ","), [])
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
+    check_file(path)
+    with _utf8(path):
+        texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    if not texts:
+        raise DataError(f"{path}: no texts")
+    return texts
+
+
+def stream_table(path: Path, text_columns: Sequence[str], label_column: str | None = None) -> Iterator[Row]:
+    """The rows of a CSV, TSV or JSONL file, one by one; without a `label_column` their labels are empty.
+
+    Raises DataError at the line of a row that holds no such text or label.
+    """
+    with _utf8(path):
+        match path.suffix:
+            case ".csv":
+                yield from _delimited(path, text_columns, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+            case ".tsv":  # GLUE's files hold bare quotes
+                yield from _delimited(path, text_columns, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
+            case _:
+                yield from _json_lines(path, text_columns, label_column)
+
+
+@contextmanager
+def _utf8(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+
+
+def _first_bad_line(path: Path) -> int:
+    # The error's own position is that within a chunk of the file.
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.object.count(b"\n", 0, error.start) + 1
+    return 1
+
+
+def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> Iterator[Row]:
+    if path.suffix in TABLES:
+        return stream_table(path, text_columns, label_column)
+    if path.suffix != ".json":
+        raise DataError(f"{path}: unknown ending {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
+    if len(text_columns) > 1:
+        raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
+    return _clinc(path, part)
+
+
+def _delimited(
+    path: Path, text_columns: Sequence[str], label_column: str | None, *, delimiter: str, quoting: Literal[0, 3]
+) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
+        try:
+            columns = list(reader.fieldnames or ())
+            _check_columns(path, columns, text_columns, label_column)
+            twice = [name for name in (*text_columns, label_column) if columns.count(str(name)) > 1]
+            if twice:
+                raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
+            for row in reader:
+                cells = row.values() if label_column is None else [row[name] for name in (*text_columns, label_column)]
+                if None in row or None in cells:
+                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
+                texts = tuple(row[column] for column in text_columns)
+                yield reader.line_num, texts, "" if label_column is None else row[label_column]
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
+
+
+def _json_lines(path: Path, text_columns: Sequence[str], label_column: str | None) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            row = _parse(path, number, line.rstrip("\n"))
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: a JSON object is needed")
+            _check_columns(f"{path}:{number}", list(row), text_columns, label_column)
+            texts = tuple(_string(path, number, row, column) for column in text_columns)
+            yield number, texts, "" if label_column is None else _label(path, number, row, label_column)
+
+
+def _clinc(path: Path, part: str | None) -> Iterator[Row]:
+    with _utf8(path):
+        lists = _parse(path, 1, path.read_text(encoding="utf-8"))
+    part = part or "train"
+    if not isinstance(lists, dict) or part not in lists:
+        known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
+        raise DataError(f"{path}: no list {part!r}; the file has {known}")
+    if not isinstance(lists[part], list):
+        raise DataError(f"{path}: {part!r} is not a list of pairs [text, label]")
+    for number, row in enumerate(lists[part], start=1):
+        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
+            raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")
+        yield number, (row[0],), row[1]
+
+
+def _parse(path: Path, line: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
+
+
+def _string(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str):
+        raise DataError(f"{path}:{line}: {column!r} is not a string")
+    return str(row[column])
+
+
+def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str | int | float):
+        raise DataError(f"{path}:{line}: {column!r} is neither a string nor a number")
+    return str(row[column])
+
+
+def _check_columns(where: Path | str, columns: Sequence[str], texts: Sequence[str], label: str | None) -> None:
+    for column in (*texts, label):
+        if column is not None and column not in columns:
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns) or 'none: it is empty'}")

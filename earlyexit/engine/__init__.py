@@ -1,0 +1,1 @@
+"""The batch engine: queues, batches, their order, and the device that runs them."""

@@ -1,0 +1,347 @@
+"""The batch engine: which split a free device runs next, and on whom.
+
+Pure state and decisions; it neither computes nor waits. The live replica, the simulator and the tests drive the same
+object with different clocks and different ways of spending a split's time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal
+
+from earlyexit.engine.filling import Load, Standing, pick, standing_of
+from earlyexit.engine.order import DEFAULT, OrderSpec
+from earlyexit.engine.queue import Member, P, Queue, by_deadline
+from earlyexit.engine.release import Returning, Turns
+from earlyexit.engine.times import RunSums, SplitCounts, Times, TimesRun
+from earlyexit.network.split import Split, rest_of
+
+Dispatch = Literal["work-conserving", "deferred", "filling"]
+
+DOUBT = 0.9
+"""What is left of the trust in a split's times whenever all who waited for it were dropped by them: two seconds, learnt
+from a cold start, are tried again after about thirty inputs with 0.1 s each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Generic[P]):
+    """Members fused for one run of a split."""
+
+    split: Split
+    members: tuple[Member[P], ...]
+    tokens: int
+    """Of all members together."""
+    started_s: float
+    probe: bool = False
+    """Whether its members, all of them, are probes."""
+    lane: int = 0
+    """1 for a batch that began beside one of lane 0; two that run at once have different lanes."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether its members run on when they are answered: probes do, and whatever its split has do so."""
+        return self.probe or self.split.stays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Generic[P]):
+    """What a free device does now."""
+
+    batch: Batch[P] | None
+    """None: nothing to start yet."""
+    dropped: tuple[Member[P], ...]
+    """Members whose deadline can no longer be met."""
+    wake_s: float | None
+    """With no batch: when to ask again at the latest; None until something is submitted."""
+
+
+NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
+"""Made once: what is told to idle devices, and to busy ones."""
+
+
+class BatchEngine(Generic[P]):
+    """Queues and dispatch of one replica's splits.
+
+    A free device takes a full batch first, the deepest, so that work in progress drains; else, by the dispatch rule:
+
+    - *work-conserving*: the most urgent queue at once, whatever it holds;
+    - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
+      while nothing is known of how long its splits take;
+    - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.filling`.
+
+    By each a batch that is not full waits a moment for steps on their way (`earlyexit.engine.release`). Who of a queue is in
+    the batch is the order's to say. A batch is closed only when the device asks, so members that arrive while it
+    computes still fit. Probes have queues of their own; being few, one that waits counts as full (`earlyexit.engine.release`).
+    """
+
+    __slots__ = (
+        "_deepest_first",
+        "_dispatch",
+        "_entry",
+        "_hosted",
+        "_hosting",
+        "_order",
+        "_passing",
+        "_run_sums",
+        "_serial",
+        "_splits",
+        "_starts",
+        "_trust",
+        "_turns",
+        "busy",
+        "load",
+        "returning",
+        "times",
+    )
+
+    def __init__(
+        self,
+        splits: Sequence[Split],
+        times: Times,
+        *,
+        dispatch: Dispatch = "work-conserving",
+        order: OrderSpec = DEFAULT,
+        starts: Collection[int] = (),
+    ) -> None:
+        """`starts`: the blocks that networks of a chain begin with; who waits for one is encoded anew, elsewhere."""
+        self.times = times
+        self._starts = tuple(sorted(starts))
+        self._serial = 0
+        self._trust: dict[int, float] = {}  # by a split's first block, where it is not 1
+        self.load = Load()
+        self.busy = 0.0
+        """Share of its time that the device had run when its latest batch began."""
+        self._run_sums = RunSums()
+        self.returning = Returning()
+        self._turns = Turns()
+        # By first block; in `_passing` of splits that are not hosted, or no longer: they vanish when they are empty.
+        self._hosted: dict[int, Queue[P]] = {}
+        self._passing: dict[Split, Queue[P]] = {}
+        self.follow(splits, dispatch, order)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """The hosted ones."""
+        return self._splits
+
+    @property
+    def counts(self) -> dict[int, SplitCounts]:
+        """What every hosted split has done, by its first block."""
+        return {first: queue.counts for first, queue in self._hosted.items()}
+
+    @property
+    def times_run(self) -> tuple[TimesRun, ...]:
+        """What batches took since the start, by split, hosted or not, and inputs; without probes: they run more ramps.
+
+        Sums only grow, but those of a split that has not run for long may vanish and begin again at zero.
+        """
+        return self._run_sums.all()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(queue.members) for queue in self._deepest_first)
+
+    def waiting(self) -> dict[int, int]:
+        """Members queued, by first block of their split."""
+        waiting = dict.fromkeys(self._hosted, 0)
+        for queue in self._deepest_first:
+            waiting[queue.split.first] = waiting.get(queue.split.first, 0) + len(queue.members)
+        return waiting
+
+    def hosts(self, block: int) -> bool:
+        """Whether survivors wait here for `block`: a hosted split holds it, and it begins no network of a chain.
+
+        At the end of a network they leave, though the next one be hosted here: only an ingress has what it takes.
+        """
+        for first, end in self._hosting:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
+            if first <= block < end:
+                return True
+        return False
+
+    def follow(
+        self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT, entry: int | None = None
+    ) -> None:
+        """Host other splits, and choose by another order, from now on; everyone who waits keeps waiting.
+
+        Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
+        `entry`: the block of new inputs, whom an ingress has had wait for a batch already; None where none did.
+        """
+        before = [*self._hosted.values(), *self._passing.values()]
+        unchanged = {queue.split: queue for queue in self._hosted.values()}
+        self._splits = tuple(splits)
+        self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
+        self._dispatch = dispatch
+        self._entry = entry
+        self._order = order.build()
+        self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
+        self._passing = {}
+        for queue in before:
+            onto = self._hosted.get(queue.split.first)
+            if onto is None:
+                self._passing[queue.split] = queue
+            elif onto is not queue:
+                queue.move_to(onto)
+                if queue.probes is not None:
+                    queue.probes.move_to(self._probes_of(onto))
+        self._let_drained_vanish()
+
+    def submit(
+        self, next_block: int, members: Iterable[Member[P]], now_s: float, fallback: Sequence[Split] = ()
+    ) -> None:
+        """Queue members that wait for `next_block`.
+
+        Where no hosted split starts with it, the rest of the one that holds it is run as a split of its own; where none
+        holds it, the split of `fallback` that does. Raises PlanError if that has none either.
+        """
+        queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
+        self._serial = serial = self._serial + 1
+        plain = queue.members
+        for member in members:
+            member.since_s = now_s
+            member.queued_serial = serial
+            waiting = self._probes_of(queue).members if member.probe else plain
+            if waiting and member.deadline_s < waiting[-1].deadline_s:
+                insort_right(waiting, member, key=by_deadline)
+            else:
+                waiting.append(member)
+
+    def forget(self, origin: object) -> int:
+        """Throw out the queued members of an origin that no longer wants them; how many there were."""
+        forgotten = sum(queue.forget(origin) for queue in self._deepest_first)
+        self._let_drained_vanish()
+        return forgotten
+
+    def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
+        """Throw out, and give, the queued members of sequences that are over."""
+        self.returning.take_out(sequences)
+        found = [member for queue in self._deepest_first for member in queue.take_out(sequences)]
+        self._let_drained_vanish()
+        return found
+
+    def choose(self, now_s: float) -> Choice[P]:
+        """The next batch of a device that is free at `now_s`, taken off its queue."""
+        waiting = [queue for queue in self._deepest_first if queue.members]
+        if not waiting:
+            return NOTHING
+        dropped = self._drop_late(waiting, now_s)
+        if dropped:
+            waiting = [queue for queue in waiting if queue.members]
+            if not waiting:
+                return Choice(batch=None, dropped=dropped, wake_s=None)
+        first = self._turns.first(waiting)
+        choice = self._choose_among(first, dropped, now_s) if first else NOTHING
+        return self._choose_among(waiting, dropped, now_s) if choice.batch is None else choice
+
+    def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
+        """Learn how long a batch took until its first answers, or its end, and in all; gives the device's seconds.
+
+        `shared_s`: how much of that another batch ran beside it. Those seconds were of two batches, so half of them are
+        this one's. What it took so is what the next such batch is to be expected to take, but says nothing of how soon
+        an answer can come at best.
+        """
+        self._trust.pop(batch.split.first, None)
+        busy_s = total_s - shared_s / 2 if shared_s else total_s
+        self.load.ran(busy_s, batch.started_s + total_s)
+        hosted = self._hosted.get(batch.split.first)
+        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
+            hosted.counts.busy_s += busy_s
+        if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
+            if shared_s:
+                first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
+            self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s)
+            self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
+        return busy_s
+
+    def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
+        split = rest_of(block, self._splits, fallback)
+        if split not in self._passing:
+            self._passing[split] = Queue(split)
+            self._sort()
+        return self._passing[split]
+
+    def _probes_of(self, queue: Queue[P]) -> Queue[P]:
+        if queue.probes is None:
+            queue.probes = Queue(queue.split, probe=True)
+            queue.probes.counts = queue.counts
+            self._sort()
+        return queue.probes
+
+    def _let_drained_vanish(self) -> None:
+        self._passing = {split: queue for split, queue in self._passing.items() if not queue.is_drained}
+        self._sort()
+
+    def _sort(self) -> None:
+        plain = [*self._hosted.values(), *self._passing.values()]
+        queues = plain + [queue.probes for queue in plain if queue.probes is not None]
+        self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
+
+    def _choose_among(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
+        for queue in waiting:
+            if queue.is_full:
+                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+        if self.returning and not self._turns.is_others and self.returning.are_awaited(waiting, now_s):
+            return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
+        if self._dispatch == "work-conserving" and len(waiting) == 1:
+            return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
+        return self._choose_partial(waiting, dropped, now_s)
+
+    def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
+        """Of queues none of which is full."""
+        if self._dispatch == "filling":
+            chosen, wake_s = pick([self._standing(each) for each in waiting], self.load, now_s)
+            batch = None if chosen is None else self._take(chosen, now_s)
+            return Choice(batch=batch, dropped=dropped, wake_s=wake_s)
+        urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
+        latest_s = self._latest_start_s(urgent)
+        if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
+            return Choice(batch=None, dropped=dropped, wake_s=latest_s)
+        return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
+
+    def _standing(self, queue: Queue[P]) -> Standing[P]:
+        latest_s = self._latest_start_s(queue) if self._knows_way_of(queue) else math.inf
+        return standing_of(queue, self.times, latest_s, may_wait=queue.split.first != self._entry)
+
+    def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
+        # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
+        # Who was answered and stays is no exception. The records would else hold too many that leave early, and where
+        # there is too much to do, what is only to be learnt would be done before what is waited for.
+        dropped: list[Member[P]] = []
+        for queue in waiting:
+            trust = self._trust.get(queue.split.first, 1.0)
+            earliest_s = now_s + trust * self.times.soonest_s(queue.split)
+            if queue.members[0].deadline_s < earliest_s:
+                dropped += queue.drop_before(earliest_s)
+                if not queue.members:  # without a batch its times would never be corrected, whatever other splits run
+                    self._trust[queue.split.first] = trust * DOUBT
+        if dropped and self._passing:
+            self._let_drained_vanish()
+        return tuple(dropped)
+
+    def _latest_start_s(self, queue: Queue[P]) -> float:
+        return queue.members[0].deadline_s - sum(self._seconds_on_way_of(queue)) - queue.members[0].reserve_s
+
+    def _knows_way_of(self, queue: Queue[P]) -> bool:
+        # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.
+        return all(self._seconds_on_way_of(queue))
+
+    def _seconds_on_way_of(self, queue: Queue[P]) -> list[float]:
+        """Of a full batch of its split, and of those of the same network that its members may still run here."""
+        times = self.times
+        own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
+        ends_at = min((start for start in self._starts if start >= queue.split.end), default=math.inf)
+        deeper = [split for split in self._splits if queue.split.end < split.end <= ends_at]
+        return [
+            own_s,
+            *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),
+        ]
+
+    def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
+        self.busy = self.load.share(now_s)
+        members, tokens = queue.take(self._order, now_s)
+        self._turns.took(members)
+        if self._passing and not queue.members:
+            self._let_drained_vanish()
+        return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe)

@@ -1,0 +1,419 @@
+"""Which of the inputs that wait make the next batch. Pure.
+
+Used wherever inputs wait for one: in an engine's queues, and at an ingress. The orders are those of TCB (ICPP'22,
+section 6.2.4): first come first served, earliest deadline first, shortest first, and its own DAS (`earlyexit/engine/order.py`).
+TCB maximises the *utility* of what runs before its deadline, 1 / length each (section 5.1). Where everything that waits
+can run in time they are worth the same.
+
+Short inputs that keep coming would have a long one wait for ever, so who has waited for `overdue_s` is *overdue*, and a
+quarter of every batch is for them, at least one input. Of those without deadlines the oldest go first, so nobody waits
+much longer than `overdue_s` and four times what first come, first served would have taken. Who has a deadline waits no
+longer than that in any case; of those the latest deadlines go first, as only they can still be met by a long queue.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, Literal, Protocol, TypeVar, get_args
+
+from earlyexit.errors import PlanError
+from earlyexit.network.split import Budget
+
+SAME: Final = 1e-9
+"""Relative: numbers that differ by less are equal but for rounding."""
+
+
+def das(
+    lengths: Sequence[int],
+    waiting: Sequence[int],
+    budget: Budget,
+    *,
+    rows: int,
+    eta: float,
+    q: float,
+    lead: Sequence[int] = (),
+) -> list[list[int]]:
+    """Algorithm 1 of TCB: for every row of a batch, who is in it.
+
+    `lengths`: of everybody. `waiting`: positions of those who may be chosen, by deadline, N_t. `budget`: of one row,
+    where the paper's has L tokens and any number of inputs. Without a budget of tokens an input has its utility, and
+    takes the room of one input. `lead`: who is in the first row, whatever their utility.
+
+    Where the paper leaves something open:
+
+    - p = eta x s is rounded up, so that the share of the batch that its theorem counts on is never less than eta;
+    - equal utilities go by deadline, equal deadlines by their place in `waiting`;
+    - "greedily" passes over whoever does not fit, and goes on;
+    - who is longer than a row (the paper has none) is alone in one, once nobody shorter waits.
+    """
+    batch = [_row_of(lengths, waiting, budget, eta, q, lead)]
+    while len(batch) < rows:
+        taken = set(batch[-1])
+        waiting = [position for position in waiting if position not in taken]
+        batch.append(_row_of(lengths, waiting, budget, eta, q, ()))
+    return batch
+
+
+def _row_of(
+    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, eta: float, q: float, lead: Sequence[int]
+) -> list[int]:
+    room = Room(budget)
+    for position in lead:
+        room.take(position, lengths[position])
+    if lead:
+        waiting = [position for position in waiting if position not in lead]
+    by_utility = sorted(waiting, key=lengths.__getitem__)
+    saturating = number_that_fits(by_utility, lengths, room)
+    if saturating == len(waiting):  # line 4: all fit
+        return [*room.row, *waiting]
+    if not saturating:
+        return room.row or [min(waiting)]
+    chosen = math.ceil(eta * saturating - SAME)
+    dominant = by_utility[:chosen]
+    room.take_fitting(dominant, lengths)
+    mean = math.fsum(1 / lengths[position] for position in dominant) / chosen
+    longest = (1 + SAME) / (q * mean)  # who may go for the deadline: its utility is at least q times the mean
+    end = bisect_right(by_utility, longest, lo=chosen, key=lengths.__getitem__)
+    room.take_fitting(sorted(by_utility[chosen:end]), lengths)
+    room.take_fitting(by_utility[end:], lengths)
+    return room.row
+
+
+class Room:
+    """What is left of a budget."""
+
+    __slots__ = ("inputs", "row", "tokens")
+
+    def __init__(self, budget: Budget) -> None:
+        self.inputs = budget.inputs
+        self.tokens: float = math.inf if budget.tokens is None else budget.tokens
+        self.row: list[int] = []
+        """Whom it was given to."""
+
+    def take(self, position: int, length: int) -> None:
+        self.row.append(position)
+        self.inputs -= 1
+        self.tokens -= length
+
+    def take_fitting(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
+        for position in positions:
+            if not self.inputs:
+                return
+            if lengths[position] <= self.tokens:
+                self.take(position, lengths[position])
+
+
+def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -> int:
+    """So many of the first, s of algorithm 1."""
+    inputs, tokens = room.inputs, room.tokens
+    if tokens == math.inf:
+        return min(inputs, len(order))
+    number = 0
+    for position in order:
+        tokens -= lengths[position]
+        if tokens < 0 or number == inputs:
+            break
+        number += 1
+    return number
+
+
+OrderName = Literal["arrival", "deadline", "shortest", "das"]
+
+OVERDUE_S: Final = 1.0
+"""When inputs are overdue, unless a plan says otherwise: later than the deadlines of most services, which then bound
+every wait, and early enough for those without."""
+
+OVERDUE_SHARE: Final = 0.25
+"""Of a batch, for overdue inputs: what they may cost the others, and within what factor of the fair wait theirs is."""
+
+_deadline_of = attrgetter("deadline_s")
+_since_of = attrgetter("since_s")
+_tokens_of = attrgetter("tokens")
+
+
+class Waiting(Protocol):
+    """An input that waits."""
+
+    @property
+    def tokens(self) -> int:
+        """Its length; one without any counts as of 1."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """Until when it is of use; infinite where it always is."""
+        ...
+
+    @property
+    def since_s(self) -> float:
+        """When it began to wait here or, at an ingress, arrived."""
+        ...
+
+
+X = TypeVar("X", bound=Waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSpec:
+    """Which order, and its numbers; refuses numbers that it does not take, and those it cannot work with."""
+
+    name: OrderName = "deadline"
+    eta: float | None = None
+    """Of `das`: the share of a batch chosen for utility alone. None: what `q` leaves of 1, or a half."""
+    q: float | None = None
+    """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those; always
+    1 - eta (section 5.2), which None means."""
+    overdue_s: float | None = None
+    """Seconds of waiting after which an input is overdue, of all orders but `arrival`; None: `OVERDUE_S`."""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(OrderName):
+            raise PlanError(f"there is no order {self.name!r}; orders are {', '.join(get_args(OrderName))}")
+        for called, share in (("eta", self.eta), ("q", self.q)):
+            if share is None:
+                continue
+            if self.name != "das":
+                raise PlanError(f"the order {self.name!r} takes no {called}; only 'das' does")
+            if not 0 < share < 1:
+                raise PlanError(f"{called} must be between 0 and 1, not {share}")
+        if self.eta is not None and self.q is not None and not math.isclose(self.eta + self.q, 1, rel_tol=SAME):
+            raise PlanError(f"eta and q must sum to 1, not to {self.eta + self.q:g} as {self.eta} and {self.q} do")
+        if self.overdue_s is not None:
+            if self.name == "arrival":
+                raise PlanError("the order 'arrival' takes no overdue_s: the oldest goes first in any case")
+            if not self.overdue_s >= 0:
+                raise PlanError(f"overdue_s must be a number of seconds, at least 0, not {self.overdue_s}")
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Eta and q of `das`."""
+        eta = 0.5 if self.q is None else 1 - self.q
+        eta = eta if self.eta is None else self.eta
+        return eta, 1 - eta if self.q is None else self.q
+
+    def build(self) -> Order:
+        """The order itself."""
+        return _ORDERS[self.name](self)
+
+    @classmethod
+    def parse(cls, text: str) -> OrderSpec:
+        """An order in one word, `das:0.3` for `das` with another eta; raises PlanError."""
+        name, colon, number = text.partition(":")
+        try:
+            eta = float(number) if colon else None
+        except ValueError:
+            raise PlanError(f"an order is a name, or das:eta with a number, not {text!r}") from None
+        return cls(name=name, eta=eta)  # type: ignore[arg-type] # it looks at the name itself
+
+
+DEFAULT: Final = OrderSpec()
+
+
+class Order(ABC):
+    """Chooses batches. It keeps nothing: the same who wait make the same batch."""
+
+    __slots__ = ("overdue_s", "spec")
+
+    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
+        self.spec = spec
+        self.overdue_s = OVERDUE_S if spec.overdue_s is None else spec.overdue_s
+
+    @abstractmethod
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        """Positions of the next batch in `waiting`, which is sorted by deadline.
+
+        At least one where anybody waits. They are within the budget, unless it is one input that alone is larger.
+        """
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        """Whether the next batch is just as many from the front as fit, `number_in_front`; somebody must wait."""
+        return False
+
+
+class ByDeadline(Order):
+    """Earliest deadline first; in their order of arrival where deadlines are equal.
+
+    What has a deadline waits no longer than that. What has none can be overdue: new inputs with deadlines would else go
+    before it for ever.
+    """
+
+    __slots__ = ()
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        # Where all have a deadline, or none has, there is nothing to look for.
+        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
+            return True
+        return waiting[self._oldest_without(waiting)].since_s > now_s - self.overdue_s
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        order, lengths = range(len(waiting)), _lengths(waiting)
+        if not waiting or self.takes_front(waiting, now_s):
+            return _first_ones(order, lengths, budget)
+        without = range(self._oldest_without(waiting), len(waiting))
+        lead = _overdue_among(waiting, without, now_s - self.overdue_s, lengths, budget)
+        return _first_ones(_led_by(lead, order), lengths, budget)
+
+    def _oldest_without(self, waiting: Sequence[Waiting]) -> int:
+        """Of those without a deadline, who stand last, in their order of arrival."""
+        return bisect_left(waiting, math.inf, key=_deadline_of)
+
+
+class ByArrival(Order):
+    """First come, first served."""
+
+    __slots__ = ()
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        since_s = list(map(_since_of, waiting))
+        return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), _lengths(waiting), budget)
+
+
+class Shortest(Order):
+    """Shortest first; of equally long ones, the earliest deadline."""
+
+    __slots__ = ()
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
+        return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
+
+
+class DeadlineAware(Order):
+    """TCB's DAS (section 5.2, algorithm 1), on batches of one row whose length is the token budget."""
+
+    __slots__ = ("_eta", "_q")
+
+    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
+        super().__init__(spec)
+        self._eta, self._q = spec.shares
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
+        return das(lengths, live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
+
+
+def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
+    """How many from the front make a batch: as many as fit, one where anybody waits."""
+    if budget.tokens is None:
+        return min(len(waiting), budget.inputs)
+    num_tokens = 0
+    for num_inputs, each in enumerate(waiting):
+        if not budget.room_for(num_inputs, num_tokens, each.tokens):
+            return num_inputs
+        num_tokens += each.tokens
+    return len(waiting)
+
+
+def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> list[X]:
+    """Take the next batch out of a list that is sorted by deadline."""
+    if order.takes_front(waiting, now_s):
+        number = number_in_front(waiting, budget)
+        batch = waiting[:number]
+        del waiting[:number]
+        return batch
+    picked = order.pick(waiting, budget, now_s)
+    batch = [waiting[position] for position in picked]
+    for position in sorted(picked, reverse=True):
+        del waiting[position]
+    return batch
+
+
+def _first_ones(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
+    """The first of an order, up to who does not fit; one at least, where there is one."""
+    return list(order[: max(number_that_fits(order, lengths, Room(budget)), 1)])
+
+
+def _lengths(waiting: Sequence[Waiting]) -> list[int]:
+    lengths = list(map(_tokens_of, waiting))
+    if lengths and min(lengths) < 1:  # an input without tokens has a utility like any other
+        return [max(1, length) for length in lengths]
+    return lengths
+
+
+def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
+    """Who is not past the deadline: others are not in N_t (section 5.2). Everybody, where nobody is in time.
+
+    They are to be dropped by whoever asks; until they are, a batch of them is better than none, for ever.
+    """
+    late = bisect_left(waiting, now_s, key=_deadline_of)
+    return range(late if late < len(waiting) else 0, len(waiting))
+
+
+def _overdue_among(
+    waiting: Sequence[Waiting], among: range, since_s: float, lengths: Sequence[int], budget: Budget
+) -> list[int]:
+    """Those who have waited since then or longer, as many as their share of a batch holds, and at least one.
+
+    The latest deadlines first; of equal ones, as of those without, the oldest.
+    """
+    since = list(map(_since_of, waiting[among.start :]))
+    if not since or min(since) > since_s:
+        return []
+    overdue = [position for position in among if since[position - among.start] <= since_s]
+    share = Budget(
+        inputs=max(1, int(OVERDUE_SHARE * budget.inputs)),
+        tokens=None if budget.tokens is None else max(1, int(OVERDUE_SHARE * budget.tokens)),
+    )
+    lead: list[int] = []
+    while overdue and len(lead) < share.inputs:
+        latest_s = waiting[overdue[-1]].deadline_s
+        first = bisect_left(overdue, latest_s, key=lambda position: waiting[position].deadline_s)
+        lead += overdue[first : first + share.inputs]
+        del overdue[first:]
+    return _first_ones(lead, lengths, share)
+
+
+def _led_by(lead: Sequence[int], order: Sequence[int]) -> Sequence[int]:
+    return [*lead, *[position for position in order if position not in lead]] if lead else order
+
+
+_ORDERS: Final[dict[OrderName, type[Order]]] = {
+    "arrival": ByArrival,
+    "deadline": ByDeadline,
+    "shortest": Shortest,
+    "das": DeadlineAware,
+}
+
+
+Attention = Literal["auto", "padded", "slotted", "apart"]
+"""How inputs of unequal lengths attend, each to its own tokens.
+
+- padded: every input is a row as long as the longest;
+- slotted: short inputs share such a row, so that there are fewer rows, and a mask keeps them apart;
+- apart: one input after the other, without padding; of short ones a few side by side, kept apart by a mask;
+- auto: `apart` on a CPU; where a graph has rows (ONNX Runtime) `slotted`; else `padded`.
+"""
+ATTENTIONS: tuple[Attention, ...] = ("auto", "padded", "slotted", "apart")
+
+
+def first_fit_decreasing(lengths: Sequence[int], slot_length: int) -> list[list[int]]:
+    """The inputs of every slot: the longest first, each into the first slot that still has room for it.
+
+    Never more than 11/9 of the fewest slots that do, plus 6/9 (Dósa, 2007). Raises ValueError for an input longer than
+    a slot.
+    """
+    slots: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        if length > slot_length:
+            raise ValueError(f"input {index} has {length} tokens, more than a slot of {slot_length}")
+        found = next((slot for slot, left in enumerate(room) if left >= length), len(slots))
+        if found == len(slots):
+            slots.append([])
+            room.append(slot_length)
+        slots[found].append(index)
+        room[found] -= length
+    return slots
+
+
+def any_two_fit(lengths: Sequence[int], slot_length: int) -> bool:
+    """Whether any two of the inputs could share a slot."""
+    return len(lengths) > 1 and sum(sorted(lengths)[:2]) <= slot_length

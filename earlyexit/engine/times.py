@@ -1,0 +1,273 @@
+"""What a replica's splits have done since the start.
+
+How long splits take: what the engine must know to keep deadlines.
+
+What a batch costs is its tokens: where inputs have none, it holds as many tokens as inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from earlyexit.network.split import AfterAnswer, Budget, Split
+
+V = TypeVar("V")
+
+MOST_SPLITS = 64
+"""Splits whose times are kept: a few dozen plans, at some kilobytes in all."""
+
+Work = tuple[int, int, tuple[int, ...], AfterAnswer]
+"""What a batch of a split computes: first block, end and ramps, and whether it shrinks at them. Splits of two plans may
+start with the same block."""
+
+
+@dataclass(slots=True)
+class SplitCounts:
+    """What a hosted split has done since it was first hosted, its probes included."""
+
+    budget: Budget
+    """What its batches are fused to."""
+    batches: int = 0
+    inputs: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    """Of the device; seconds that two batches ran side by side count half for each."""
+    dropped: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Inputs that full batches would have held."""
+        return self.batches * self.budget.inputs
+
+    @property
+    def fill(self) -> float | None:
+        """Mean share of the target batch that was filled; None before the first batch."""
+        return self.inputs / self.capacity if self.batches else None
+
+    @property
+    def token_fill(self) -> float | None:
+        """Mean share of the token budget that was filled; None without one, and before the first batch.
+
+        Above 1 where many inputs are larger than the budget.
+        """
+        budget = self.budget.tokens
+        return self.tokens / (self.batches * budget) if self.batches and budget is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesRun:
+    """Batches of one split and one size, whatever the batch it was fused to, and their seconds."""
+
+    first: int
+    end: int
+    ramps: tuple[int, ...]
+    size: int
+    """Inputs at the split's first block."""
+    batches: int
+    tokens: int
+    """Of all these batches together, at the split's first block; as many as inputs where those have none."""
+    seconds: float
+    """Of the device: those that a batch ran beside another count half for each of the two."""
+    after_answer: AfterAnswer = "stop"
+    shared: bool = False
+    """Whether another batch ran beside them, if only for a moment: then their seconds are no measure of the device."""
+
+    def is_of(self, split: Split) -> bool:
+        """Whether a split computes what these batches did."""
+        return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
+
+
+@dataclass(slots=True)
+class _Kept(Generic[V]):
+    value: V
+    serial: int
+
+
+class BySplit(Generic[V]):
+    """A value per split; the split that has not run for longest makes room for a new one.
+
+    One thread adds while another may read.
+    """
+
+    __slots__ = ("_kept", "_new", "_serial", "latest", "latest_split")
+
+    def __init__(self, new: Callable[[], V]) -> None:
+        self._new = new
+        self._kept: dict[Work, _Kept[V]] = {}
+        self._serial = 0
+        # Most replicas run one split again and again. Whoever adds may take `latest` where its split is the latest.
+        self.latest_split: Split | None = None
+        self.latest: V = new()
+
+    def find(self, split: Split) -> V | None:
+        """None for a split that never ran, or not for long."""
+        if split is self.latest_split:
+            return self.latest
+        kept = self._kept.get(_work(split))
+        return None if kept is None else kept.value
+
+    def of_run(self, split: Split) -> V:
+        """That of a split that has run now."""
+        if split is not self.latest_split:
+            self.latest_split, self.latest = split, self._found(_work(split))
+        return self.latest
+
+    def items(self) -> Iterator[tuple[Work, V]]:
+        """All that are kept."""
+        for work, kept in self._kept.copy().items():
+            yield work, kept.value
+
+    def _found(self, work: Work) -> V:
+        self._serial += 1
+        kept = self._kept.get(work)
+        if kept is None:
+            if len(self._kept) >= MOST_SPLITS:
+                del self._kept[min(self._kept, key=lambda other: self._kept[other].serial)]
+            kept = self._kept[work] = _Kept(self._new(), 0)
+        kept.serial = self._serial
+        return kept.value
+
+
+class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
+    """Batches, their tokens and seconds by split, size, and whether another batch ran beside."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+
+    def add(self, split: Split, size: int, tokens: int, seconds: float, *, shared: bool = False) -> None:
+        """Count a batch."""
+        by_size = self.latest if split is self.latest_split else self.of_run(split)
+        batches, before, before_s = by_size.get((size, shared), (0, 0, 0.0))
+        by_size[size, shared] = (batches + 1, before + tokens, before_s + seconds)
+
+    def all(self) -> tuple[TimesRun, ...]:
+        """Every split and size that ran and is still kept."""
+        return tuple(
+            TimesRun(
+                first=first,
+                end=end,
+                ramps=ramps,
+                size=size,
+                batches=batches,
+                tokens=tokens,
+                seconds=seconds,
+                after_answer=after_answer,
+                shared=shared,
+            )
+            for (first, end, ramps, after_answer), by_size in self.items()
+            for (size, shared), (batches, tokens, seconds) in by_size.copy().items()
+        )
+
+
+def _work(split: Split) -> Work:
+    return split.first, split.end, split.ramps, split.after_answer
+
+
+SMOOTHING = 0.2
+"""Weight of the newest observation: a change is followed within about ten batches, one odd batch is not."""
+BUCKET_BITS = 4
+"""Leading bits of a number of tokens that tell its bucket: buckets are 7 to 13 % wide, so that every one that full
+batches fall into is learnt within a few dozen of them, and batches of one take about as long."""
+ROUNDING = 1e-9
+"""Relative: means of equal lengths are equal but for it, and must not fall into the next bucket, which may be far."""
+
+
+class Times(Protocol):
+    """Expected seconds; zero while nothing is known, so that nothing is dropped on a guess."""
+
+    def batch_s(self, split: Split, tokens: float) -> float:
+        """Seconds that a batch of so many tokens takes to the split's end."""
+        ...
+
+    def mean_tokens(self, split: Split) -> float:
+        """Of an input that runs there; 1 while nothing is known."""
+        ...
+
+    def soonest_s(self, split: Split) -> float:
+        """Seconds after which the first answer of a batch can leave the split, at best."""
+        ...
+
+    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
+        """A batch of `size` inputs gave its first answers, or its end, after `first_s` and ended after `total_s`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    ends: list[int] = field(default_factory=list)
+    """Of the buckets that ever ran, ascending."""
+    total_s: dict[int, float] = field(default_factory=dict)
+    """By the end of a bucket."""
+    inputs: float = 0.0
+    """Of a batch, on average."""
+    tokens: float = 0.0
+    """Of the same batches."""
+    soonest_s: float = math.nan
+    """NaN before the first batch."""
+    soonest_tokens: int = 0
+    """Of the batch that was it."""
+
+
+class ObservedTimes(BySplit[_Known]):
+    """Times learnt from the batches that ran: a moving average per split and bucket of tokens.
+
+    The split that has not run for longest makes room for a new one.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_Known)
+
+    def batch_s(self, split: Split, tokens: float) -> float:
+        known = self.find(split)
+        if known is None:
+            return 0.0
+        position = bisect_left(known.ends, tokens * (1 - ROUNDING))
+        if position < len(known.ends):
+            return known.total_s[known.ends[position]]
+        return known.total_s[known.ends[-1]] * tokens / known.ends[-1]
+
+    def mean_tokens(self, split: Split) -> float:
+        known = self.find(split)
+        return 1.0 if known is None else known.tokens / known.inputs
+
+    def soonest_s(self, split: Split) -> float:
+        known = self.latest if split is self.latest_split else self.find(split)
+        return 0.0 if known is None else known.soonest_s
+
+    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
+        known = self.latest if split is self.latest_split else self.of_run(split)
+        end = bucket_end(size, tokens)
+        before_s = known.total_s.get(end)
+        if before_s is None:
+            insort(known.ends, end)
+            known.total_s[end] = total_s
+        else:
+            known.total_s[end] = before_s + SMOOTHING * (total_s - before_s)
+        if known.inputs:
+            known.inputs += SMOOTHING * (size - known.inputs)
+            known.tokens += SMOOTHING * (tokens - known.tokens)
+        else:
+            known.inputs, known.tokens = size, tokens
+        if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
+            known.soonest_s, known.soonest_tokens = first_s, tokens
+        elif size == 1 and tokens <= known.soonest_tokens:  # a longer one says nothing of how soon a short one can be
+            known.soonest_s += SMOOTHING * (min(first_s, 2 * known.soonest_s) - known.soonest_s)
+
+
+def bucket_end(size: int, tokens: int) -> int:
+    """The most tokens of a batch that is taken to last as long as this one.
+
+    Inputs of one token each have a bucket for every number of them; lengths hardly ever make the same sum twice.
+    """
+    if size == tokens:
+        return size
+    width = 1 << max(0, tokens.bit_length() - BUCKET_BITS)
+    return -(-tokens // width) * width

@@ -1,0 +1,243 @@
+"""Where ramps can go: tensors that carry all that a model knows of its inputs (Apparate, section 3.1).
+
+Apparate takes operators that are cut vertices of the graph. A tensor is what a ramp reads and what crosses between
+blocks, so tensors are the vertices here, and of the graph only what inputs pass on their way to the outputs counts:
+with the edges of `Shape`, which only ask how large a tensor is, hardly a vertex cuts a transformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+OperatorKind = Literal["work", "light", "sizes", "random"]
+"""`work`: products with weights, attention, recurrence, and everything unknown. `light`: what only continues what was
+before it (element by element, norms, activations, pooling, other shapes of the same values). `sizes`: it reads how
+large its inputs are, not what they hold. `random`: it draws, so that running it twice gives two results."""
+
+LayoutRole = Literal["mask", "zeros", "positions"]
+"""What an input (B, T) holds that follows from how long each input is: where there are tokens, 0 for each (types of
+tokens, where all are of a first text), each token's place."""
+ROLES: Mapping[str, LayoutRole] = {"mask": "mask", "type": "zeros", "segment": "zeros", "position": "positions"}
+"""By what such an input's name has in it, whoever exported it."""
+
+
+def layout_role(name: str) -> LayoutRole | None:
+    """None for what holds the tokens themselves, or anything else."""
+    return next((role for part, role in ROLES.items() if part in name.lower()), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One node of a model's graph."""
+
+    name: str
+    """Unique in its model."""
+    op: str
+    """What it computes, as the model names that: `Conv`, `aten.conv2d.default`."""
+    kind: OperatorKind
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataflow:
+    """Operators in an order in which they can run."""
+
+    operators: tuple[Operator, ...]
+    inputs: tuple[str, ...]
+    """Without weights."""
+    outputs: tuple[str, ...]
+    weights: frozenset[str]
+    """Tensors that are stored in the model."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the tensors where they are known, with the batch axis, for a batch of `batch`; axes that a model leaves open
+    have the size that the reader was told."""
+    bytes_per_input: Mapping[str, int]
+    """Where shapes are known. Bytes of one input, of its padded tokens all."""
+    batch: int = 1
+
+    @cached_property
+    def layout(self) -> frozenset[str]:
+        """Of the inputs, those that say how long each input is and nothing else (`Layout`): masks, and positions.
+
+        Types of tokens are none: of pairs of texts they say more.
+        """
+        roles = {name: layout_role(name) for name in self.inputs if len(self.shapes.get(name, (0, 0))) == 2}
+        return frozenset(name for name, role in roles.items() if role in ("mask", "positions"))
+
+    @cached_property
+    def free(self) -> frozenset[str]:
+        """Tensors that need not cross a cut, since every block can make them anew.
+
+        Weights, constants, how large a tensor is, which inputs are how long, and what is computed from these alone.
+        """
+        free = set(self.weights) | self.layout
+        for operator in self.operators:
+            if operator.kind == "sizes" or (operator.kind != "random" and free.issuperset(operator.inputs)):
+                free.update(operator.outputs)
+        return frozenset(free)
+
+    @cached_property
+    def live(self) -> tuple[Operator, ...]:
+        """Operators that what the inputs hold passes on its way to the outputs: no constants, no dead ends."""
+        wanted = set(self.outputs) - self.free
+        found = []
+        for operator in reversed(self.operators):
+            if wanted.intersection(operator.outputs):
+                wanted.update(set(operator.inputs) - self.free)
+                found.append(operator)
+        return tuple(reversed(found))
+
+    @cached_property
+    def maker(self) -> Mapping[str, Operator]:
+        """The operator that gives a tensor; none for inputs and weights."""
+        return {tensor: operator for operator in self.operators for tensor in operator.outputs}
+
+    def before(self, tensors: Iterable[str]) -> frozenset[str]:
+        """Names of the operators that run before some tensors are there, free ones among them."""
+        wanted = set(tensors)
+        found = set()
+        for operator in reversed(self.operators):
+            if wanted.intersection(operator.outputs):
+                wanted.update(operator.inputs)
+                found.add(operator.name)
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place where a model can be cut, and a ramp can look."""
+
+    tensors: tuple[str, ...]
+    """What crosses. One tensor; of a cut set several, the one first that most work went into: ramps look at that."""
+    after: str
+    """The name of the operator that gives the first of them."""
+    bytes_per_input: int | None
+    """Of all of them; None where a shape is not known."""
+    seconds_share: float | None = None
+    """Of the model's time, what has passed here; None where it was not measured."""
+
+
+def carriers(flow: Dataflow) -> tuple[str, ...]:
+    """Every tensor without which nothing of any input reaches any output, in the order of the way; not the inputs."""
+    import networkx as nx
+
+    graph, source, sink = _ways(flow)
+    if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
+        return ()
+    dominator = nx.immediate_dominators(graph, source)
+    found = []
+    vertex = dominator[sink]
+    while vertex != source:
+        found.append(vertex)
+        vertex = dominator[vertex]
+    return tuple(name for kind, name in reversed(found) if kind == "tensor" and name not in flow.inputs)
+
+
+def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
+    """Operators and tensors that are not free as vertices; one before all inputs, and one behind all outputs."""
+    import networkx as nx
+
+    source, sink = ("end", "inputs"), ("end", "outputs")
+    graph = nx.DiGraph()
+    for name in set(flow.inputs) - flow.free:
+        graph.add_edge(source, ("tensor", name))
+    for operator in flow.live:
+        if operator.kind == "random":
+            graph.add_edge(source, ("operator", operator.name))
+        for name in set(operator.inputs) - flow.free:
+            graph.add_edge(("tensor", name), ("operator", operator.name))
+        for name in operator.outputs:
+            graph.add_edge(("operator", operator.name), ("tensor", name))
+    for name in set(flow.outputs) - flow.free:
+        graph.add_edge(("tensor", name), sink)
+    return graph, source, sink
+
+
+def find_sites(flow: Dataflow) -> tuple[Site, ...]:
+    """One site per run of light operators: between operators that work, all carriers cost the same.
+
+    Of a run the last carrier counts (after Conv-BN-ReLU the ReLU's), but none behind a pooling that leaves one vector
+    of an input where the run has one before it: ramps pool by themselves. None before the first operator that works,
+    and none after the last, the classifier.
+    """
+    found = carriers(flow)
+    regions = regions_of(flow, found)
+    works = [any(operator.kind == "work" for operator in operators) for operators in regions]
+    sites = []
+    for run in _runs(found, works):
+        wide = [name for name in run if not _is_vector(flow, name)]
+        sites.append(site_of(flow, ((wide or run)[-1],)))
+    return tuple(sites)
+
+
+def regions_of(flow: Dataflow, chain: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
+    """Live operators by where they are: before the first of a chain of carriers, between two, behind the last."""
+    place = {name: index for index, name in enumerate(chain)}
+    region_of: dict[str, int] = {}
+    regions: list[list[Operator]] = [[] for _ in range(len(place) + 1)]
+    for operator in flow.live:
+        region = max((region_of.get(name, 0) for name in operator.inputs if name not in flow.free), default=0)
+        regions[region].append(operator)
+        region_of.update({name: place[name] + 1 if name in place else region for name in operator.outputs})
+    return tuple(map(tuple, regions))
+
+
+def _runs(found: tuple[str, ...], works: list[bool]) -> list[list[str]]:
+    """Carriers in groups with no work between; without those before the first work, and after the last."""
+    runs: list[list[str]] = []
+    for index, name in enumerate(found):
+        if not any(works[: index + 1]) or not any(works[index + 1 :]):
+            continue
+        if works[index] or not runs:
+            runs.append([])
+        runs[-1].append(name)
+    return runs
+
+
+def _is_vector(flow: Dataflow, tensor: str) -> bool:
+    """Whether a tensor holds one vector of an input: all axes but one have a single place."""
+    shape = flow.shapes.get(tensor)
+    return shape is not None and sum(size > 1 for size in shape[1:]) <= 1
+
+
+def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
+    """The site where these cross."""
+    known = [flow.bytes_per_input.get(name) for name in tensors]
+    return Site(
+        tensors=tensors,
+        after=flow.maker[tensors[0]].name,
+        bytes_per_input=None if None in known else sum(each for each in known if each is not None),
+    )
+
+
+REPEATS = 10
+"""Runs by which an operator is timed. The least counts: what else runs on a machine only adds, and a scheduler that
+takes turns adds to the same operator in most runs, so that a median would keep it."""
+
+
+def with_shares(
+    sites: Sequence[Site], flow: Dataflow, outputs: Sequence[str], seconds: Mapping[str, float]
+) -> tuple[Site, ...]:
+    """The sites with the share of a model's seconds that have passed there.
+
+    `flow`: the graph that was timed, in which the sites' tensors are; of it what leads to `outputs` counts. `seconds`:
+    by the name of an operator; what takes none is left out.
+    """
+    model = flow.before(outputs)
+    total = sum(seconds.get(name, 0.0) for name in model)
+    if not total:
+        return tuple(sites)
+
+    def share(site: Site) -> float:
+        return sum(seconds.get(name, 0.0) for name in flow.before(site.tensors) & model) / total
+
+    return tuple(replace(site, seconds_share=share(site)) for site in sites)
+
+
+def work_shares(sites: Sequence[Site], flow: Dataflow) -> tuple[Site, ...]:
+    """The same as if every operator that works lasted equally long."""
+    return with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})

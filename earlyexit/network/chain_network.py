@@ -1,0 +1,189 @@
+"""Several networks one after the other as one `Network`: each runs its own segments, and none crosses to the next.
+
+An input that goes on at the end of a network crosses at the ingress, which has its row, and comes back encoded anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from earlyexit.backends.backends import BackendName, open_segments
+from earlyexit.engine.order import Attention
+from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Boundary
+from earlyexit.network.chain import Chain, joined
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments, SegmentRunner
+from earlyexit.network.piece import Piece, Tensors, halved
+from earlyexit.network.split import Budget, Segment
+from earlyexit.network.store import CARD_FILE, load_model, read_card
+from earlyexit.tasks import find_task
+
+if TYPE_CHECKING:
+    from earlyexit.tasks.base import Task
+
+
+class ChainNetwork:
+    """A `Network` of several, in whose numbering all blocks and ramps are.
+
+    The end of a network that is not the last is a ramp: its head is computed where that ramp is active or looks. After
+    it nothing crosses but what is carried beside the network's own tensors: `importance`, in half precision.
+    """
+
+    def __init__(self, members: Sequence[EarlyExitModel]) -> None:
+        """Networks on one device, of one float type and with the same answers; raises ModelFolderError for others.
+
+        All but the last are from now on parts of a chain: what answers at their ends is a ramp.
+        """
+        first, last = members[0], members[-1]
+        for member in members:
+            if member.kept_bytes:
+                raise ModelFolderError(f"{member.info.name} keeps something of sequences: it cannot be part of a chain")
+            if member.task.spec() != last.task.spec():
+                raise ModelFolderError(f"{member.info.name} and {last.info.name} give different answers: no chain")
+            if (member.dtype, member.device) != (first.dtype, first.device):
+                raise ModelFolderError(f"{member.info.name} and {first.info.name} differ in float type or device")
+            member.is_last = member is last
+        self.members = tuple(members)
+        self.chain = joined(
+            tuple(member.info.name for member in members),
+            tuple(member.num_blocks for member in members),
+            tuple(member.ramp_indices for member in members),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return self.chain.num_blocks
+
+    @property
+    def ramp_indices(self) -> tuple[int, ...]:
+        return self.chain.ramps
+
+    @property
+    def task(self) -> Task:
+        return self.members[-1].task
+
+    @property
+    def max_length(self) -> int:
+        """What every member takes."""
+        return min(member.max_length for member in self.members)
+
+    @property
+    def device(self) -> torch.device:
+        return self.members[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.members[0].dtype
+
+    def boundary(self, block: int) -> Boundary:
+        if block in self.chain.end_ramps:
+            return ()
+        network, local = self.chain.locate(max(0, block))
+        return self.members[network].boundary(local if block >= 0 else -1)
+
+    def takes(self, block: int) -> Boundary:
+        network, local = self.chain.locate(block)
+        return self.members[network].takes(local)
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        network, own = locate(self.chain, segment)
+        return self.crossed(network, own, self.members[network].run(own, piece))
+
+    def crossed(
+        self, network: int, own: Segment, found: tuple[Tensors, Tensor | None]
+    ) -> tuple[Tensors, Tensor | None]:
+        """What a network's segment gave, as far as it goes on: at its end, without the network's own tensors."""
+        member, (tensors, outputs_BC) = self.members[network], found
+        if own.end < member.num_blocks or network == len(self.members) - 1:
+            return found
+        return tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :])), outputs_BC
+
+
+class ChainSegments:
+    """`PreparedSegments` of a chain, each by what runs those of its network."""
+
+    def __init__(self, network: ChainNetwork, runners: Sequence[SegmentRunner]) -> None:
+        self._network = network
+        self.runners = tuple(runners)
+        """By network."""
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        network, own = locate(self._network.chain, segment)
+        return self._network.crossed(network, own, self.runners[network].run(own, piece))
+
+    def is_ready(self, segment: Segment) -> bool:
+        network, own = locate(self._network.chain, segment)
+        runner = self.runners[network]
+        return not isinstance(runner, PreparedSegments) or runner.is_ready(own)
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        located = [(*locate(self._network.chain, segment), budget) for segment, budget in segments.items()]
+        for place, runner in enumerate(self.runners):
+            if isinstance(runner, PreparedSegments):
+                runner.prepare({own: budget for network, own, budget in located if network == place})
+
+
+AnyNetwork = EarlyExitModel | ChainNetwork
+"""What a model folder may hold."""
+
+
+def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
+    """Whose a segment is, and as that network numbers it; a segment never runs over a crossing."""
+    network, first = chain.locate(segment.first)
+    start = segment.first - first
+    assert segment.end - start <= chain.lengths[network], f"{segment} runs over a crossing"
+    ramp = None if segment.ramp is None else segment.ramp - start
+    return network, replace(segment, first=first, end=segment.end - start, ramp=ramp)
+
+
+def load_network(
+    folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None, attention: Attention = "auto"
+) -> AnyNetwork:
+    """What a model folder holds, one network or a chain of several, in inference mode; `load_model` says more.
+
+    Raises ModelFolderError, also where a chain's models are no longer what its card says, their labels among it.
+    """
+    card = read_card(folder)
+    members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
+    for member in members:
+        member.attention = attention
+    if card.chain.is_one:
+        return members[0]
+    network = ChainNetwork(members)
+    if network.chain != card.chain:
+        raise ModelFolderError(
+            f"{folder / CARD_FILE}: its models have ramps {list(network.ramp_indices)}, the chain says "
+            f"{list(card.ramps)}; `offramp chain` makes it anew"
+        )
+    if network.task.spec() != find_task(card.task).spec():  # answers would be told by names that are others' now
+        raise ModelFolderError(
+            f"{folder / CARD_FILE}: its models have other labels, or in another order, than the chain says; "
+            "`offramp chain` makes it anew"
+        )
+    return network
+
+
+def open_network(
+    backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int, *, cache: Path | None = None
+) -> SegmentRunner:
+    """How a network that no longer changes is computed, one or several; see `open_segments`.
+
+    `cache`: where what takes long to make is kept; None: in its model's folder, which of a chain is each member's.
+    """
+    folders = read_card(folder).members(folder)
+    members = network.members if isinstance(network, ChainNetwork) else (network,)
+    runners = [
+        open_segments(backend, member, cache or path, num_threads)
+        for member, path in zip(members, folders, strict=True)
+    ]
+    if not isinstance(network, ChainNetwork):
+        return runners[0]
+    same = all(runner is member for runner, member in zip(runners, members, strict=True))
+    return network if same else ChainSegments(network, runners)

@@ -1,0 +1,319 @@
+"""From a `transformers` checkpoint or configuration to an early-exit model with untrained ramps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
+from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
+from earlyexit.named import NamedSpec, is_own
+from earlyexit.network.boundary import why_no_exit
+from earlyexit.network.model import EarlyExitModel, ModelInfo, begin_bridges, bridge_of
+from earlyexit.ramps import BRIDGE, RampStyle, build_ramp
+from earlyexit.ramps.bridge import BridgeRamp
+from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.pooling import Pooling
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.token import TokenTask
+
+logger = logging.getLogger(__name__)
+
+STATE_FILES = (".th", ".pt", ".pth")
+CONFIG_SUFFIX = ".json"
+GGUF_SUFFIX = ".gguf"
+UNREACHED = "neither a checkpoint folder nor a hub name that can be reached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampOptions:
+    """Which ramps a model gets."""
+
+    style: RampStyle = "light"
+    head_style: RampStyle | None = None
+    """Of the full model's head where the checkpoint brings none. None: the ramps' own; after bridges `light`, or `maps`
+    where the task has maps."""
+    pooling: Pooling = "mean"
+    at: tuple[int, ...] | None = None
+    """The blocks that get a ramp; None for all but the last."""
+
+    def __post_init__(self) -> None:
+        if self.head_style == BRIDGE:
+            raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
+
+    def new_head_style(self, task: Task) -> RampStyle:
+        """Of a full model's head that no checkpoint brought."""
+        after_bridges = "light" if len(task.output_shape) == 1 else "maps"
+        return self.head_style or (after_bridges if self.style == BRIDGE else self.style)
+
+
+def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
+    """A checkpoint's network and its family's name.
+
+    `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
+    of a state dict (.th, .pt, .pth) that `families/state_file.py` knows, `module:function`, or a .json file with a
+    `family` and what that builds an untrained network of. `pairs`: its inputs are pairs of texts. `size`: height and
+    width of the images of a state dict's network; None for what it was made for.
+
+    Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
+    """
+    if is_own(source):
+        from earlyexit.families.own import OwnFamily
+
+        return OwnFamily(source).pretrained(), source
+    if source.endswith(CONFIG_SUFFIX):
+        return _untrained(Path(source))
+    if source.endswith(STATE_FILES):
+        from earlyexit.families.state_file import load_state_file
+
+        return load_state_file(Path(source), size)
+    from safetensors import SafetensorError
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+    )
+
+    place, file = _place(source)
+    try:
+        config = AutoConfig.from_pretrained(place, **file)
+    except (ImportError, OSError, ValueError, struct.error) as error:
+        what = "not a decoder's file that can be read" if file else UNREACHED
+        raise ModelFolderError(f"{source!r} is {what}: {_first_line(error)}") from error
+    family = find_family(config.model_type)
+    loaders = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForCausalLM": AutoModelForCausalLM,
+        "ForConditionalGeneration": AutoModelForSeq2SeqLM,
+        "MarianMTModel": AutoModelForSeq2SeqLM,
+    }
+    names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
+    loader = next((each for what, each in loaders.items() if what in names), AutoModel)
+    try:
+        hf_model = loader.from_pretrained(place, dtype=torch.float32, **file).eval()
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
+    return family.from_transformers(hf_model, pairs=pairs), config.model_type
+
+
+def _place(source: str) -> tuple[str, dict[str, str]]:
+    """Where `transformers` looks, and for which file there."""
+    if not source.endswith(GGUF_SUFFIX):
+        return source, {}
+    path = Path(source)
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def _untrained(path: Path) -> tuple[Pretrained, str]:
+    """A network of its configuration, with weights at random."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        family = config.pop("family")
+        backbone = find_family(family).build(config)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} cannot be read as a network's configuration: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{path}: an object with a `family`, and what that is built of: {error}") from error
+    return Pretrained(backbone=backbone, head=None, label_names=None), family
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Put a checkpoint's fast tokenizer, or that of a file, into a model folder, with its chat template if it has one.
+
+    Raises ModelFolderError.
+    """
+    local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
+    if local.is_file():
+        shutil.copyfile(local, folder / TOKENIZER_FILE)
+        copy_chat_files(local.parent, folder)
+        return
+    from transformers import AutoTokenizer
+
+    try:
+        place, file = _place(source)
+        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, **file)
+        tokenizer = loaded.backend_tokenizer
+    except (ImportError, OSError, ValueError, AttributeError) as error:
+        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {_first_line(error)}") from error
+    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
+        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    write_chat_files(loaded, folder)
+
+
+def ends_of(source: str) -> tuple[int, ...]:
+    """Tokens that end an answer, as a decoder's checkpoint says: its configurations and its tokenizer; else none."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    place, file = _place(source)
+    said = []
+    for loader in (AutoConfig, AutoTokenizer, *(() if file else (GenerationConfig,))):
+        try:
+            said.append(loader.from_pretrained(place, **file).eos_token_id)
+        except (ImportError, OSError, TypeError, ValueError) as error:
+            # A checkpoint may come without one of them, or with another tokenizer than its family's class builds.
+            logger.info("%s: no %s: %s", source, loader.__name__, _first_line(error))
+    every = (each if isinstance(each, list) else [each] for each in said)
+    return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
+
+
+def start_of(source: str) -> int | None:
+    """The token that an encoder-decoder's answers start with, as its checkpoint says; None for others."""
+    from transformers import AutoConfig
+
+    place, file = _place(source)
+    config = AutoConfig.from_pretrained(place, **file)
+    return config.decoder_start_token_id if config.is_encoder_decoder else None
+
+
+def add_ramps(
+    pretrained: Pretrained,
+    *,
+    name: str,
+    family: str,
+    codec: NamedSpec,
+    task: Task,
+    ramps: RampOptions,
+    provenance: JsonDict | None = None,
+) -> EarlyExitModel:
+    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same.
+
+    The labels are then in the checkpoint's order, which is that of its classifier's outputs.
+    """
+    task, head = _with_head(pretrained, task)
+    info = ModelInfo(
+        name=name,
+        family=family,
+        codec=codec,
+        task=task,
+        ramp_style=ramps.style,
+        pooling=ramps.pooling,
+        head_style=ramps.new_head_style(task) if head is None else head.style,
+        head_pooling=ramps.pooling if head is None else head.pooling,
+        provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
+    )
+    model = assemble(info, pretrained.backbone, ramps.at)
+    if head is not None:
+        model.head.load_state_dict(dict(head.weights))
+    begin_bridges(model)
+    return model
+
+
+def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
+    """Backbone, ramps and head of the right shapes, untrained; raises ModelFolderError for ramps where none can be."""
+    last = backbone.num_blocks - 1
+    at = range(last) if ramps_at is None else ramps_at
+    if any(not 0 <= block < last for block in at):
+        raise ModelFolderError(f"ramps can sit after blocks 0 to {last - 1}, not {sorted(at)}")
+    blind = {block: why for block in at if (why := why_no_exit(backbone.boundary(block)))}
+    if blind:
+        raise ModelFolderError(f"no ramp can sit after block {min(blind)}: {blind[min(blind)]}")
+    longest = info.codec.get("max_length", 1)
+    if longest > backbone.max_length:
+        raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
+
+    _check_image_sides(info, backbone)
+
+    def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
+        return build_ramp(style, backbone.boundary(block)[0].shape, info.task.output_shape, pooling)
+
+    def ramp(block: int) -> Ramp:
+        if info.ramp_style != BRIDGE:
+            return exit_head(block, info.ramp_style, info.pooling)
+        return BridgeRamp(bridge_of(backbone, block), exit_head(last, info.head_style, info.head_pooling))
+
+    ramps = {block: ramp(block) for block in at}
+    head = exit_head(last, info.head_style, info.head_pooling)
+    model = EarlyExitModel(info, backbone, ramps, head).eval()
+    model.tie()
+    return model
+
+
+def _check_image_sides(info: ModelInfo, backbone: Backbone) -> None:
+    """Raise ModelFolderError for answers in images of another size than codec and network have."""
+    from earlyexit.codecs.image import ImageCodec
+
+    sides = info.task.image_sides
+    if sides is None or info.codec["name"] != ImageCodec.name:
+        return
+    of_codec = (info.codec.get("height"), info.codec.get("width"))
+    for whose, found in (("codec", of_codec), ("network", backbone.inputs[0].shape[:2])):
+        if found != sides:
+            raise ModelFolderError(
+                f"the task {info.task.name} answers in images of {sides[1]} x {sides[0]} pixels, width by height; "
+                f"the {whose}'s are {' x '.join(map(str, reversed(found)))}"
+            )
+
+
+def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:
+    """The task as the checkpoint's head has it, and that head, if it has one for this task."""
+    head, names = pretrained.head, pretrained.label_names
+    if head is None:
+        return task, None
+    if isinstance(task, RegressionTask) and head.num_outputs == 1 and head.style != "given":
+        return task, replace(head, num_outputs=task.num_outputs, weights=_in_units_of(task, head.weights))
+    if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
+        return LabelTask(names), head
+    if isinstance(task, LabelTask | TokenTask) and names is None and head.num_outputs == task.num_outputs:
+        return task, head
+    return task, None
+
+
+def _in_units_of(task: RegressionTask, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A head of one output as the task's two: the number in units of its scale, and nothing about how far off it is."""
+    weight_1D, bias_1 = weights["classifier.weight"], weights["classifier.bias"]
+    return dict(weights) | {
+        "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
+        "classifier.bias": torch.cat([(bias_1 - task.offset) / task.scale, torch.zeros_like(bias_1)]),
+    }
+
+
+def random_model(
+    config: JsonDict,
+    *,
+    family: str = "bert",
+    name: str = "random",
+    codec: NamedSpec | None = None,
+    task: Task | None = None,
+    ramps: RampOptions | None = None,
+    seed: int = 0,
+) -> EarlyExitModel:
+    """A model of the family's structure with random weights, for timing; `config` overrides the family's sizes.
+
+    `codec`: None for texts up to the family's length; `task`: None for the labels `no` and `yes`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = find_family(family).build(config)
+        pretrained = Pretrained(backbone=backbone, head=None, label_names=None)
+        provenance: dict[str, Any] = {"weights": "random", "seed": seed}
+        return add_ramps(
+            pretrained,
+            name=name,
+            family=family,
+            codec=codec or {"name": "text", "max_length": backbone.max_length},
+            task=task or LabelTask(("no", "yes")),
+            ramps=ramps or RampOptions(),
+            provenance=provenance,
+        )
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the advice of many lines that follows it in `transformers`."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,320 @@
+"""A runnable part of a model: pieces in, answers and survivors out.
+
+A dear head that all exits share, asked once of everybody who leaves a batch.
+
+Of SmolLM2 it has a fifth of all weights, and a CPU reads these anew however few rows they are multiplied with. So who
+leaves early waits for the end of the batch; no sequence's next token comes later for it, since the device is busy with
+the batch until then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from earlyexit.engine.release import Step
+from earlyexit.errors import PlanError
+from earlyexit.network.network import LateOutputs, Network, SegmentRunner
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import AfterAnswer, Segment, Split
+from earlyexit.network.transfer import all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
+from earlyexit.network.wire import Answer, Seen, Value, values_of
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.foresight import Foreseen
+from earlyexit.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Inputs that leave at a ramp, and are not answered yet."""
+
+    piece: Piece
+    positions: list[int]
+    """Of the piece's inputs, who leaves."""
+    score_B: Tensor
+    """Of all of the piece's inputs."""
+    ramp: int
+    rows_KD: Tensor
+    """What the shared head looks at, of those who leave."""
+
+
+class SharedHead:
+    """Who waits for it, of one running batch."""
+
+    def __init__(self, network: LateOutputs) -> None:
+        self._network = network
+        self._leaving: list[Leaving] = []
+
+    def __bool__(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._leaving)
+
+    def wait(self, leaving: Leaving) -> None:
+        """Until it is asked."""
+        self._leaving.append(leaving)
+
+    def ask(self, last_BD: Tensor | None = None) -> tuple[list[tuple[Leaving, Tensor]], Tensor | None]:
+        """Outputs of all who wait, and of those at the model's end, where it is reached; nobody waits afterwards."""
+        leaving, self._leaving = self._leaving, []
+        rows = [(each.ramp, each.rows_KD) for each in leaving]
+        if last_BD is not None:
+            rows.append((self._network.num_blocks - 1, last_BD))
+        outputs = self._network.outputs_together(rows)
+        return list(zip(leaving, outputs, strict=False)), None if last_BD is None else outputs[-1]
+
+
+def cut_out(
+    network: Network,
+    first: int,
+    end: int,
+    ramps: tuple[int, ...],
+    policy: ExitPolicy,
+    segments: SegmentRunner | None = None,
+) -> Cut:
+    """A runnable piece of a network: blocks first to end - 1, with the given ramps active.
+
+    `segments` computes it; None for the network itself. Raises PlanError for blocks or ramps that the network does not
+    have, and for a policy that cannot judge them.
+    """
+    if not 0 <= first < end <= network.num_blocks:
+        raise PlanError(
+            f"blocks {first} to {end - 1} are not in the model, whose blocks are 0 to {network.num_blocks - 1}"
+        )
+    unknown = sorted(set(ramps) - set(network.ramp_indices))
+    if unknown:
+        raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(network.ramp_indices)}")
+    policy.check_ramps(ramps)
+    if ramps:
+        policy.check_task(network.task)
+        _check_foresight(network, ramps, policy)
+    return Cut(network, first, end, ramps, policy, segments)
+
+
+def _check_foresight(network: Network, ramps: Sequence[int], policy: ExitPolicy) -> None:
+    if policy.foresees is None:
+        return
+    if not isinstance(network, LateOutputs):
+        raise PlanError(f"exit policy {policy.name!r} asks ramps before their outputs; this network's cannot be asked")
+    blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
+    if blind:
+        raise PlanError(f"exit policy {policy.name!r} asks a ramp's classifier, and ramps {blind} have none")
+
+
+class Cut:
+    """Blocks first to end - 1 with some ramps active. An input's answer does not depend on its batch-mates.
+
+    The active ramps alone decide, and change the policy's state. Whom they let leave is gone; where inputs stay, each
+    is answered and inside all the same, and what it passes is told besides: what the ramps that look say, and the end.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        first: int,
+        end: int,
+        ramps: tuple[int, ...],
+        policy: ExitPolicy,
+        segments: SegmentRunner | None = None,
+        *,
+        after_answer: AfterAnswer = "stop",
+        looks: frozenset[int] = frozenset(),
+    ) -> None:
+        """`looks`: ramps, active or not, that tell what they say of every input; the policy can look at them."""
+        self.first = first
+        self.end = end
+        self._network = network
+        self._late = network if isinstance(network, LateOutputs) else None  # a batch has no time to ask for it
+        self._ramps = ramps
+        self._policy = policy
+        self._others = segments
+        self._stays = after_answer == "stay"
+        self._looks = looks
+        active = Split(first=first, end=end, batch=1, ramps=ramps)
+        run = tuple(sorted(looks.union(ramps)))
+        self._segments = replace(active, ramps=run).segments()
+        if policy.foresees == "states":
+            self._segments = tuple(part for segment in self._segments for part in _before_its_last(segment))
+        # Where ramps look that are not active the network runs them, whatever the others are run by: one batch in fifty
+        # is no reason to hold a session of ONNX Runtime, with its own copy of the weights, for every ramp.
+        self._runner = network if segments is None or run != ramps else segments
+
+    def staying(self) -> Cut:
+        """The same blocks and active ramps, for inputs that stay: every active ramp looks."""
+        return self._staying(self._ramps)
+
+    def for_probes(self) -> Cut:
+        """The same blocks and active ramps, for probes: they stay, and every ramp looks."""
+        return self._staying(self._network.ramp_indices)
+
+    def _staying(self, ramps: Iterable[int]) -> Cut:
+        looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
+        own = self._network, self.first, self.end, self._ramps, self._policy, self._others
+        return Cut(*own, after_answer="stay", looks=looks)
+
+    def run(self, piece: Piece) -> Iterator[Step[Piece]]:
+        """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
+
+        Who leaves by an exit whose head is dear and everybody's is answered in the last step, when it is asked once.
+        The survivors of the last step wait for block `end`; at the model's end there are none.
+        """
+        assert piece.next_block == self.first
+        steps = self._steps(piece)
+        device = self._network.device
+        if device.type == "cuda" and self._policy.foreknows:  # others read the logits, and so wait for them
+            return when_computed(steps, lambda: mark_cuda(device))
+        return steps
+
+    @torch.inference_mode()
+    def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
+        inside: Piece | None = piece
+        answered: set[str] = set()
+        head = SharedHead(self._late) if self._late is not None else None
+        for segment in self._segments:
+            if inside is None:
+                break
+            if head and segment.end == self._network.num_blocks and self._runner is self._network:
+                yield self._end_together(head, segment, inside)
+                return
+            step = self._step(segment, inside, answered, head)
+            inside = step.survivors
+            yield step
+        if head:
+            yield Step(answers=_late_answers(head.ask()[0], self._network.task), survivors=inside)
+
+    def _end_together(self, head: SharedHead, segment: Segment, piece: Piece) -> Step[Piece]:
+        """The model's last blocks, and its head for all who have left this batch on the way."""
+        network = self._late
+        assert network is not None
+        last = network.num_blocks - 1
+        last_BD = network.before_head(last, network.gathered(last, network.reach(segment, piece), piece.lengths_B))
+        assert last_BD is not None, "the full model has the head that its ramps share"
+        left, outputs_BC = head.ask(last_BD)
+        assert outputs_BC is not None
+        opinion, state_BS = self._said(segment, piece, (), outputs_BC)
+        answers = _late_answers(left, network.task)
+        return Step(answers=(*answers, *self._conclude(piece, opinion, state_BS).answers), survivors=None)
+
+    def _step(self, segment: Segment, piece: Piece, answered: set[str], head: SharedHead | None) -> Step[Piece]:
+        foresees = self._policy.foresees is not None and segment.ramp is not None
+        values, outputs_BC = self._runner.run(replace(segment, ramp=None) if foresees else segment, piece)
+        after = replace(piece, next_block=segment.end, tensors=values)
+        if outputs_BC is None and not foresees:
+            if not self._policy.foreknows:
+                wait_for(self._network.device)  # or nobody would learn how long the batch took
+            return Step(answers=(), survivors=after)
+        opinion, state_BS = self._said(segment, piece, values, outputs_BC)
+        if segment.end == self._network.num_blocks:
+            return self._conclude(piece, opinion, state_BS)
+        assert segment.ramp is not None
+        seen = self._look(segment.ramp, opinion, state_BS, piece) if segment.ramp in self._looks else ()
+        if segment.ramp not in self._ramps:
+            return Step(answers=(), survivors=after, seen=seen)
+        verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
+        leave_B = verdict.leave_B.tolist()
+        left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
+        is_late = bool(left) and head is not None and self._waits(head, piece, left, opinion, verdict, segment.ramp)
+        answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left and not is_late else ()
+        after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
+        if self._stays:
+            answered.update(answer.sample_id for answer in answers)
+            return Step(answers=answers, survivors=after, seen=seen)
+        if not left:
+            return Step(answers=(), survivors=after)
+        stay = [k for k, leaves in enumerate(leave_B) if not leaves]
+        return Step(answers=answers, survivors=after.select(stay) if stay else None)
+
+    def _said(
+        self, segment: Segment, before: Piece, after: Tensors, outputs_BC: Tensor | None
+    ) -> tuple[Opinion, Tensor]:
+        """What the exit at a segment's end says, and the policy's state; None: it has not been asked for outputs."""
+        if outputs_BC is None:
+            assert self._late is not None
+            assert segment.ramp is not None
+            return Foreseen(self._late, segment.ramp, before, after), to_host(before.state_BS)
+        said = outputs_BC, before.state_BS
+        stay_there = self._policy.foreknows or self._network.task.large
+        outputs_BC, state_BS = said if stay_there else all_to_host(said)
+        return Opinion(self._network.task, outputs_BC), state_BS
+
+    def _waits(
+        self, head: SharedHead, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+    ) -> bool:
+        """Whether those who leave are answered when the batch is over: by a head that all exits share."""
+        if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
+            return False
+        rows_KD = opinion.before_head(left)
+        if rows_KD is not None:
+            head.wait(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
+        return rows_KD is not None
+
+    def _leaving(
+        self, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+    ) -> tuple[Answer, ...]:
+        value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
+        return _answers(piece, left, value_K, verdict.score_B, ramp)
+
+    def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
+        value_B, score_B = self._policy.conclude(opinion, state_BS, piece.sample_ids)
+        last = self._network.num_blocks - 1
+        answers = _answers(piece, range(len(piece)), value_B, score_B, last)
+        if not self._stays:
+            return Step(answers=answers, survivors=None)
+        full_B = self._policy.full_answers(opinion, piece.sample_ids)
+        seen = _seen(piece, full_B, [math.nan] * len(piece), last)
+        return Step(answers=answers, survivors=None, seen=seen)
+
+    def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[Seen, ...]:
+        score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
+        # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
+        seen = _seen(piece, value_B, score_B.tolist(), ramp)
+        finite_B = _are_finite(value_B).tolist()
+        return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
+
+
+def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
+    """A segment that ends at a ramp in two, so that the state before the ramp's block is known."""
+    if segment.ramp is None or segment.first == segment.end - 1:
+        return (segment,)
+    last = segment.end - 1
+    return Segment(first=segment.first, end=last, ramp=None), replace(segment, first=last)
+
+
+def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[Seen, ...]:
+    values = values_of(value_B.numpy(), pack=True)  # every exit's of an input; early answers leave in the same step
+    return tuple(
+        Seen(sample_id=sample_id, block=block, score=score, value=value)
+        for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)
+    )
+
+
+def _answers(
+    piece: Piece, positions: list[int] | range, value_K: Tensor, score_B: Tensor, block: int
+) -> tuple[Answer, ...]:
+    scores = score_B.tolist()
+    if any(map(math.isnan, scores)):
+        raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
+    if value_K.is_floating_point() and not _are_finite(value_K).all():
+        raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
+    values = values_of(value_K.numpy())
+    return tuple(_answer(piece, k, value, scores[k], block) for k, value in zip(positions, values, strict=True))
+
+
+def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[Answer, ...]:
+    return tuple(
+        answer
+        for each, outputs_KC in late
+        for answer in _answers(each.piece, each.positions, to_host(task.answer(outputs_KC)), each.score_B, each.ramp)
+    )
+
+
+def _are_finite(value_B: Tensor) -> Tensor:
+    """Of each answer, whether all its numbers are, bool (B,)."""
+    return value_B.reshape(len(value_B), -1).isfinite().all(1)
+
+
+def _answer(piece: Piece, position: int, value: Value, score: float, block: int) -> Answer:
+    return Answer(sample_id=piece.sample_ids[position], value=value, score=score, exit=block)

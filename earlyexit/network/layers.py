@@ -1,0 +1,203 @@
+"""Layers whose weights are kept in oneDNN's own layout: how a CPU serves a model that no longer changes.
+
+Torch multiplies float32 matrices by MKL, and lays bfloat16 weights out anew in every call. oneDNN with the layout kept
+is 2.0 to 2.3 times as fast in float32, and 1.1 to 1.4 times in bfloat16, most where batches are small (one core of an
+AMD EPYC with AVX-512, the feed-forward layers of MiniLM and BERT-base, 10 to 800 tokens;
+`experiments.networks.linear_layers@654e280`).
+
+Convolutions too, with the norms behind them folded into their weights. Keeping weights channels-last instead gains
+little: hidden states are channels-last already, as images come in
+(`experiments.networks.convolution_layers@654e280`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from earlyexit.backends.captured import CapturedSegments, recorder_of
+from earlyexit.errors import ModelFolderError
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import SegmentRunner
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+"""By the names that `transformers` has for them."""
+LEAST_STEP = 4
+STEPS_PER_OCTAVE = 16
+
+
+class ActivatedLinear(nn.Linear):
+    """An activation of a linear layer."""
+
+    def __init__(self, inputs: int, outputs: int, activation: str) -> None:
+        """Raises KeyError for an activation that is not in `ACTIVATIONS`."""
+        super().__init__(inputs, outputs)
+        self.activation = activation
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(N, inputs) to (N, outputs)."""
+        return ACTIVATIONS[self.activation](super().forward(values))
+
+
+class SummedLinear(nn.Linear):
+    """A linear layer of some values, and others added to it: the end of a residual branch."""
+
+    def forward(self, values: Tensor, others: Tensor) -> Tensor:  # type: ignore[override] # has one input more
+        """(N, inputs) and (N, outputs) to (N, outputs)."""
+        return super().forward(values) + others
+
+
+def rows_run(rows: int) -> int:
+    """How many rows are multiplied for so many: a few more, so that the same numbers come again and again.
+
+    oneDNN makes code for every number of rows, in 0.3 ms (bfloat16) or 0.6 ms (float32), and about 0.6 MB for each; it
+    keeps 1024. Packed batches of mixed lengths hardly ever have the same number of rows twice, least of all when they
+    shrink at every ramp.
+    """
+    step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
+    return -(-rows // step) * step
+
+
+def filled_up(values: Tensor) -> Tensor:
+    """With as many rows of zeros behind (N, D) as `rows_run` says."""
+    rows, width = values.shape
+    more = rows_run(rows) - rows
+    if not more:
+        return values
+    filled = values.new_empty(rows + more, width)
+    filled[:rows] = values
+    filled[rows:] = 0
+    return filled
+
+
+TYPICAL_ROWS = 256
+"""What the layout is chosen for; any number of rows can be multiplied with it."""
+FUSED: Mapping[str | None, tuple[str, str]] = {
+    "gelu": ("gelu", "none"),
+    "gelu_new": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+}
+"""Activations that oneDNN has, as torch calls them there."""
+REORDERED = (nn.Linear, ActivatedLinear, SummedLinear)
+"""Exactly these: another kind of linear layer may do more."""
+
+_LINEAR = torch.ops.mkldnn._linear_pointwise.default
+_LINEAR_AND_SUM = torch.ops.mkldnn._linear_pointwise.binary
+
+
+class ReorderedLinear(nn.Module):
+    """What a linear layer computes, for inference on a CPU; the layer that it is made of may be thrown away.
+
+    With the activation of an `ActivatedLinear`, or what a `SummedLinear` adds, in the same operation: with few rows a
+    batch's time is that of its operations, not of its numbers.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TYPICAL_ROWS)
+        self._bias = None if linear.bias is None else linear.bias.detach().clone()
+        activation = linear.activation if isinstance(linear, ActivatedLinear) else None
+        self._fused = FUSED.get(activation)
+        self._after = None if activation is None or self._fused else ACTIVATIONS[activation]
+
+    def forward(self, values: Tensor, others: Tensor | None = None) -> Tensor:
+        rows = values.shape[0]
+        values = filled_up(values)
+        results: Tensor
+        if others is None:
+            how, algorithm = self._fused or ("none", "")
+            results = _LINEAR(values, self._weight, self._bias, how, [], algorithm)
+        else:
+            results = _LINEAR_AND_SUM(values, filled_up(others), self._weight, self._bias, "add")
+        if len(values) > rows:
+            results = results[:rows]
+        return results if self._after is None else self._after(results)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ModelFolderError("a model with reordered linear layers cannot be saved: save it as it was loaded")
+
+
+class ReorderedConvolution(nn.Module):
+    """What `nn.Conv2d` and a batch norm behind it compute, in float32, for inference on a CPU."""
+
+    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
+        super().__init__()
+        whole = convolution if norm is None else fuse_conv_bn_eval(convolution, norm)
+        assert not isinstance(whole.padding, str)
+        self._places = (list(whole.padding), list(whole.stride), list(whole.dilation), whole.groups)
+        weight = whole.weight.detach().to_mkldnn()
+        self._weight: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(weight, *self._places)
+        # A parameter, by which the model knows its float type when no other is left.
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone(), requires_grad=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        results: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            values, self._weight, self.bias, *self._places, "none", [], ""
+        )
+        return results
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ModelFolderError("a model with reordered convolutions cannot be saved: save it as it was loaded")
+
+
+def reorder_convolutions(model: nn.Module) -> None:
+    """Put reordered layers in the place of convolutions that modules declare with their norms (`folds`).
+
+    Nothing where oneDNN or a CPU is missing, or weights are not float32. The model can then be neither trained, moved,
+    exported nor saved.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
+        return
+    for parent in list(model.modules()):
+        for name, norm_name in getattr(parent, "folds", {}).items():
+            convolution, norm = getattr(parent, name), getattr(parent, norm_name)
+            if convolution.weight.device.type == "cpu" and convolution.weight.dtype == torch.float32:
+                folded = norm if isinstance(norm, nn.BatchNorm2d) else None
+                setattr(parent, name, ReorderedConvolution(convolution, folded))
+                setattr(parent, norm_name, nn.Identity())
+
+
+def reorder_linears(model: nn.Module) -> None:
+    """Put reordered layers in the place of the model's linear ones; nothing where oneDNN or a CPU is missing.
+
+    Nothing either in a backbone that does more with its layers than call them.
+    The model can then be neither trained, moved, exported nor saved. It takes no more memory than before.
+    """
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
+        return
+    left = {
+        inner for each in model.modules() if not getattr(each, "reorders_linears", True) for inner in each.modules()
+    }
+    for parent in [each for each in model.modules() if each not in left]:
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and type(child) in REORDERED and child.weight.device.type == "cpu":
+                setattr(parent, name, ReorderedLinear(child))
+    for backbone in model.modules():
+        if getattr(backbone, "fills_rows", None) is False:
+            backbone.fills_rows = True  # type: ignore[assignment] # no module of its own
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
+
+
+def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
+    """The model itself, its linear layers and convolutions reordered; on a GPU its segments, captured.
+
+    What keeps something of sequences is never captured: every run of it reads another number of places.
+    """
+    if model.device.type == "cuda":
+        if model.kept_bytes:
+            return model
+        return CapturedSegments(model, recorder_of(model.device))
+    reorder_convolutions(model)
+    reorder_linears(model)
+    return model

@@ -1,0 +1,219 @@
+"""A network of torch modules: a backbone's chain of blocks, a ramp after any of them but the last, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from earlyexit.engine.order import Attention
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Backbone
+from earlyexit.named import NamedSpec
+from earlyexit.network.boundary import Boundary
+from earlyexit.network.chain import Chain
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Segment
+from earlyexit.network.wire import Lengths
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.bridge import BridgeRamp
+from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.pooling import Pooling
+from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
+from earlyexit.sequences.memory import Fill, Memory
+from earlyexit.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a model is, apart from its weights."""
+
+    name: str
+    family: str
+    codec: NamedSpec
+    """How its inputs are encoded; `find_codec` reads it."""
+    task: Task
+    ramp_style: RampStyle
+    pooling: Pooling
+    head_style: RampStyle
+    """The full model's head: the ramps' style, or the one that a fine-tuned checkpoint brought."""
+    head_pooling: Pooling
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Where the weights came from and how the ramps were trained."""
+
+
+class EarlyExitModel(nn.Module):
+    """Blocks, ramps and head, in inference or training; as a `Network` it computes segments."""
+
+    def __init__(self, info: ModelInfo, backbone: Backbone, ramps: Mapping[int, Ramp], head: Ramp) -> None:
+        super().__init__()
+        self.info = info
+        self.backbone = backbone
+        self.ramps = nn.ModuleDict({str(index): ramp for index, ramp in ramps.items()})
+        self.head = head
+        self.register_buffer("temperatures_E", torch.ones(backbone.num_blocks))
+        self.temperatures_E: Tensor
+        """Divides the outputs of the exit after block k; 1 until calibrated."""
+        self.attention: Attention = "auto"
+        """How inputs attend where they are packed; whoever serves the model may choose."""
+        self.is_last = True
+        """Whether its end is the model's; else another network of a chain follows, and its end is a ramp."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.backbone.num_blocks
+
+    @property
+    def ramp_indices(self) -> tuple[int, ...]:
+        return tuple(sorted(int(index) for index in self.ramps))
+
+    @property
+    def chain(self) -> Chain:
+        """Of one network: itself."""
+        return Chain(names=(self.info.name,), lengths=(self.num_blocks,), ramps=self.ramp_indices)
+
+    @property
+    def task(self) -> Task:
+        return self.info.task
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens: what its codec lets in."""
+        return int(self.info.codec.get("max_length", self.backbone.max_length))
+
+    @property
+    def device(self) -> torch.device:
+        return self.temperatures_E.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of every token of a sequence, in all its blocks; 0: nothing."""
+        return self.backbone.kept_bytes
+
+    def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
+        """Room for so many tokens of sequences: see `Backbone.open_memory`."""
+        return self.backbone.open_memory(tokens, fill)
+
+    def boundary(self, block: int) -> Boundary:
+        """What crosses after a block; -1 for what the network takes."""
+        return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
+
+    def takes(self, block: int) -> Boundary:
+        """What is waiting for a block."""
+        return self.boundary(block - 1)
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
+
+    def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
+        """What `run` gives, on tensors whose layout is known."""
+        hidden = self.run_blocks(segment.first, segment.end, values, layout)
+        if not self.has_exit(segment):
+            return hidden, None
+        return hidden, self.exit_outputs(segment.end - 1, hidden, layout)
+
+    def has_exit(self, segment: Segment) -> bool:
+        """Whether a segment ends at an exit that is evaluated."""
+        return segment.ramp is not None or (self.is_last and segment.end == self.num_blocks)
+
+    def exit_head(self, block: int) -> Ramp:
+        """The ramp after `block`, or the full model's head after the last one."""
+        head = self.head if block == self.num_blocks - 1 else self.ramps[str(block)]
+        assert isinstance(head, Ramp)
+        return head
+
+    def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
+        """Temperature-scaled outputs of the exit after `block`, float32 (B, C); it looks at the first tensor."""
+        outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
+        return outputs_BC.float() / self.temperatures_E[block]
+
+    def foresees(self, ramp: int) -> bool:
+        return isinstance(self.exit_head(ramp), ForeseeingRamp)
+
+    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
+        return self.exit_head(ramp).gather(tensors[0], Layout(lengths_B, self.device, self.attention))
+
+    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
+        head = self.exit_head(ramp)
+        assert isinstance(head, ForeseeingRamp)
+        return head.foresee(gathered).float()
+
+    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
+        outputs_BC: Tensor = self.exit_head(ramp).classify(gathered)
+        return outputs_BC.float() / self.temperatures_E[ramp]
+
+    def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
+        head = self.exit_head(exit_block)
+        if head is self.head:
+            return gathered
+        return head.prepared(gathered) if isinstance(head, NormedRamp) else None
+
+    def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        outputs_KC: Tensor = self.head.classify(torch.cat([each for _, each in rows]))
+        parts = torch.split(outputs_KC, [len(each) for _, each in rows])
+        return [part.float() / self.temperatures_E[block] for part, (block, _) in zip(parts, rows, strict=True)]
+
+    def reach(self, segment: Segment, piece: Piece) -> Tensors:
+        layout = Layout(piece.lengths_B, self.device, self.attention)
+        return self.run_blocks(segment.first, segment.end, piece.tensors, layout)
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Names of weights that are others': kept once, in memory and in the file."""
+        tied = self.backbone.vocabulary is not None and isinstance(self.head, VocabularyHead)
+        return {"head.classifier.weight": f"backbone.{self.backbone.vocabulary}"} if tied else {}
+
+    def tie(self) -> None:
+        """Share what is shared: the head's weights with the embedding, where they are one, and the head with ramps."""
+        for name, other in self.tied.items():
+            module, _, last = name.rpartition(".")
+            setattr(self.get_submodule(module), last, self.get_parameter(other))
+        for ramp in self.ramps.values():
+            if isinstance(ramp, NormedRamp) and isinstance(self.head, VocabularyHead):
+                ramp.share(self.head)
+
+    @property
+    def measures_importance(self) -> bool:
+        """Whether `run` adds to `importance`, where a piece carries it: see `Network.run`."""
+        return self.backbone.measures_importance
+
+    def run_blocks(self, first: int, end: int, values: Tensors, layout: Layout) -> Tensors:
+        """Blocks first to end - 1 on what crosses before the first of them (the model's inputs if that is 0)."""
+        return self.backbone.run_blocks(first, end, values if first else self._embedded(values, layout), layout)
+
+    def _embedded(self, values: Tensors, layout: Layout) -> Tensors:
+        """What crosses before block 0, and whatever came beside the inputs."""
+        num_inputs = len(self.backbone.inputs)
+        inputs = self._in_own_precision(values[:num_inputs])
+        return (*self.backbone.embed(inputs, layout), *values[num_inputs:])
+
+    def _in_own_precision(self, inputs: Tensors) -> Tensors:
+        """Codecs give float32, whatever the model was loaded in."""
+        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in inputs)
+
+
+def bridge_of(backbone: Backbone, block: int) -> nn.Module:
+    """The bridge behind a block; raises ModelFolderError for a family that has none."""
+    bridge = backbone.bridge(block)
+    if bridge is None:
+        raise ModelFolderError(
+            f"{type(backbone).__name__} has no bridges: its blocks all give the same shape, or do not say which "
+            "of them begin a region; take the ramp style of the full model's head"
+        )
+    return bridge
+
+
+def begin_bridges(model: EarlyExitModel) -> None:
+    """Give every ramp with a bridge the weights of the backbone's blocks and of the full model's head."""
+    for block in model.ramp_indices:
+        ramp = model.exit_head(block)
+        if isinstance(ramp, BridgeRamp):
+            ramp.transfer(bridge_of(model.backbone, block), model.head)

@@ -1,0 +1,178 @@
+"""The contract of a network: a chain of blocks that can be cut at any of them and left at its ramps.
+
+Nobody above it knows what a block is, or what crosses between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Boundary, TensorSpec, misfit
+from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.split import Budget, Segment
+from earlyexit.network.transfer import to_device
+from earlyexit.network.wire import Encoded, Lengths, WirePiece
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.tasks.base import Task
+
+
+class SegmentRunner(Protocol):
+    """What computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        """What crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any.
+
+        A piece that carries `importance` beside that, as its last tensor, is given it back with what the segment adds.
+        """
+        ...
+
+
+@runtime_checkable
+class PreparedSegments(SegmentRunner, Protocol):
+    """Segments that take seconds of preparation each."""
+
+    def is_ready(self, segment: Segment) -> bool:
+        """Whether `run` computes it at once."""
+        ...
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        """Be ready for these, for batches within their budgets, while others run.
+
+        What is neither among them nor among the last ones prepared may be given up.
+        """
+        ...
+
+
+class Network(SegmentRunner, Protocol):
+    """Blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last.
+
+    Where it is a chain of several (`ChainNetwork`), no segment and no cut runs over the end of one.
+
+    An input's values may depend on its own rows only, never on its batch-mates.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def ramp_indices(self) -> tuple[int, ...]:
+        """The blocks that have a ramp, ascending."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What an exit's outputs mean."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens; 1 where inputs have none."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the boundaries' `float` tensors."""
+        ...
+
+    def boundary(self, block: int) -> Boundary:
+        """What crosses after a block; -1 for what the network takes."""
+        ...
+
+    def takes(self, block: int) -> Boundary:
+        """What a piece holds that waits for a block: what crosses before it, or inputs where they are encoded anew."""
+        ...
+
+
+@runtime_checkable
+class LateOutputs(Network, Protocol):
+    """A network whose ramps can be asked how sure they are before their outputs are computed."""
+
+    def foresees(self, ramp: int) -> bool:
+        """Whether this ramp has a classifier that says so."""
+        ...
+
+    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
+        """What the ramp's head looks at, (B, ...), of what crosses before or after its block."""
+        ...
+
+    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
+        """Log-odds that the ramp will answer as the full model, float32 (B,)."""
+        ...
+
+    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
+        """The ramp's outputs as `run` gives them, (B, *output_shape)."""
+        ...
+
+    def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
+        """What the head that all exits share looks at, (B, D); None of an exit with a head of its own."""
+        ...
+
+    def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Of exits that share a head, by their blocks, the outputs of what it looks at there; it is computed once."""
+        ...
+
+    def reach(self, segment: Segment, piece: Piece) -> Tensors:
+        """What crosses after a segment, as `run` gives it; no exit is asked."""
+        ...
+
+
+def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
+    """A piece on the network's device; before block 0 with the policy's initial state.
+
+    Hidden states come in whatever type their sender has them travel in, and are the network's own again.
+    """
+    if wire.state_BS is not None:
+        state_BS = to_device(_tensor(wire.state_BS), network.device)
+    elif policy.counts_places:
+        from earlyexit.sequences.kv_memory import places_of  # classifiers need no tokenizers for it
+
+        state_BS = to_device(_tensor(places_of(wire)[:, None]), network.device)
+    else:
+        state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
+    return Piece(
+        sample_ids=wire.sample_ids,
+        next_block=wire.next_block,
+        lengths_B=wire.lengths_B,
+        tensors=tuple(_arrived(values, network) for values in wire.tensors),
+        state_BS=state_BS,
+    )
+
+
+def check_inputs(network: Network, encoded: Encoded) -> None:
+    """Raise ModelFolderError where a codec gives something else than the network takes."""
+    said = misfit(network.takes(0), encoded)
+    if said is not None:
+        raise ModelFolderError(said)
+
+
+def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
+    """What might cross before `block`, for inputs of these lengths, on the network's device."""
+    return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.takes(block))
+
+
+def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, network: Network) -> Tensor:
+    rows = int(lengths_B.sum()) if spec.per_token else len(lengths_B)
+    if spec.dtype == "float":
+        values = rng.standard_normal((rows, *spec.shape), dtype=np.float32)
+        return torch.from_numpy(values).to(network.device, network.dtype)
+    most = spec.below or 1 + np.iinfo(spec.dtype).max
+    whole = rng.integers(0, most, size=(rows, *spec.shape), dtype=np.dtype(spec.dtype))
+    return torch.from_numpy(whole).to(network.device)
+
+
+def _arrived(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], network: Network) -> Tensor:
+    values = to_device(_tensor(array), network.device)  # first: half as many bytes go to the device
+    return values.to(network.dtype) if values.dtype == torch.float16 else values
+
+
+def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    """Its own writable memory's; the bits of bfloat16 travel as uint16."""
+    tensor = torch.from_numpy(np.require(array, requirements="W"))
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

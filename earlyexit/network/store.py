@@ -1,0 +1,319 @@
+"""A model's folder: `model.safetensors`, `model.json` (schema, codec, task, provenance), and what its codec needs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import FILES, FLOAT32_ONLY
+from earlyexit.named import is_own
+from earlyexit.network.boundary import Boundary, TensorSpec, bytes_per_input
+from earlyexit.network.chain import Chain
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.pooling import Pooling
+
+if TYPE_CHECKING:  # the ingress reads model.json without torch
+    import torch
+
+    from earlyexit.network.model import EarlyExitModel
+
+CARD_FILE = "model.json"
+CHAIN = "chain"
+"""The family of several models one after the other: its folder holds a card, and no weights."""
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Model names stand in URLs and file names."""
+WEIGHTS_FILE = "model.safetensors"
+
+
+class TensorCard(BaseModel):
+    """A `TensorSpec`, as the card has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float", "int32", "uint8"] = "float"
+    per_token: bool = False
+    below: int | None = None
+
+    def spec(self) -> TensorSpec:
+        """What it stands for."""
+        return TensorSpec(**self.model_dump())
+
+
+class ChainModels(BaseModel):
+    """The `backbone` of a chain's card: the models that it consists of, the smallest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: tuple[str, ...] = Field(min_length=2)
+    """Their folders, relative to the chain's."""
+    names: tuple[str, ...]
+    blocks: tuple[int, ...]
+    """Of each."""
+
+    def chain(self, ramps: tuple[int, ...]) -> Chain:
+        """Raises ModelFolderError for what is none."""
+        if len(self.models) != len(self.names):
+            raise ModelFolderError(f"a chain of {len(self.models)} models, with the names of {len(self.names)}")
+        return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
+
+    def member(self, place: int, folder: Path) -> Path:
+        """A model's folder, given the chain's; raises ModelFolderError where it does not hold that model."""
+        said, name, num_blocks = self.models[place], self.names[place], self.blocks[place]
+        path = (folder / said).resolve()
+        if not (path / CARD_FILE).is_file():
+            raise ModelFolderError(
+                f"{folder / CARD_FILE}: its model {name!r} is not at {said}, there is no {path / CARD_FILE}; "
+                f"`offramp chain` makes the chain anew"
+            )
+        card = read_card(path)
+        if (card.name, card.num_blocks) != (name, num_blocks):
+            raise ModelFolderError(
+                f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} of "
+                f"{card.num_blocks}; `offramp chain` makes the chain anew"
+            )
+        return path
+
+
+class ModelCard(BaseModel):
+    """What `model.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[2] = 2
+    name: str = Field(pattern=NAME_PATTERN)
+    family: str
+    backbone: dict[str, Any]
+    codec: dict[str, Any]
+    """How inputs are encoded: the codec's name, and its settings beside it."""
+    task: dict[str, Any]
+    """What answers are: the task's name, and its settings beside it."""
+    boundaries: tuple[tuple[TensorCard, ...], ...]
+    """What crosses after every block, so that hops can be planned without building the network."""
+    inputs: tuple[TensorCard, ...] | None = None
+    """What the network takes, one tensor per entry; None in folders that do not say it."""
+    ramp_style: RampStyle
+    pooling: Pooling
+    head_style: RampStyle
+    head_pooling: Pooling
+    ramps: tuple[int, ...]
+    num_blocks: int = Field(gt=0)
+    provenance: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return from_schema_1(data) if isinstance(data, dict) and data.get("schema_version") == 1 else data
+
+    @field_validator("codec", "task")
+    @classmethod
+    def _are_named(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        """What the card itself reads of them; the codec and the task check the rest."""
+        if not isinstance(spec.get("name"), str):
+            raise ValueError("a name is needed")
+        length, names = spec.get("max_length", 1), spec.get("label_names", [])
+        if type(length) is not int or length < 1:
+            raise ValueError(f"max_length must be a whole number from 1 on, not {length!r}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"label_names must be a list of names, not {names!r}")
+        return spec
+
+    @model_validator(mode="after")
+    def _describes_every_block(self) -> ModelCard:
+        if len(self.boundaries) != self.num_blocks:
+            raise ValueError(f"boundaries are those of {len(self.boundaries)} blocks, num_blocks is {self.num_blocks}")
+        if self.family == CHAIN:
+            try:
+                chain = self.chain
+            except ValidationError as error:
+                raise ValueError(f"backbone: {_first_words(error)}") from error
+            except ModelFolderError as error:
+                raise ValueError(str(error)) from error
+            if chain.num_blocks != self.num_blocks:
+                raise ValueError(f"backbone.blocks are {chain.num_blocks} together, num_blocks is {self.num_blocks}")
+        return self
+
+    @property
+    def chain(self) -> Chain:
+        """Its networks one after the other; of most models that is one."""
+        if self.family == CHAIN:
+            return ChainModels.model_validate(self.backbone).chain(self.ramps)
+        return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
+
+    def members(self, folder: Path) -> tuple[Path, ...]:
+        """The folders of its networks, given its own, which most are alone in.
+
+        Raises ModelFolderError where one of a chain's is no longer there, or holds another model.
+        """
+        if self.family != CHAIN:
+            return (folder,)
+        models = ChainModels.model_validate(self.backbone)
+        return tuple(models.member(place, folder) for place in range(len(models.models)))
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens; 1 where inputs have none."""
+        return int(self.codec.get("max_length", 1))
+
+    @property
+    def input_kind(self) -> str:
+        """The codec of what callers send, by its name; of a chain that of each of its models."""
+        codec = self.codec["members"][0] if self.family == CHAIN else self.codec
+        return str(codec["name"])
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether inputs have lengths: a codec says the longest, or the network takes a row for every token."""
+        return self.max_length > 1 or any(each.per_token for each in self.inputs or ())
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers are the next tokens of sequences."""
+        return bool(self.task["name"] == "token")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels; none where answers are something else."""
+        return tuple(self.task.get("label_names", ()))
+
+    @property
+    def network_files(self) -> tuple[str, ...]:
+        """Files of its folder that its network consists of, beside the weights that every model has."""
+        return FILES.get(self.family, ())
+
+    def check_dtype(self, dtype: str) -> None:
+        """Raise ModelFolderError for a float type that its family does not run in."""
+        if dtype != "float32" and self.family in FLOAT32_ONLY:
+            raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
+
+    def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
+        """What one input of `length` tokens carries after a block."""
+        specs = [each.spec() for each in self.boundaries[block]]
+        return bytes_per_input(specs, length, float_bytes=float_bytes)
+
+
+def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
+    """A card of the first schema, which knew texts and labels only, in the words of this one."""
+    new = {key: value for key, value in data.items() if key not in ("label_names", "max_length")}
+    hidden = {"name": "hidden", "shape": [_hidden_size(data)], "per_token": True}
+    num_blocks = data.get("num_blocks")
+    return new | {
+        "schema_version": 2,
+        "codec": {"name": "text", "max_length": data.get("max_length")},
+        "task": {"name": "label", "label_names": data.get("label_names")},
+        "boundaries": [[hidden]] * (num_blocks if isinstance(num_blocks, int) else 0),
+    }
+
+
+def _hidden_size(data: dict[str, Any]) -> Any:
+    """Of a card that does not say what crosses: the built-in families name it in their configuration."""
+    if is_own(str(data.get("family"))):
+        raise ValueError("saved by an earlier version, which did not note what its blocks give: train it again")
+    backbone = data.get("backbone")
+    return backbone.get("hidden_size", 768) if isinstance(backbone, dict) else 768
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Read and check `model.json`; raises ModelFolderError saying what is wrong."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} is not a model folder: it has no {CARD_FILE}")
+    try:
+        return ModelCard.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ModelFolderError(f"{path}: {_first_words(error)}") from error
+
+
+def _first_words(error: ValidationError) -> str:
+    """Where the first mistake is, and what."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return f"{where}: {first['msg']}"
+
+
+def save_model(model: EarlyExitModel, folder: Path) -> None:
+    """Write weights, what else the backbone needs, and the card; the tokenizer's file is put there by who has it."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    model.backbone.write_files(folder)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in model.tied}
+    save_file(state, folder / WEIGHTS_FILE)
+    info = {each.name: getattr(model.info, each.name) for each in fields(model.info)}
+    card = ModelCard(
+        **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
+        backbone=model.backbone.to_config(),
+        boundaries=tuple(_cards(model.boundary(block)) for block in range(model.num_blocks)),
+        inputs=_cards(model.boundary(-1)),
+        ramps=model.ramp_indices,
+        num_blocks=model.num_blocks,
+    )
+    (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _check_backbone(model: EarlyExitModel, folder: Path) -> None:
+    """Raise ModelFolderError where it is not the one that ramps were trained on, of a model that says which that is."""
+    wanted = model.info.provenance.get("backbone_sha256")
+    if wanted is not None and model.backbone.sha256() != wanted:
+        raise ModelFolderError(
+            f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
+            f"is not {str(wanted)[:12]}..."
+        )
+
+
+def _cards(boundary: Boundary) -> tuple[TensorCard, ...]:
+    return tuple(TensorCard(**asdict(each)) for each in boundary)
+
+
+def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:
+    """Read a saved model, in inference mode, weights in `dtype` (default: as saved, float32).
+
+    Raises ModelFolderError where the folder does not hold what its card says.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from earlyexit.families import find_family
+    from earlyexit.network.checkpoint import assemble
+    from earlyexit.network.model import ModelInfo
+    from earlyexit.tasks import find_task
+
+    card = read_card(folder)
+    if not card.chain.is_one:
+        raise ModelFolderError(f"{folder} is a chain of {', '.join(card.chain.names)}; a single model is needed here")
+    facts = card.model_dump(
+        exclude={"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
+    )
+    info = ModelInfo(**facts, task=find_task(card.task))
+    try:
+        family = find_family(card.family)
+        with torch.device("meta" if family.lazy_weights else "cpu"):  # no time spent on random weights
+            model = assemble(info, family.build(card.backbone, folder), card.ramps)
+    except (KeyError, TypeError) as error:
+        raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
+    try:
+        state = load_file(folder / WEIGHTS_FILE)
+        model.load_state_dict(state | {name: state[other] for name, other in model.tied.items()}, assign=True)
+        model.tie()
+    except (FileNotFoundError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
+    if dtype not in (None, torch.float32) and model.backbone.float32_only:
+        raise ModelFolderError(
+            f"{card.name}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
+        )
+    _check_backbone(model, folder)
+    model.requires_grad_(False)
+    model.to(device)
+    if dtype is not None:
+        model.backbone.to(dtype)
+        model.ramps.to(dtype)
+        model.head.to(dtype)
+        # Whatever is left of the file's tensors keeps all of it in memory.
+        model.temperatures_E = model.temperatures_E.clone()
+    return model.eval()

@@ -1,0 +1,162 @@
+"""Answers to many prompts at once, nobody waiting for them: what ramps learn from, and thresholds are tested by.
+
+All sequences of a batch take their steps together, greedily. What any of them says does not depend on its batch-mates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.network.cut import Cut, cut_out
+from earlyexit.network.network import from_wire
+from earlyexit.network.wire import Answer, Encoded, Numbers, Seen, entering
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.memory import PAGE_TOKENS, Fill
+from earlyexit.sequences.sequence import Sampling, TokenSequence
+from earlyexit.sequences.text import Unread
+from earlyexit.training.ramps import no_progress
+
+if TYPE_CHECKING:
+    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.network.piece import Piece
+
+BATCH = 16
+"""Sequences at once."""
+NOBODY = ConfidencePolicy(2.0)
+"""No exit is ever so sure."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Generated:
+    """One sequence, and of every token that it was given by the model where that came from."""
+
+    prompt: tuple[int, ...]
+    answer: list[int] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+    """The block after which each token left."""
+    scores: list[float] = field(default_factory=list)
+    """How sure that exit was."""
+    looks: list[dict[int, Seen]] = field(default_factory=list)
+    """Of each token what every ramp said, by block, the full model's own last; only where they look."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.prompt, *self.answer]
+
+
+Ended = Callable[[int, Generated], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How sequences are generated."""
+
+    max_tokens: int
+    ends: frozenset[int] = frozenset()
+    """Tokens that end an answer, and are its last."""
+    policy: ExitPolicy = NOBODY
+    ramps: tuple[int, ...] = ()
+    """Those at which tokens may leave."""
+    fill: Fill = "compute"
+    look: bool = False
+    """Whether every ramp says what it thinks of every token, which then runs all blocks."""
+    batch: int = BATCH
+
+
+def generate(
+    model: EarlyExitModel,
+    prompts: Sequence[Sequence[int]],
+    asked: Asked,
+    progress: Callable[[str, int, int], None] = no_progress,
+    *,
+    ended: Ended | None = None,
+) -> list[Generated]:
+    """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one.
+
+    Raises InputError for a prompt without tokens, UnprocessableInputError for one that leaves no room for an answer.
+    `ended` is told of every sequence, with its number, while the model still keeps what it has of it.
+    """
+    backbone = decoder_of(model)
+    found: list[Generated] = []
+    for batch in batches(model, prompts, asked):
+        cut = cut_out(model, 0, model.num_blocks, asked.ramps, asked.policy)
+        backbone.fill = asked.fill
+        found += _together(model, cut.for_probes() if asked.look else cut, batch, asked, ended)
+        progress("answers", len(found), len(prompts))
+    return found
+
+
+def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
+    """Its backbone; raises ModelFolderError for models that answer no tokens."""
+    if not isinstance(model.backbone, DecoderBackbone):
+        raise ModelFolderError(f"{model.info.name}: {model.info.family} generates nothing")
+    return model.backbone
+
+
+def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Asked) -> Iterator[list[Generated]]:
+    """Prompts in batches, each over a store that holds them all with their answers."""
+    backbone = decoder_of(model)
+    for first in range(0, len(prompts), asked.batch):
+        begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + asked.batch]]
+        backbone.open_store(sum(-(-(len(each.prompt) + asked.max_tokens) // PAGE_TOKENS) for each in begun))
+        yield begun
+
+
+def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NOBODY) -> Piece:
+    """Inputs of sequences, by their numbers, before block 0; the model keeps what it must of them."""
+    wire = entering(list(map(str, steps)), list(steps.values()))
+    for refused in decoder_of(model).memory.admit(wire, list(steps)):
+        if refused is not None:
+            raise refused
+    return from_wire(model, wire, policy)
+
+
+def _together(
+    model: EarlyExitModel, cut: Cut, batch: list[Generated], asked: Asked, ended: Ended | None
+) -> list[Generated]:
+    going = {number: (_begun(model, each, asked, number), each) for number, each in enumerate(batch, 1)}
+    while going:
+        looks: dict[int, dict[int, Seen]] = {number: {} for number in going}
+        for step in cut.run(entered(model, {number: one.step() for number, (one, _) in going.items()}, asked.policy)):
+            for answer in step.answers:
+                _take(*going[int(answer.sample_id)], answer)
+            for look in step.seen:
+                looks[int(look.sample_id)][look.block] = look
+        for number, (one, each) in list(going.items()):
+            if asked.look:
+                each.looks.append(looks[number])
+            if one.ended is not None:
+                if ended is not None:
+                    ended(number, each)
+                decoder_of(model).end(number)
+                del going[number]
+    return batch
+
+
+def _begun(model: EarlyExitModel, each: Generated, asked: Asked, number: int) -> TokenSequence:
+    """What an ingress makes of a prompt, which is shown at once and whose text nobody reads."""
+    sequence = TokenSequence(
+        each.prompt,
+        Unread(),
+        max_tokens=asked.max_tokens,
+        max_length=model.max_length,
+        ends=tuple(asked.ends),
+        sampling=Sampling(),
+        chunk=len(each.prompt),
+    )
+    sequence.begin(number)
+    return sequence
+
+
+def _take(sequence: TokenSequence, each: Generated, answer: Answer) -> None:
+    assert isinstance(answer.value, Numbers)
+    said = sequence.answered(answer.value.numpy(), answer.exit)
+    assert said is not None, "prompts are shown whole"
+    each.answer.append(said.chosen.token)
+    each.exits.append(said.exit)
+    each.scores.append(answer.score)

@@ -1,0 +1,206 @@
+"""What exits give on known inputs, and the training of ramps on a frozen backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from earlyexit.network.layout import Layout
+from earlyexit.network.model import EarlyExitModel, begin_bridges
+from earlyexit.network.piece import Tensors
+from earlyexit.network.wire import Encoded, entering
+from earlyexit.ramps.bridge import BridgeRamp
+from earlyexit.ramps.heads import Ramp
+from earlyexit.tasks.base import Task, ValueArray
+from earlyexit.training.descent import Descent
+
+Progress = Callable[[str, int, int], None]
+"""(what is done, how much, of how much)."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of an exit's outputs (B, C) for the inputs at the given positions (B,)."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How long and how fast to learn."""
+
+    epochs: int = 40
+    batch: int = 256
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
+    label_smoothing: float = 0.0
+    imitate: bool = False
+    """Whether ramps learn of the full model's outputs, not of the labels; of ramps on a frozen backbone."""
+    seed: int = 0
+    progress: Progress = field(default=no_progress)
+
+
+def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[int]]:
+    """Positions in batches of similar length, longest first, so that the largest memory is asked for at once."""
+    order = sorted(range(len(encoded)), key=lambda k: -encoded[k].length)
+    for start in range(0, len(order), batch):
+        yield order[start : start + batch]
+
+
+def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
+    """Several inputs as the network takes them, with their layout."""
+    piece = entering([""] * len(encoded), encoded)
+    return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
+
+
+def after_every_block(
+    model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
+) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
+    """Positions of a batch's inputs, a block, and what crosses after it; `progress` is told how many are done."""
+    done = 0
+    for rows in batches_by_length(encoded, batch):
+        hidden, layout = pack([encoded[row] for row in rows], model.device)
+        for block in range(model.num_blocks):
+            hidden = model.run_blocks(block, block + 1, hidden, layout)
+            yield rows, block, hidden, layout
+        done += len(rows)
+        progress(done, len(encoded))
+
+
+@torch.inference_mode()
+def exit_outputs(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> dict[int, Tensor]:
+    """Temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model's head, by block."""
+    exits = [*model.ramp_indices, model.num_blocks - 1]
+    outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
+    for rows, of_batch in outputs_by_batch(model, encoded, batch=batch, progress=progress):
+        for block, some in of_batch.items():
+            outputs[block][rows] = some.cpu()
+    return outputs
+
+
+def outputs_by_batch(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
+    """Positions of a batch's inputs, and what `exit_outputs` gives of them, on the model's device."""
+    exits, outputs = {*model.ramp_indices, model.num_blocks - 1}, dict[int, Tensor]()
+    with torch.inference_mode():
+        for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
+            if block in exits:
+                outputs[block] = model.exit_outputs(block, hidden, layout)
+            if block == model.num_blocks - 1:
+                yield rows, outputs
+                outputs = {}
+
+
+@torch.inference_mode()
+def exit_features(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> dict[int, Tensor]:
+    """What every exit's head looks at, (N, ...), mostly the pooled hidden state; by block.
+
+    One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
+    """
+    exits = {*model.ramp_indices, model.num_blocks - 1}
+    features: dict[int, Tensor] = {}
+    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("features", *n)):
+        if block in exits:
+            found = model.exit_head(block).gather(hidden[0], layout).float().cpu()
+            features.setdefault(block, torch.empty(len(encoded), *found.shape[1:]))[rows] = found
+    return {key: feature.clone() for key, feature in features.items()}
+
+
+def train_ramps(
+    model: EarlyExitModel,
+    encoded: Sequence[Encoded],
+    targets: ValueArray,
+    options: TrainOptions | None = None,
+    *,
+    features: Mapping[int, Tensor] | None = None,
+) -> None:
+    """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
+
+    Every input trains every ramp, and nothing of one reaches another, neither by its gradients nor by what is drawn at
+    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1). Bridges begin as copies of
+    the backbone's blocks, and their heads as the full model's (PAME section 5.2). `features` are those of
+    `exit_features`, where they are known already.
+    """
+    options = options or TrainOptions()
+    features = features or exit_features(model, encoded, progress=options.progress)
+    last = model.num_blocks - 1
+    ramps = {block: model.exit_head(block) for block in model.ramp_indices}
+    head = {} if "head" in model.info.provenance else {last: model.head}
+    if not options.imitate:
+        _train_heads(model, ramps | head, features, _by_answers(model.task, targets, options), options)
+        return
+    if head:
+        _train_heads(model, head, features, _by_answers(model.task, targets, options), options)
+    with torch.inference_mode():
+        full_NC = model.head.classify(features[last].to(model.device)).cpu()
+    _train_heads(model, ramps, features, _by_outputs(model.task, full_NC), options)
+
+
+def _train_heads(
+    model: EarlyExitModel,
+    heads: Mapping[int, Ramp],
+    features: Mapping[int, Tensor],
+    loss_of: Loss,
+    options: TrainOptions,
+) -> None:
+    if not heads:
+        return
+    device, steps = model.device, count()
+    dropping = {at for at, head in heads.items() if any(isinstance(part, nn.Dropout) for part in head.modules())}
+
+    def loss(rows: Tensor) -> Tensor:
+        step = next(steps)
+        losses = []
+        for at, head in heads.items():
+            if at in dropping:  # what a head leaves out does not hang on the others
+                torch.manual_seed(draw(options.seed, at, step))
+            losses.append(loss_of(head.classify(features[at][rows].to(device)), rows))
+        return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
+
+    for at, head in heads.items():
+        if not isinstance(head, BridgeRamp):
+            _begin(head, draw(options.seed, at))
+        head.train()
+    begin_bridges(model)
+    parameters = [parameter for head in heads.values() for parameter in head.parameters()]
+    descent = Descent(parameters, len(next(iter(features.values()))), options)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for epoch in range(options.epochs):
+            descent.epoch(loss)
+            options.progress("epochs", epoch + 1, options.epochs)
+    descent.done()
+    model.eval()
+
+
+def _begin(head: Ramp, seed: int) -> None:
+    """Draw its weights anew, by a seed of its own; norms forget what they have seen."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for module in head.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+
+
+def draw(*numbers: int) -> int:
+    """A seed of its own for each row of numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
+    targets_N = torch.from_numpy(targets)
+    return lambda outputs_BC, rows: task.training_loss(
+        outputs_BC, targets_N[rows].to(outputs_BC.device), label_smoothing=options.label_smoothing
+    )
+
+
+def _by_outputs(task: Task, full_NC: Tensor) -> Loss:
+    return lambda outputs_BC, rows: task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))

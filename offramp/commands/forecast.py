@@ -1,0 +1,174 @@
+"""`offramp forecast`: past windows from a file, and what comes next as JSON."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from earlyexit.data.images import check_file
+from earlyexit.data.source_file import StrictDocument, read_source
+from earlyexit.errors import DataError
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvRows
+
+    from profiles.forecast import SurvivalForecast
+    from profiles.rates import RateForecast
+    from profiles.windows import SurvivalHistory
+
+FloatArray = npt.NDArray[np.float64]
+
+INPUTS = "inputs"
+"""The column that says how many inputs a window had."""
+MOST_INPUTS = 1e15
+"""More than any window had: numbers beyond are mistakes, and would overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What one past window was like."""
+
+    survival: tuple[float, ...]
+    """Share of its inputs that reach each block."""
+    inputs: float
+
+
+def read_series(path: Path) -> SurvivalHistory:
+    """Past windows, oldest first, of a .csv or .json file; raises DataError naming file, line and what is allowed.
+
+    A CSV has the columns `inputs`, `0`, `1`, ... (one per block); a row without values is a window that nothing is
+    known of, as is one of 0 inputs. JSON has {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}.
+    """
+    if path.suffix not in (".csv", ".json"):
+        raise DataError(f"{path}: a series is a .csv or .json file")
+    windows = _read_csv(path) if path.suffix == ".csv" else _read_json(path)
+    known = [window for window in windows if window is not None]
+    if not any(window.inputs for window in known):
+        raise DataError(f"{path}: no window with values and inputs; at least one is needed")
+    return _history(path, windows, len(known[0].survival))
+
+
+def forecast_document(forecast: SurvivalForecast, window: int = 0) -> dict[str, Any]:
+    """One of the coming windows as plain JSON data."""
+    return {
+        "coverage": forecast.coverage,
+        "inputs_to_come": forecast.inputs_to_come,
+        "survival": forecast.survival_HK[window].tolist(),
+        "survival_low": forecast.survival_low_HK[window].tolist(),
+        "survival_high": forecast.survival_high_HK[window].tolist(),
+        "ramps": [
+            {
+                "ramp": ramp,
+                "go_on": float(forecast.go_on_HR[window, ramp]),
+                "low": float(forecast.go_on_low_HR[window, ramp]),
+                "high": float(forecast.go_on_high_HR[window, ramp]),
+                "method": method.how,
+                "reason": method.reason,
+            }
+            for ramp, method in enumerate(forecast.methods_R)
+        ],
+    }
+
+
+def window_rates(history: SurvivalHistory, window_s: float) -> FloatArray:
+    """Inputs per second (W); NaN in windows that nothing is known of."""
+    return np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / window_s)
+
+
+def rate_document(forecast: RateForecast, window: int = 0) -> dict[str, Any]:
+    """The rate of one of the coming windows as plain JSON data; an endless bound is null."""
+    bounds = {"low": float(forecast.low_rps_H[window]), "high": float(forecast.high_rps_H[window])}
+    return {
+        "rate_rps": float(forecast.rate_rps_H[window]),
+        **{name: value if math.isfinite(value) else None for name, value in bounds.items()},
+        "method": forecast.method.how,
+        "reason": forecast.method.reason,
+    }
+
+
+class WindowDocument(StrictDocument):
+    """One window."""
+
+    inputs: float = Field(ge=0, le=MOST_INPUTS)
+    survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
+
+
+class SeriesDocument(StrictDocument):
+    """A whole series."""
+
+    schema_version: Literal[1] = 1
+    windows: list[WindowDocument | None] = Field(min_length=1)
+
+
+def _read_json(path: Path) -> list[Window | None]:
+    document = read_source(path, DataError).parse(SeriesDocument, called="the series")
+    return [
+        None if each is None else Window(survival=tuple(each.survival), inputs=each.inputs) for each in document.windows
+    ]
+
+
+def _read_csv(path: Path) -> list[Window | None]:
+    check_file(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # with or without the mark that spreadsheets write first
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+    rows = csv.reader(text.splitlines())
+    try:
+        return _csv_windows(rows, path)
+    except csv.Error as error:
+        raise DataError(f"{path}:{rows.line_num}: {error}") from error
+
+
+def _csv_windows(rows: CsvRows, path: Path) -> list[Window | None]:
+    header = [name.strip() for name in next(rows, [])]
+    blocks = [name for name in header if name != INPUTS]
+    if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
+        raise DataError(f"{path}:1: the columns must be {INPUTS}, 0, 1, ... (one per block), not {header}")
+    # A blank line is a row without cells.
+    return [_csv_window(row or [""] * len(header), header, f"{path}:{rows.line_num}") for row in rows]
+
+
+def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window | None:
+    cells = [cell.strip() for cell in row]
+    if len(cells) != len(header):
+        raise DataError(f"{where}: {len(cells)} values; {len(header)} are needed, or none where nothing is known")
+    if not any(cells):
+        return None
+    try:
+        values = [float(cell) for cell in cells]
+    except ValueError as error:
+        raise DataError(f"{where}: {error}; numbers are needed, or no value at all where nothing is known") from error
+    if not all(math.isfinite(value) for value in values):
+        raise DataError(f"{where}: values must be finite numbers")
+    at = header.index(INPUTS)
+    if values[at] > MOST_INPUTS:
+        raise DataError(f"{where}: {values[at]:g} inputs; at most {MOST_INPUTS:g} are taken")
+    return Window(survival=tuple(values[:at] + values[at + 1 :]), inputs=values[at])
+
+
+def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> SurvivalHistory:
+    from profiles.windows import SurvivalHistory
+
+    uneven = [
+        index for index, window in enumerate(windows) if window is not None and len(window.survival) != num_blocks
+    ]
+    if uneven:
+        raise DataError(f"{path}: window {uneven[0]} has another number of blocks than the first, {num_blocks}")
+    missing = Window(survival=(1.0,) * num_blocks, inputs=0.0)
+    try:
+        return SurvivalHistory(
+            survival_WK=np.array([(window or missing).survival for window in windows]),
+            inputs_WK=np.array([[(window or missing).inputs] * num_blocks for window in windows]),
+            missing_W=np.array([window is None or window.inputs == 0 for window in windows]),
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error

@@ -1,0 +1,283 @@
+"""`offramp inject`: a model that nobody prepared and some of its inputs in, a model folder with ramps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from earlyexit.data.rows import IMAGE, check_folder_names, write_labelled
+from earlyexit.errors import DataError, GraphError, InputError
+from earlyexit.network.checkpoint import add_ramps
+from earlyexit.network.network import check_inputs
+from earlyexit.network.store import load_model, save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
+from offramp.commands.calibrate import CalibrateJob
+from offramp.commands.foreign import Foreign, answer_names, check_names, read_foreign
+from offramp.commands.inject_job import MOST_BLOCKS, InjectJob
+from offramp.commands.kinds import codec_for, load_codec
+from offramp.commands.progress import provenance
+from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
+from offramp.commands.train import HELD_OUT, in_place_of
+from optimizer.injection import balanced_cuts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.codecs.base import Codec
+    from earlyexit.data.rows import LabelledRows
+    from earlyexit.families.base import Pretrained
+    from earlyexit.foreign.dataflow import Site
+    from earlyexit.named import NamedSpec
+    from earlyexit.network.boundary import Boundary
+    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.network.wire import Encoded
+    from profiles.table import FloatArray
+
+NO_TABLE = 2
+"""What an ONNX graph's numbers are drawn below where it does not say in which table they are looked up."""
+Say = Callable[[str], None]
+Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """What an injection gave."""
+
+    model: EarlyExitModel
+    rows: int
+    """That ramps learned from."""
+    right: float | None
+    """Share of them that the model answers as they are labelled; None where they have no labels."""
+    held_out: Path | None
+
+
+def inject(
+    job: InjectJob,
+    data: LabelledRows,
+    out: Path,
+    *,
+    progress: Progress = no_progress,
+    say: Say = lambda _: None,
+    times: Times = time_exits,
+) -> Injected:
+    """Cut, add ramps, train them on the model as it is, and save, in place of whatever model the folder holds.
+
+    What is refused leaves the folder as it was. Rows without labels have empty ones. Raises DataError, GraphError,
+    ModelFolderError or InputError for what cannot be used, before anything is trained; `say` hears what was found,
+    `times` says how long blocks and ramps take.
+    """
+    parts = _divided(job, data)
+    foreign = read_foreign(job, data)
+    codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
+    with in_place_of(out) as folder:
+        done = _injected(job, foreign, codec, parts, folder, progress=progress, say=say, times=times)
+    held_out = None if done.held_out is None else out / done.held_out.name
+    return replace(done, model=load_model(out), held_out=held_out)
+
+
+def _injected(
+    job: InjectJob,
+    foreign: Foreign,
+    codec: NamedSpec,
+    parts: tuple[LabelledRows, LabelledRows | None],
+    folder: Path,
+    *,
+    progress: Progress,
+    say: Say,
+    times: Times,
+) -> Injected:
+    """Into an empty folder."""
+    learned, held = parts
+    encoder = load_codec(codec, job, folder)
+    encoded = learned.encode(encoder)
+    raw = _cut(job, foreign, codec, folder, say)
+    check_inputs(raw.model(()), encoded[0])
+    _check_looked_up(job, raw.pretrained.backbone.inputs, encoded)
+    check_names(job, learned, raw.num_outputs)
+    untrained = raw.model(job.ramps.at)
+    asked = job.ramps.at is not None
+    ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, folder), asked=asked, say=say)
+    features = exit_features(raw.model(ramps), encoded, progress=progress)
+    answers = _answers(raw.model(ramps), features, job)
+    names = answer_names(job, learned, answers, raw.num_outputs)
+    labels = {*learned.label_names, *(() if held is None else held.label_names)}
+    if unknown := labels - {*names, ""}:
+        say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
+        learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
+    model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
+    targets = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
+    before = model.backbone.sha256()
+    train_ramps(model, encoded, model.task.targets(targets), _options(job, learned, progress), features=features)
+    assert model.backbone.sha256() == before
+    save_model(model, folder)
+    right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
+    return Injected(
+        model=model,
+        rows=len(learned),
+        right=sum(right) / len(right) if _labelled(learned) else None,
+        held_out=None if held is None else _written(model, held, encoder, folder, progress),
+    )
+
+
+def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, folder: Path, say: Say) -> _Raw:
+    """The network in blocks, its files in the folder."""
+    sites = crossing_sites(job, foreign, codec, say)
+    cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
+    say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    if len(sites) < 2 and not job.sets:
+        say("--sets looks for more, where two or three tensors carry everything together")
+    pretrained = foreign.take(cuts, codec, folder)
+    return _Raw(job=job, family=foreign.family, codec=codec, cuts=cuts, pretrained=pretrained)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raw:
+    """A foreign network in blocks, and what becomes of it with some ramps."""
+
+    job: InjectJob
+    family: str
+    codec: NamedSpec
+    cuts: tuple[tuple[str, ...], ...]
+    pretrained: Pretrained
+
+    @property
+    def num_outputs(self) -> int:
+        assert self.pretrained.head is not None
+        return self.pretrained.head.num_outputs
+
+    def model(
+        self, at: Sequence[int] | None, names: Sequence[str] | None = None, *, provenance: dict[str, Any] | None = None
+    ) -> EarlyExitModel:
+        """Without names its answers are numbers."""
+        return add_ramps(
+            self.pretrained,
+            name=self.job.name,
+            family=self.family,
+            codec=self.codec,
+            task=LabelTask(names or tuple(map(str, range(self.num_outputs)))),
+            ramps=replace(self.job.ramps, at=None if at is None else tuple(at)),
+            provenance=provenance,
+        )
+
+
+def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
+    """The rows to train on, and those that are kept for calibration; raises DataError where they are too few."""
+    where, least = job.source or "the data", CalibrateJob().guarantee.least_inputs
+    if len(data) < least:
+        raise DataError(
+            f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
+            "the model"
+        )
+    if _labelled(data) and len(data.label_names) < 2 and not job.from_answers:
+        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
+    if job.hold_out is None:
+        return data, None
+    if IMAGE in data.columns:
+        check_folder_names({*(job.labels or ()), *data.label_names} - {""})
+    learned, held = data.divide(job.hold_out, job.seed)
+    if len(held) < CalibrateJob().least_rows:
+        raise DataError(
+            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {CalibrateJob().least_rows} are needed to "
+            "calibrate by"
+        )
+    return learned, held
+
+
+def crossing_sites(job: InjectJob, foreign: Foreign, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
+    """The sites where it can be cut; raises GraphError where there is none."""
+    sites = foreign.sites(codec)
+    if not sites:
+        hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
+        raise GraphError(
+            f"{job.backbone}: no site: nowhere between its operators one tensor carries everything; {hint}"
+        )
+    refused = foreign.refused(sites, codec)
+    if not refused:
+        return sites
+    lost, why = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused), next(iter(refused.values()))
+    found = tuple(site for site in sites if site.tensors not in refused)
+    if not found:
+        raise GraphError(f"{job.backbone}: no site that can be cut at; not at {lost}: {why}")
+    say(f"no cut at {lost}: {why}")
+    return found
+
+
+def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
+    """The sites that end a block; raises GraphError where there are too few."""
+    wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
+    if wanted > len(sites) + 1:
+        raise GraphError(
+            f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
+            f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
+        )
+    return balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
+
+
+def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
+    """Raise InputError for whole numbers beyond the table that the network looks them up in."""
+    for index, spec in enumerate(inputs):
+        rows = spec.below or NO_TABLE
+        largest = max(int(each.tensors[index].max(initial=0)) for each in encoded)
+        if spec.dtype != "float" and rows > NO_TABLE and largest >= rows:
+            whose = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
+            raise InputError(
+                f"{job.source or 'the data'}: {spec.name!r} goes up to {largest}, and {job.backbone} looks it up in a "
+                f"table of {rows} rows{whose}"
+            )
+
+
+def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:
+    """The model's own, (N,); raises DataError for numbers that are none, and where all answers are one."""
+    where = job.source or "the data"
+    for block in sorted(features, reverse=True):
+        finite_N = features[block].flatten(1).isfinite().all(1)
+        if not finite_N.all():
+            row = int((~finite_N).int().argmax())
+            raise DataError(f"{where}: of row {row + 1} block {block} gives NaN or infinite numbers")
+    with torch.inference_mode():
+        outputs_NC = model.head.classify(features[model.num_blocks - 1])
+    answers_N: Tensor = outputs_NC.argmax(1)
+    if len(set(answers_N.tolist())) < 2:
+        raise DataError(f"{where}: the model answers every row alike; ramps learn from rows of at least two answers")
+    return answers_N
+
+
+def _labelled(data: LabelledRows) -> bool:
+    return any(data.labels)
+
+
+def _unlabelled(data: LabelledRows) -> LabelledRows:
+    return data.with_labels("" for _ in data.labels)
+
+
+def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOptions:
+    options = TrainOptions(imitate=job.from_answers or not _labelled(data), seed=job.seed, progress=progress)
+    options = options if job.epochs is None else replace(options, epochs=job.epochs)
+    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
+
+
+def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
+    return provenance(
+        backbone=job.backbone,
+        backbone_sha256=raw.pretrained.backbone.sha256(),
+        cuts=[list(each) for each in raw.cuts],
+        data=job.source,
+        rows=len(data),
+        imitate=job.from_answers or not _labelled(data),
+        seed=job.seed,
+    )
+
+
+def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress) -> Path:
+    """The rows that were kept, labelled with the model's own answers where they have no labels."""
+    if not _labelled(held):
+        outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
+        assert isinstance(model.task, LabelTask)
+        names = model.task.label_names
+        held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
+    return write_labelled(held, out, HELD_OUT)

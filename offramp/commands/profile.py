@@ -1,0 +1,310 @@
+"""`offramp profile`: seconds of every block and ramp of a model, measured on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from cluster.devices import find_device
+from earlyexit.backends.backends import BACKENDS, BackendName, computed_by
+from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.errors import DataError, InputError
+from earlyexit.network.boundary import FloatName
+from earlyexit.network.store import WEIGHTS_FILE, ModelCard
+from profiles.latency import LatencyProfile
+from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
+from profiles.records import ExitRecords
+
+if TYPE_CHECKING:
+    from earlyexit.network.chain_network import AnyNetwork
+    from earlyexit.training.ramps import Progress
+
+
+OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
+"""Weights of a block, in a model's file."""
+
+
+def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | None:
+    """Seconds of every block at its largest batch, at the measured length that is nearest to the inputs' mean.
+
+    None where no profile is given. Raises DataError for one of another model.
+    """
+    if latency is None:
+        return None
+    profile = LatencyProfile.load(latency)
+    if profile.num_blocks != records.num_blocks:
+        raise DataError(f"{latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
+    mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
+    nearest = min(profile.lengths, key=lambda length: abs(length - mean))
+    costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
+    return costs
+
+
+def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
+    """How large every block is, which is what it costs where nobody measured; None where a network does not tell."""
+    sizes = [block_sizes(member) for member in card.members(folder)]
+    told = all(len(each) == length for each, length in zip(sizes, card.chain.lengths, strict=True))
+    return [of_block for each in sizes for of_block in each.values()] if told else None
+
+
+def block_sizes(folder: Path) -> dict[int, float]:
+    """By block, ascending, how many numbers a model's weights hold that are called so; those are its parameters."""
+    from safetensors import safe_open
+
+    sizes: dict[int, float] = {}
+    with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            if found := OF_BLOCK.match(name):
+                sizes[int(found[1])] = sizes.get(int(found[1]), 0.0) + prod(file.get_slice(name).get_shape())
+    return dict(sorted(sizes.items()))
+
+
+CPU_FACTS = Path("/proc/cpuinfo")
+USUAL_LENGTHS = (16, 32, 64)
+STEPS_AND_PROMPTS = (1, 16)
+"""Of a decoder: a token of each sequence, and prompts of so many tokens times the batch."""
+CONTEXT = 64
+"""Tokens that a sequence has come to before a step."""
+FURTHER = 7
+"""Times as many more, after which a batch of steps is timed once more."""
+THREADS_PER_CPU = 4
+"""More threads only wait for each other; tens of thousands end the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileJob:
+    """Everything that decides what is measured; refuses what cannot be."""
+
+    device: str = "cpu"
+    """One of the names in `cluster.devices`; which CUDA device answers to it is the machine's matter."""
+    backend: BackendName = "torch"
+    dtype: FloatName = "float32"
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    lengths: tuple[int, ...] | None = None
+    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens. Of a
+    decoder 1 is a step of each sequence; more are prompts, of as many tokens as inputs of that length have together."""
+    context: int | None = None
+    """Of a decoder: tokens that came before a step, on which it depends how many keys and values are read; None: 64."""
+    repeats: int = 7
+    """Rounds; every figure is a median over them."""
+    threads: int = 1
+    """Intra-op threads of the CPU, as many as replicas will get (`threads_per_replica`)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        find_device(self.device)
+        for name, value, allowed in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, get_args(FloatName))):
+            if value not in allowed:
+                raise InputError(f"{name} {value!r}; allowed: {', '.join(allowed)}")
+        for name, values in (
+            ("batch sizes", self.batches),
+            ("lengths", USUAL_LENGTHS if self.lengths is None else self.lengths),
+        ):
+            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+                raise InputError(f"{name} must ascend from at least 1, not {list(values)}")
+        for name, number in (("repeats", self.repeats), ("threads", self.threads), ("context", self.context)):
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be at least 1, not {number}")
+        most = THREADS_PER_CPU * (os.cpu_count() or 1)
+        if self.threads > most:
+            raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
+
+    def splits(self, model: AnyNetwork) -> tuple[TimedSplit, ...]:
+        """What a profile of the model needs; raises InputError for lengths that the model does not take."""
+        from earlyexit.sequences.memory_size import keeps_sequences
+
+        keeps = keeps_sequences(model)
+        lengths = self.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
+        if lengths[-1] > model.max_length:
+            raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
+        if keeps:
+            self._check_sequences(model, lengths)
+        elif self.context is not None:
+            raise InputError("context is of decoders, whose steps read the keys and values of what came before")
+        further = self._further(model) if keeps else 0
+        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts, further)
+
+    def _check_sequences(self, model: AnyNetwork, lengths: Sequence[int]) -> None:
+        """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
+        prompt = self.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
+        if prompt > model.max_length:
+            raise InputError(
+                f"batch {self.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
+                f"most {model.max_length}"
+            )
+        if self.steps_after >= model.max_length:
+            raise InputError(f"a step after {self.steps_after} tokens; the model takes at most {model.max_length}")
+
+    def _further(self, model: AnyNetwork) -> int:
+        """Tokens of context beyond those that steps are timed after, so far away that what they cost can be told."""
+        return max(0, min(FURTHER * self.steps_after, model.max_length - 1 - self.steps_after))
+
+    @property
+    def steps_after(self) -> int:
+        """Tokens of context."""
+        return CONTEXT if self.context is None else self.context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A model ready to be timed."""
+
+    job: ProfileJob
+    name: str
+    """The model's."""
+    model: AnyNetwork
+    splits: LiveSplits
+    rng: np.random.Generator = field(repr=False)
+
+    def time(self, splits: Sequence[TimedSplit], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
+        """See `profiles.measure.time_splits`; they are run as a replica runs them."""
+        self.splits.make_ready(splits)
+        return time_splits(splits, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
+
+    def profile(self, points: Sequence[Point]) -> LatencyProfile:
+        """The profile that follows from the points of `ProfileJob.splits`."""
+        return LatencyProfile(
+            model=self.name,
+            num_blocks=self.model.num_blocks,
+            ramps=self.model.ramp_indices,
+            device=self.job.device,
+            backend=computed_by(self.splits.segments) or self.job.backend,
+            dtype=self.job.dtype,
+            kind="measured",
+            tables=latency_tables(
+                points,
+                self.model.num_blocks,
+                self.model.ramp_indices,
+                self.model.chain.starts,
+                context=self.splits.context,
+            ),
+            provenance=_provenance(self.job, self.model, points, self.splits.context),
+        )
+
+
+def profile_model(
+    folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
+) -> tuple[LatencyProfile, tuple[Point, ...]]:
+    """Measure a model on this machine; the points are what the profile was computed from.
+
+    Raises InputError where the device, the backend or a length is not to be had.
+    """
+    with open_bench(folder, job) as bench:
+        points = bench.time(job.splits(bench.model), clock or MonotonicClock(), progress)
+        return bench.profile(points), points
+
+
+@contextmanager
+def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) -> Iterator[Bench]:
+    """The model on its device and backend, as a stage's replica has it; torch's threads are set for as long.
+
+    What ONNX Runtime exports is kept in `exports`, by default with the model, where a replica finds it again.
+    """
+    import torch
+
+    from earlyexit.network.chain_network import load_network, open_network
+    from earlyexit.network.store import read_card
+
+    torch_device = find_device(job.device).torch_device
+    if torch_device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {job.device!r} needs CUDA, and torch finds none here")
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        model = load_network(folder, device=torch_device, dtype=getattr(torch, job.dtype))
+        rng = np.random.default_rng(job.seed)
+        segments = open_network(job.backend, model, folder, job.threads, cache=exports)
+        splits = LiveSplits(model, rng, segments, _context(job, model))
+        yield Bench(job=job, name=read_card(folder).name, model=model, splits=splits, rng=rng)
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
+    """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
+    from earlyexit.families.seq2seq import Seq2SeqBackbone
+    from earlyexit.sequences.memory_size import keeps_sequences, open_memory
+
+    if not keeps_sequences(model):
+        return None
+    if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
+        raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")
+    open_memory(model, room_for(job.splits(model), job.steps_after), "compute", 0)
+    return job.steps_after
+
+
+def write_points(points: Sequence[Point], path: Path) -> None:
+    """One JSON line per measured point."""
+    path.write_text("".join(json.dumps(point.to_json()) + "\n" for point in points), encoding="utf-8")
+
+
+def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
+    """What to show of a profile: per length and batch size the full model, its mean block and its mean ramp.
+
+    `spread` is the median of `Point.spread`: above a few percent, something else used the machine.
+    """
+    return {
+        "model": profile.model,
+        "device": profile.device,
+        "backend": profile.backend,
+        "dtype": profile.dtype,
+        "device_name": profile.provenance["device_name"],
+        **{name: profile.provenance[name] for name in ("timings", "outliers", "spread")},
+        "rows": [
+            {
+                "length": length,
+                "batch": batch,
+                "model_s": float(table.block_s_NB[:, column].sum()),
+                "block_s": float(table.block_s_NB[:, column].mean()),
+                "ramp_s": float(table.ramp_s_EB[:, column].mean()) if profile.ramps else None,
+            }
+            for length, table in profile.tables.items()
+            for column, batch in enumerate(table.batches)
+        ],
+    }
+
+
+def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], context: int | None) -> dict[str, Any]:
+    from offramp.commands.progress import provenance
+
+    return provenance(
+        **_device_facts(model),
+        **({} if context is None else {"context": context}),
+        threads=job.threads,
+        seed=job.seed,
+        repeats=job.repeats,
+        timings=sum(len(point.seconds) for point in points),
+        outliers=sum(point.outliers for point in points),
+        spread=float(np.median([point.spread for point in points])),
+    )
+
+
+def _device_facts(model: AnyNetwork) -> dict[str, Any]:
+    if model.device.type != "cuda":
+        return {"device_name": _cpu_name()}
+    import torch
+    from torch.utils import collect_env
+
+    return {
+        "device_name": torch.cuda.get_device_name(model.device),
+        "cuda": torch.version.cuda,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),  # type: ignore[no-untyped-call]
+    }
+
+
+def _cpu_name() -> str:
+    """As the kernel names it; elsewhere the platform's word."""
+    import platform
+
+    lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

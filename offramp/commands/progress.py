@@ -1,0 +1,148 @@
+"""Long work shows bars on a terminal, and one line per step where there is none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from earlyexit.training.ramps import Progress as Report
+
+
+LIBRARIES = ("offramp", "torch", "transformers", "tokenizers", "numpy", "ray", "onnxruntime")
+
+
+def provenance(**facts: Any) -> dict[str, Any]:
+    """Date, machine, versions and commit, and whatever facts the caller adds (seed, data, options)."""
+    return {
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        "versions": {name: found for name in LIBRARIES if (found := _version(name))},
+        "commit": _commit(),
+        **facts,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit; None for an installed package or where there is no git."""
+    here = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+FIRST_LINE = 1000
+
+
+@contextmanager
+def progress_bars() -> Iterator[Report]:
+    """A callback (what, done, total) that draws on stderr."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield report
+
+
+@contextmanager
+def progress_count(what: str) -> Iterator[Callable[[int], None]]:
+    """A callback (done) that draws on stderr, for work of which nobody knows how much there is."""
+    if not sys.stderr.isatty():
+        yield _count_lines(what)
+        return
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:.0f}"), SpinnerColumn(), _Rate())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done: bars.update(task, completed=done)
+
+
+@contextmanager
+def progress_share(what: str) -> Iterator[Callable[[float], None]]:
+    """A callback (share that is done) that draws on stderr where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, *left, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task(what, total=1.0)
+        yield lambda share: bars.update(task, completed=share)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> str:
+        """Rows per second since the beginning."""
+        return f"{task.completed / task.elapsed:.1f}/s" if task.elapsed else ""
+
+
+def _count_lines(what: str) -> Callable[[int], None]:
+    """A line whenever twice as much is done as at the last one, a thousand at first."""
+    at = [FIRST_LINE]
+
+    def report(done: int) -> None:
+        if done >= at[0]:
+            print(f"{what:<10} {done:>8}", file=sys.stderr, flush=True)  # noqa: T201 - this is the progress line
+            while done >= at[0]:
+                at[0] *= 2
+
+    return report
+
+
+def _lines() -> Report:
+    """A line at every tenth of the way."""
+    tenths: dict[str, int] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        tenth = done * 10 // total
+        if tenth > tenths.get(what, -1):
+            tenths[what] = tenth
+            print(f"{what:<10} {done:>8} / {total}", file=sys.stderr, flush=True)  # noqa: T201 - this is the progress line
+
+    return report

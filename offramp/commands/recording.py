@@ -1,0 +1,388 @@
+"""Exit records of labelled rows that a model runs here.
+
+Outputs of large tasks are judged batch by batch: what stays of them is a few numbers per input and exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.codecs import find_codec
+from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.network.boundary import FloatName
+from earlyexit.network.chain import Chain
+from earlyexit.policies import make_policy
+from earlyexit.tasks import find_task
+from optimizer.confidences import LEVELS, ShareArray, choose_confidences
+from optimizer.ensemble import RULES, Gain, fitted, held_out_gain
+from optimizer.plan import policy_of_score
+from profiles.networks import WEIGHTS
+from profiles.records import ExitRecords
+from profiles.scores import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.data.rows import LabelledRows
+    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.network.store import ModelCard
+    from earlyexit.network.wire import Encoded
+    from earlyexit.policies.base import Opinion
+    from earlyexit.policies.threshold import ThresholdPolicy
+    from earlyexit.tasks.base import IntArray, Task, ValueArray
+    from earlyexit.training.ramps import Progress
+    from profiles.outcome import ExitOutcome
+    from profiles.records import IntArray as IntArray_from_records
+    from profiles.scores import BoolArray
+
+
+SERVED = "likelihood"
+"""The rule whose weights are served; those of the others are told beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """What was found on the rows that weights are fitted on."""
+
+    weights: Mapping[int, float]
+    """By the end of a network, as policies take them."""
+    by_rule: Mapping[str, Mapping[int, float]]
+    """Those of every rule."""
+    gain: Gain | None
+    """On the rows that go on at every end, each answered by weights fitted without it; None where none does."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether mixing is worth it: chance alone would hardly have gained as much."""
+        return self.gain is not None and self.gain.is_sure
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "on": self.is_on,
+            "weights": {rule: dict(weights) for rule, weights in self.by_rule.items()},
+            "gain": None if self.gain is None else asdict(self.gain),
+        }
+
+
+def find_ensemble(
+    outputs: Mapping[int, Tensor], chain: Chain, truth_N: ValueArray, goes_on_NE: BoolArray, rows: IntArray
+) -> Ensemble:
+    """Weights by some rows of a chain's temperature-scaled outputs (N, C), by block.
+
+    `goes_on_NE`: which rows go on at every end of a network that is not the last.
+    """
+    said = [outputs[end].double().softmax(-1).numpy()[rows] for end in chain.ends]
+    truth, goes_on = np.asarray(truth_N)[rows].astype(np.int64), goes_on_NE[rows]
+    by_rule = {name: fitted(said, truth, goes_on, chain.end_ramps, rule) for name, rule in RULES.items()}
+    return Ensemble(
+        weights=by_rule[SERVED],
+        by_rule=by_rule,
+        gain=held_out_gain(said, truth, goes_on, chain.end_ramps, RULES[SERVED]),
+    )
+
+
+def mixed_outputs(
+    outputs: Mapping[int, Tensor],
+    chain: Chain,
+    task: Task,
+    weights: Mapping[int, float],
+    used: Collection[int] | None = None,
+) -> dict[int, Tensor]:
+    """What every exit says, (N, C) by block, of inputs that came by the ends of the networks before it.
+
+    It is what is served, rounding included. `used`: which networks a plan uses; None: all. Those it leaves out add
+    nothing, and what their own exits would say is left as it is.
+    """
+    import torch
+
+    from earlyexit.policies.base import Opinion
+    from earlyexit.policies.ensemble import CARRIED, carried, mixed
+
+    some = next(iter(outputs.values()))
+    state_BS = torch.zeros(len(some), task.num_outputs, dtype=CARRIED)
+    found = dict(outputs)
+    for block in sorted(outputs):
+        network = chain.network_of(block)
+        if used is not None and network not in used:
+            continue
+        found[block] = mixed(Opinion(task, outputs[block]), state_BS).outputs_BC
+        if block in weights:
+            state_BS = carried(found[block], weights[block])
+    return found
+
+
+Confidences = Mapping[int, float]
+Outputs = tuple[Sequence[int], Mapping[int, "Tensor"]]
+"""Rows, and of each exit the temperature-scaled outputs of them, by block."""
+
+
+def record_exits(
+    folder: Path,
+    data: LabelledRows,
+    policy: Score,
+    ids: Sequence[str] | None = None,
+    *,
+    confidences: Confidences | None = None,
+    weights: Mapping[int, float] | None = None,
+    dtype: FloatName = "float32",
+    progress: Progress | None = None,
+) -> ExitRecords:
+    """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares.
+
+    Of a chain every network runs in full on every row, and `weights` are those of its ensemble.
+    """
+    import torch
+
+    from earlyexit.network.store import load_model, read_card
+    from earlyexit.training.ramps import no_progress
+
+    card, progress = read_card(folder), progress or no_progress
+    if not card.chain.is_one:
+        task = find_task(card.task)
+        truth_N = task.targets(data.labels)
+        outputs, tokens_N = chain_outputs(folder, card, data, dtype, progress)
+        records = join_records([outputs], policy, task, truth_N, confidences=confidences)
+        if weights is not None:
+            records = records_of_ensemble(outputs[1], records, card.chain, task, truth_N, weights)
+    else:
+        model = load_model(folder, dtype=getattr(torch, dtype))
+        codec = find_codec(model.info.codec, folder)
+        truth_N = data.targets(model.task, codec)
+        encoded = data.encode(codec)
+        parts = batches_of_outputs(model, encoded, progress)
+        records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
+        tokens_N = tokens_of(model, encoded)
+    records = replace(records, tokens_N=tokens_N)
+    return records if ids is None else replace(records, sample_ids=tuple(ids))
+
+
+def chain_outputs(
+    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress
+) -> tuple[Outputs, IntArray_from_records | None]:
+    """All rows, and every exit's outputs of them by the chain's block; and tokens of every row in the first network.
+
+    Each exit's outputs are at its own model's temperature. One network at a time is in memory. Raises ModelFolderError
+    for models that are no longer those of the chain, or have other ramps.
+    """
+    import torch
+
+    from earlyexit.network.store import load_model
+    from earlyexit.training.ramps import exit_outputs
+
+    chain, tokens_N = card.chain, None
+    outputs: dict[int, Tensor] = {}
+    for network, member in enumerate(card.members(folder)):
+        model = load_model(member, dtype=getattr(torch, dtype))
+        _check_ramps(model, chain.ramps_of(network), folder)
+        encoded = data.encode(find_codec(model.info.codec, member))
+        tokens_N = tokens_of(model, encoded) if network == 0 else tokens_N
+        told = _told_of(progress, chain.names[network])
+        first = chain.starts[network]
+        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
+    return (range(len(data)), outputs), tokens_N
+
+
+def _check_ramps(model: EarlyExitModel, ramps: Sequence[int], folder: Path) -> None:
+    if model.ramp_indices != tuple(ramps):
+        raise ModelFolderError(
+            f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
+            f"{list(ramps)}; `offramp chain` makes the chain anew"
+        )
+
+
+def _told_of(progress: Progress, name: str) -> Progress:
+    return lambda what, done, total: progress(f"{what} {name}", done, total)
+
+
+def records_of_ensemble(
+    outputs: Mapping[int, Tensor],
+    alone: ExitRecords,
+    chain: Chain,
+    task: Task,
+    truth_N: ValueArray,
+    weights: Mapping[int, float],
+    used: Sequence[int] | None = None,
+) -> ExitRecords:
+    """Records of a chain's exits, each saying what it does together with the networks before it (`mixed_outputs`).
+
+    `alone` are those of the same rows and outputs with nothing mixed: the last network's own answer, in these records
+    too, is what losses are against, and the end costs something where the mixture says something else.
+    """
+    found = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
+    answers_NE, full_N = found.answers(), alone.answers()[:, -1]
+    losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
+    assert found.true_losses_NE is not None
+    assert alone.true_losses_NE is not None
+    return replace(
+        alone,
+        scores_NR=found.scores_NR,
+        losses_NR=losses_NE[:, :-1],
+        end_losses_N=losses_NE[:, -1],
+        end_true_losses_N=found.true_losses_NE[:, -1],
+        answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
+        true_losses_NE=np.column_stack([found.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
+        provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
+    )
+
+
+def score_of(task: Task, asked: Score | None) -> Score:
+    """Entropy is of labels, shares are of tasks with principal values; how sure it is, every task can say."""
+    from earlyexit.tasks.label import LabelTask
+
+    labels = isinstance(task, LabelTask)
+    if asked == "entropy" and not labels:
+        raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
+    if asked == "share" and not task.num_principal_values:
+        raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
+    counted = task.large and task.num_principal_values
+    return asked or ("entropy" if labels else "share" if counted else "confidence")
+
+
+def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
+    """Such as mean IoU, and the full model's."""
+    if outcome.tallies_N is None or outcome.full_tallies_N is None:
+        return {}
+    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
+    return early | {f"full_{name}": value for name, value in full.items()}
+
+
+def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray_from_records | None:
+    """How long each input is; None where the model's inputs have no tokens."""
+    return None if model.max_length == 1 else np.array([each.length for each in encoded], dtype=np.int64)
+
+
+def batches_of_outputs(model: EarlyExitModel, encoded: Sequence[Encoded], progress: Progress) -> Iterable[Outputs]:
+    """A model's outputs, of large ones no more than a batch at a time."""
+    from earlyexit.training.ramps import exit_outputs, outputs_by_batch
+
+    if model.task.large:
+        return outputs_by_batch(model, encoded, progress=progress)
+    return [(range(len(encoded)), exit_outputs(model, encoded, progress=progress))]
+
+
+def join_records(
+    parts: Iterable[Outputs],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    confidences: Confidences | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of all rows, in their order, of outputs that come a part at a time."""
+    rows: list[int] = []
+    records = []
+    for some, outputs in parts:
+        rows += some
+        records.append(records_from_outputs(outputs, policy, task, truth_N[list(some)], confidences=confidences))
+    return _in_order(rows, records, provenance)
+
+
+def records_of_chosen_shares(
+    parts: Iterable[Outputs],
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    design: IntArray_from_records,
+    budget: float,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of shares, all rows in their order; each ramp's confidence is the one that serves `design` best.
+
+    Nothing runs twice: of all principal values it is counted how many exceed each of a hundred levels.
+    """
+    rows: list[int] = []
+    records, shares = [], []
+    for some, outputs in parts:
+        opinions = _opinions(outputs, task)
+        rows += some
+        unchosen = dict.fromkeys(outputs, 0.0)
+        records.append(_records_of(opinions, "share", task, truth_N[list(some)], unchosen))
+        shares.append(_shares_NRL(opinions))
+    joined = _in_order(rows, records, provenance)
+    shares_NRL = np.concatenate(shares)[np.argsort(rows)]
+    levels = choose_confidences(shares_NRL[design], joined.losses_NR[design], budget)
+    return replace(
+        joined,
+        scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
+        confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
+    )
+
+
+def _in_order(rows: Sequence[int], records: Sequence[ExitRecords], provenance: dict[str, Any] | None) -> ExitRecords:
+    joined = ExitRecords.join(records).subset(np.argsort(rows))
+    return replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
+
+
+def _shares_NRL(opinions: Mapping[int, Opinion]) -> ShareArray:
+    """Of every ramp, the share of principal values above every level."""
+    import torch
+
+    from earlyexit.policies.threshold import shares_above
+
+    *ramps, _ = opinions
+    levels_L = torch.from_numpy(LEVELS)
+    return np.stack([shares_above(opinions[ramp].principal_values, levels_L).cpu().numpy() for ramp in ramps], axis=1)
+
+
+def records_from_outputs(
+    outputs: Mapping[int, Tensor],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    confidences: Confidences | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of temperature-scaled outputs (N, ...) by block; the last block is the full model.
+
+    Raises PlanError for shares without `confidences`.
+    """
+    records = _records_of(_opinions(outputs, task), policy, task, truth_N, confidences)
+    return replace(records, provenance=provenance)
+
+
+def _opinions(outputs: Mapping[int, Tensor], task: Task) -> dict[int, Opinion]:
+    """By block, ascending."""
+    from earlyexit.policies.base import Opinion
+
+    return {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
+
+
+def _records_of(
+    opinions: Mapping[int, Opinion], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
+) -> ExitRecords:
+    *ramps, last = opinions
+    judge = _judge(policy, confidences)
+    answers_NE = np.stack([opinion.value_B.numpy() for opinion in opinions.values()], axis=1)
+    scores = [judge.score(ramp, opinions[ramp]).numpy() for ramp in ramps]
+    no_scores = np.zeros((len(truth_N), 0))
+    tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(opinions))], axis=1)
+    return ExitRecords.of_answers(
+        answers_NE,
+        score=policy,
+        num_blocks=last + 1,
+        ramps=tuple(ramps),
+        sample_ids=tuple(map(str, range(len(truth_N)))),
+        scores_NR=(np.stack(scores, axis=1) if scores else no_scores).astype(np.float32),
+        truth_N=truth_N,
+        loss=task.loss,
+        zero_one=task.zero_one,
+        keep_answers=answers_NE.ndim == 2,  # who looks answers up by an id wants a label or a number
+        confidences=None if policy != "share" or confidences is None else {ramp: confidences[ramp] for ramp in ramps},
+        tallies_NE=tallies_NE if tallies_NE.shape[2] else None,
+    )
+
+
+def _judge(policy: Score, confidences: Confidences | None) -> ThresholdPolicy:
+    from earlyexit.policies.threshold import ThresholdPolicy
+
+    judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
+    assert isinstance(judge, ThresholdPolicy)
+    return judge

@@ -1,0 +1,271 @@
+"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from earlyexit.errors import InputError
+from offramp.commands.plan import NoPlanAnswer
+from offramp.commands.progress import provenance
+from offramp.commands.simulate_job import SimulateJob, Simulation
+from offramp.commands.simulate_sequences import SimulatedSequences, check_sequences, in_sequences, sequences_document
+from offramp.commands.simulated_inputs import (
+    Inputs,
+    PlayedPlan,
+    exit_inputs,
+    given_lengths,
+    lengthened,
+    plan_of_file,
+    planner_plan,
+    said_of,
+    with_lengths,
+)
+from offramp.load.arrivals import MOST_ARRIVALS, FloatArray, parse_arrivals
+from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.networks import survival_with
+from optimizer.plan_file import plan_document
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import read_problem
+from optimizer.reach import nested_shares
+from simulator.outcome import DROPS, Figures, Outcome
+from simulator.scenario import Scenario
+from simulator.simulate import Progress, simulate
+
+SCHEMA_VERSION = 1
+MOST_INPUTS = MOST_ARRIVALS
+"""Of one simulation: hours, and several GB."""
+SAME_RATE = 0.01
+"""Share by which a plan's own prediction may differ from the problem's before it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulated:
+    """What became of it."""
+
+    simulation: Simulation
+    figures: Figures
+    notes: tuple[str, ...]
+    """A sentence each."""
+
+
+def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
+    """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
+    given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
+    read = read_problem(job.problem)
+    check_sequences(job, read.problem)
+    file = with_lengths(read, given)
+    arrivals = parse_arrivals(job.arrivals)
+    played = planner_plan(file, job.strategy, solve) if job.plan is None else plan_of_file(job.plan, file.problem)
+    if isinstance(played, NoPlanAnswer):
+        return played
+    if job.overlap_below is not None:
+        played = replace(played, plan=played.plan.with_overlap(job.overlap_below))
+    if job.order is not None:
+        played = replace(played, plan=replace(played.plan, order=job.order))
+    with said_of(played):
+        predicted = evaluate(file.problem, played.plan.stages)
+    drawn = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))
+    inputs = lengthened(drawn, file, given, job.seed)
+    with said_of(played):
+        scenario = in_sequences(_without_arrivals(job, file.problem, played, inputs), file.problem, job)
+    arrivals_s = arrivals.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
+    _check_arrivals(job, arrivals_s)
+    return Simulation(
+        job=job,
+        scenario=replace(scenario, arrivals_s=arrivals_s),
+        played=played,
+        predicted=predicted,
+        inputs=inputs,
+        notes=(f"inputs: {inputs.words}", *arrivals.notes, *_plan_notes(file.problem, played, predicted)),
+    )
+
+
+def run(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
+    """Play it. Interrupted (Ctrl-C), give what there is of it; None where that is nothing after the warm-up."""
+    outcome = simulate(simulation.scenario, progress=progress)
+    figures = figures_so_far(outcome) if outcome.interrupted else outcome.figures()
+    if figures is None:
+        return None
+    return Simulated(
+        simulation=simulation, figures=figures, notes=(*simulation.notes, *_load_notes(simulation, figures))
+    )
+
+
+def figures_so_far(outcome: Outcome) -> Figures | None:
+    """Of an interrupted simulation: figures until the last request of which anything is known; None without any.
+
+    Requests that were under way then are counted as unanswered, those that had not arrived are left out.
+    """
+    known_N = np.flatnonzero((outcome.exit_N >= 0) | (outcome.drop_N != DROPS.index("unanswered")))
+    if not len(known_N):
+        return None
+    until_s = float(outcome.arrived_s_R[known_N[-1] // outcome.inputs_per_request])
+    if until_s <= outcome.warm_up_s:
+        return None
+    figures = outcome.figures_between(outcome.warm_up_s, until_s)
+    share = until_s / outcome.ended_s  # the plan stays, so replicas were held all the time
+    slots = tuple(
+        replace(each, replica_s=each.replica_s * share, utilisation=min(1.0, each.utilisation / share))
+        for each in figures.slots
+    )
+    return replace(figures, slots=slots)
+
+
+def simulated_document(simulated: Simulated) -> dict[str, Any]:
+    """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
+    simulation, figures = simulated.simulation, simulated.figures
+    return {
+        **_document(simulation, interrupted=figures.interrupted),
+        "simulated": {
+            **figures.document(),
+            "in_slo_share": figures.in_slo_share,
+            "utilisation": figures.utilisation,
+            **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
+        },
+        **_end(simulated.notes),
+    }
+
+
+def simulated_sequences_document(simulated: SimulatedSequences) -> dict[str, Any]:
+    """The same of sequences, with what the cost model says of them."""
+    simulation = simulated.simulation
+    document = _document(simulation, interrupted=simulated.interrupted)
+    return {**document, **sequences_document(simulated), **_end(simulation.notes)}
+
+
+def _end(notes: tuple[str, ...]) -> dict[str, Any]:
+    facts = {name: value for name, value in provenance().items() if name != "created_at"}
+    return {"notes": list(notes), "provenance": facts}
+
+
+def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
+    """What was asked for, and what the cost model says of it."""
+    job, scenario, played = simulation.job, simulation.scenario, simulation.played
+    plan = plan_document(played.plan) | ({} if played.policy is not None else {"policy": None})
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "interrupted": interrupted,
+        "problem": str(job.problem),
+        "plan": {"from": played.words, **plan},
+        "arrivals": {
+            "spec": job.arrivals,
+            "requests": len(scenario.arrivals_s),
+            "inputs_per_request": job.inputs_per_request,
+            "duration_s": job.duration_s,
+            "warm_up_s": job.warm_up_s,
+        },
+        "inputs": dict(simulation.inputs.document),
+        "slo_s": scenario.problem.slo.latency_s,
+        "admission": job.admission,
+        "ingresses": job.num_ingresses,
+        "seed": job.seed,
+        "predicted": _predicted_document(simulation),
+    }
+
+
+def predicted_exits(simulation: Simulation) -> dict[int, float]:
+    """By the problem's survival, the share of inputs that leave after each active ramp, and after the last block."""
+    problem, plan = simulation.scenario.problem, simulation.played.plan
+    reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
+    last = problem.num_blocks - 1
+    return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkAnswers:
+    """What one network of a chain did."""
+
+    first: int
+    end: int
+    used: bool
+    """Whether the plan uses it."""
+    reached: int
+    """Answered inputs that came so far."""
+    answers: int
+    """That it gave."""
+
+
+def network_answers(simulated: Simulated) -> tuple[NetworkAnswers, ...]:
+    """Network by network; nothing where there is one."""
+    plan, exits = simulated.simulation.played.plan, simulated.figures.exits
+    return tuple(
+        NetworkAnswers(
+            first=first,
+            end=end,
+            used=number in plan.used,
+            reached=sum(count for block, count in exits.items() if block >= first) if number in plan.used else 0,
+            answers=sum(count for block, count in exits.items() if first <= block < end),
+        )
+        for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
+    )
+
+
+def _predicted_document(simulation: Simulation) -> dict[str, Any]:
+    predicted = simulation.predicted
+    return {
+        "rate_per_s": predicted.rate_per_s,
+        "latency_s": predicted.latency_s if math.isfinite(predicted.latency_s) else None,
+        "usd_per_hour": predicted.usd_per_hour,
+        "exits": predicted_exits(simulation),
+        "splits": [
+            {"first": each.split.first, "end": each.split.end, "seconds": each.seconds} for each in predicted.splits
+        ],
+    }
+
+
+def _without_arrivals(job: SimulateJob, problem: PlanProblem, played: PlayedPlan, inputs: Inputs) -> Scenario:
+    """Before millions of arrivals are drawn, so that a plan that does not fit is refused at once."""
+    return Scenario(
+        problem=problem,
+        plan=played.plan,
+        decisions=inputs.decisions,
+        rows_N=inputs.rows_N,
+        lengths_R=inputs.lengths_R,
+        arrivals_s=np.empty(0),
+        duration_s=job.duration_s,
+        warm_up_s=job.warm_up_s,
+        inputs_per_request=job.inputs_per_request,
+        slo_s=problem.slo.latency_s,
+        admission=job.admission,
+        num_ingresses=job.num_ingresses,
+    )
+
+
+def _check_arrivals(job: SimulateJob, arrivals_s: FloatArray) -> None:
+    if not len(arrivals_s):
+        raise InputError(f"--arrivals {job.arrivals}: no request arrives in {job.duration_s:g} s")
+    if arrivals_s[-1] < job.warm_up_s:
+        raise InputError(f"--arrivals {job.arrivals}: no request arrives after the {job.warm_up_s:g} s of --warm-up")
+    num_inputs = len(arrivals_s) * job.inputs_per_request
+    if num_inputs > MOST_INPUTS:
+        raise InputError(
+            f"{num_inputs:,} inputs, {len(arrivals_s):,} requests of {job.inputs_per_request:,}; at most "
+            f"{MOST_INPUTS:,} are simulated: lower the rate or the duration"
+        )
+
+
+def _plan_notes(problem: PlanProblem, played: PlayedPlan, predicted: Evaluation) -> tuple[str, ...]:
+    """What the problem's figures say of a plan that was made for others."""
+    broken = violations(problem, played.plan.stages, predicted)
+    notes = (f"by the problem's figures the plan {'; '.join(broken)}",) if broken else ()
+    own_per_s = played.plan.predicted.get("rate_per_s")
+    if isinstance(own_per_s, float | int) and abs(own_per_s / predicted.rate_per_s - 1) > SAME_RATE:
+        said = (
+            f"the plan file predicts {own_per_s:.1f}/s; by the problem's figures it does {predicted.rate_per_s:.1f}/s"
+        )
+        return (*notes, said)
+    return notes
+
+
+def _load_notes(simulation: Simulation, figures: Figures) -> tuple[str, ...]:
+    does_per_s = simulation.predicted.rate_per_s
+    if figures.offered_per_s <= does_per_s:
+        return ()
+    offered = f"{figures.offered_per_s:.1f} inputs/s are offered, more than the {does_per_s:.1f}/s that the plan does"
+    return (f"{offered}: what is above is dropped or late",)

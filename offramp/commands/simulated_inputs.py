@@ -1,0 +1,359 @@
+"""Who leaves where in a simulation: recorded inputs by a policy, or inputs made up by the problem's survival."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.data.source_file import read_source
+from earlyexit.errors import DataError, InputError, PlanError
+from offramp.commands.plan import NoPlanAnswer, answer
+from optimizer.calibration_file import read_calibration_file
+from optimizer.decision import Decision, Strategy, strategies_for
+from optimizer.evaluate import promised
+from optimizer.lengths_file import tokens_of
+from optimizer.plan import Plan, PolicySpec, Stage, policy_of_score
+from optimizer.plan_file import ModelShape, parse_plan, read_plan
+from optimizer.problem import PlanProblem
+from optimizer.tokens import in_tokens
+from profiles.lengths import Lengths
+from profiles.networks import check_decay_of, check_weights, decay_of
+from profiles.records import ExitRecords
+from profiles.records_table import read_records
+from profiles.scores import SCORES
+from simulator.inputs import Decisions, IntArray, nested, patient, recorded, truncated_normal
+
+if TYPE_CHECKING:
+    from optimizer.problem_file import ProblemFile
+
+
+ANSWER_KEYS = ("rate_per_s", "latency_s", "usd_per_hour")
+"""At the top of what `offramp plan --json` prints; a plan file has them below `predicted`."""
+STAND_IN = PolicySpec(name="entropy", thresholds=0.0)
+"""Of plans without a policy. The simulator never reads it: its inputs leave as their decisions say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedPlan:
+    """A plan, and what it says itself."""
+
+    plan: Plan
+    policy: PolicySpec | None
+    """None where it has active ramps and says nothing of when to leave."""
+    words: str
+    """Where it comes from."""
+
+
+def planner_plan(
+    file: ProblemFile, strategy: Strategy, solve: Callable[[PlanProblem, Strategy], Decision]
+) -> PlayedPlan | NoPlanAnswer:
+    """What `offramp plan` answers to the problem."""
+    compared = (
+        () if file.records is None else strategies_for(file.problem)
+    )  # the records may prefer the plan of another strategy
+    found = answer(file, strategy, solve, compared=compared)
+    if isinstance(found, NoPlanAnswer):
+        return found
+    predicted = promised(file.problem, found.planned.figures)
+    stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
+    plan = Plan(
+        stages=stages,
+        policy=policy or STAND_IN,
+        order=file.order,
+        predicted=predicted,
+        networks=file.problem.networks,
+    )
+    return PlayedPlan(plan=plan, policy=policy, words=f"the planner's, {strategy}")
+
+
+def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
+    """A plan file, or what `offramp plan --json` printed; raises PlanError for one that does not fit the problem."""
+    document = read_source(path, PlanError).document
+    shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
+    if isinstance(document, Mapping) and "no_plan" in document:
+        raise PlanError(f"{path}: holds the answer that there is no plan")
+    if isinstance(document, Mapping) and any(key in document for key in ANSWER_KEYS):
+        plan, policy = parse_plan(_of_answer(document), shape, where=str(path)), None
+    else:
+        plan = read_plan(path, shape)
+        policy = plan.policy
+    _check_predicted(path, plan)
+    return PlayedPlan(plan=plan, policy=policy, words=str(path))
+
+
+@contextmanager
+def said_of(played: PlayedPlan) -> Iterator[None]:
+    """Put the plan's file before the message of a PlanError raised inside."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{played.words}: {error}") from error
+
+
+def ramps_of(stages: tuple[Stage, ...]) -> tuple[int, ...]:
+    """All active ramps."""
+    return tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
+
+
+def thresholds_option(text: str) -> float | dict[int, float]:
+    """What `--thresholds` says: one number for all ramps, one each like 0=0.4,3=0.2, or a calibration's file.
+
+    Raises InputError for anything else.
+    """
+    if text.endswith(".json"):
+        return read_calibration_file(Path(text)).thresholds
+    try:
+        if "=" not in text:
+            return float(text)
+        pairs = [part.partition("=") for part in text.split(",")]
+        found = {int(ramp): float(value) for ramp, _, value in pairs}
+    except ValueError as error:
+        raise InputError(
+            f"--thresholds {text!r}; a number, one for each ramp like 0=0.4,3=0.2, or a calibration's .json is needed"
+        ) from error
+    if len(found) < len(pairs):
+        raise InputError(f"--thresholds {text!r}: a ramp is named twice")
+    return found
+
+
+def _check_predicted(path: Path, plan: Plan) -> None:
+    """Admission reckons with these numbers; plan files may hold anything there."""
+    for key in ANSWER_KEYS:
+        value = plan.predicted.get(key)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise PlanError(f"{path}: predicted.{key}: a finite number, 0 or above, is needed, not {value!r}")
+
+
+def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer's plan as a plan file has it; it has no policy."""
+    predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
+    plan = {key: document[key] for key in ("stages", "after_answer", "overlap_below", "networks") if key in document}
+    return {**plan, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}
+
+
+NUM_ROWS = 100_000
+"""Inputs that are drawn or made up; then they come again in the same order."""
+
+Thresholds = float | Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """Inputs in the order in which they come."""
+
+    decisions: Decisions
+    rows_N: IntArray
+    words: str
+    document: Mapping[str, Any]
+    """The words as plain data."""
+    tokens_R: IntArray | None = None
+    """Tokens per row of the decisions, where they were recorded."""
+    lengths_R: IntArray | None = None
+    """The same of what is simulated; None: inputs cost alike."""
+
+
+def exit_inputs(
+    file: ProblemFile, played: PlayedPlan, path: Path | None, thresholds: Thresholds | None, rng: np.random.Generator
+) -> Inputs:
+    """Inputs drawn from exit records (`path`, else those that the plan's policy or the problem names), or made up.
+
+    Raises DataError for records of another model, InputError where it is not said, or not known, when inputs leave.
+    """
+    found = _find_records(path, file, played)
+    if found is None:
+        if thresholds is not None:
+            raise InputError("--thresholds: only exit records need them; --records FILE names some")
+        return _made_up(file, rng)
+    name, records = found
+    ramps = played.plan.ramps
+    policy = _policy(file, played, records, thresholds)
+    rule = _rule(name, records, policy, ramps)
+    return Inputs(
+        decisions=_decisions(records, policy, ramps),
+        rows_N=rng.integers(len(records), size=NUM_ROWS),
+        words=f"{len(records)} recorded ones of {name}, drawn at random; {rule}",
+        document={"from": "records", "records": name, "recorded": len(records), "policy": rule},
+        tokens_R=records.tokens_N,
+    )
+
+
+def _made_up(file: ProblemFile, rng: np.random.Generator) -> Inputs:
+    problem = file.problem
+    return Inputs(
+        decisions=nested(problem.survival_N, problem.ramps, rng, num_rows=NUM_ROWS),
+        rows_N=np.arange(NUM_ROWS),
+        words="made up, they leave as the problem's survival says; --records FILE takes recorded ones",
+        document={"from": "survival"},
+    )
+
+
+def _find_records(path: Path | None, file: ProblemFile, played: PlayedPlan) -> tuple[str, ExitRecords] | None:
+    """Where the records come from, and they; None where nothing names any."""
+    named = played.policy.records if played.policy is not None else None
+    if path is None and named is not None:
+        path = Path(named)
+    if path is None:
+        return None if file.records is None else ("the problem's exit records", file.records)
+    records = read_records(path)
+    num_blocks, ramps = file.problem.num_blocks, played.plan.ramps
+    if records.num_blocks != num_blocks:
+        raise DataError(f"{path}: records of a model of {records.num_blocks} blocks; the problem has {num_blocks}")
+    missing = sorted(set(ramps) - set(records.ramps))
+    if missing:
+        raise DataError(f"{path}: no records of the plan's ramps {missing}; recorded are {list(records.ramps)}")
+    return str(path), records
+
+
+def _policy(
+    file: ProblemFile, played: PlayedPlan, records: ExitRecords, thresholds: Thresholds | None
+) -> PolicySpec | None:
+    """When recorded inputs leave: by `thresholds`, else the plan's policy, else the problem's; None without ramps."""
+    ramps = played.plan.ramps
+    if thresholds is not None:
+        of_ramps = _for_ramps(thresholds, ramps, file.problem.ramps)
+        return policy_of_score(records.score, of_ramps, records.confidences, decay=decay_of(records))
+    policy = played.policy or file.policy(ramps)
+    if policy is None and ramps:
+        raise InputError(f"ramps {list(ramps)} are active and nothing says when to leave there; give --thresholds")
+    return policy if ramps else None
+
+
+def _for_ramps(given: Thresholds, ramps: tuple[int, ...], known: tuple[int, ...]) -> dict[int, float]:
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(ramps, given)
+    unknown, missing = sorted(set(given) - set(known)), sorted(set(ramps) - set(given))
+    if unknown:
+        raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
+    if missing:
+        raise InputError(f"--thresholds: none for the plan's ramps {missing}")
+    return {ramp: given[ramp] for ramp in ramps}
+
+
+def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> str:
+    """When inputs leave, in words; raises InputError for what scores and answers do not show."""
+    if policy is None or not ramps:
+        return "no ramp is active"
+    if policy.name in ("voting", "own"):
+        raise InputError(f"the plan leaves by {policy.name}, which exit records do not show; give --thresholds")
+    if policy.name == "patience":
+        return f"they leave after {policy.patience} answers in a row that repeat the one before"
+    if policy.name not in ("recorded", records.score):
+        raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
+    _check_confidences(name, records, policy, ramps)
+    if policy.name != "recorded":
+        check_weights(records, policy.weights, name)
+        check_decay_of(records, policy.decay, name)
+    side = "at least" if SCORES[records.score].larger_is_surer else "at most"
+    values = sorted(set(_thresholds(policy, ramps).values()))
+    limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
+    return f"they leave at {'an' if records.score == 'entropy' else 'a'} {records.score} of {side} {limits}"
+
+
+def _check_confidences(name: str, records: ExitRecords, policy: PolicySpec, ramps: tuple[int, ...]) -> None:
+    """Refuse a plan whose shares are of values above another confidence than the recorded ones."""
+    if policy.confidences is None or records.confidences is None:
+        return
+    for ramp, wanted in _per_ramp(policy.confidences, ramps).items():
+        if wanted != records.confidences[ramp]:
+            raise InputError(
+                f"the plan's shares at ramp {ramp} are of values above {wanted:g}, "
+                f"those of {name} of values above {records.confidences[ramp]:g}"
+            )
+
+
+def _decisions(records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> Decisions:
+    if policy is None or not ramps:
+        return recorded(records, {})
+    if policy.patience is not None:
+        return patient(records, policy.patience)
+    return recorded(records, _thresholds(policy, ramps))
+
+
+def _thresholds(policy: PolicySpec, ramps: tuple[int, ...]) -> dict[int, float]:
+    assert policy.thresholds is not None, "only policies with thresholds are left"
+    return _per_ramp(policy.thresholds, ramps)
+
+
+def _per_ramp(given: float | Mapping[int, float], ramps: tuple[int, ...]) -> dict[int, float]:
+    return {ramp: given[ramp] for ramp in ramps} if isinstance(given, Mapping) else dict.fromkeys(ramps, given)
+
+
+STREAM = 2
+"""Of the seed: what is drawn here leaves arrivals and exits as they are."""
+FORM = "mean,variance,low,high"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GivenLengths:
+    """What `--lengths` says."""
+
+    tokens_N: IntArray
+    words: str
+
+
+def given_lengths(text: str, seed: int) -> GivenLengths:
+    """A file's lengths, or drawn ones; raises InputError naming the option."""
+    try:
+        if "," not in text:
+            tokens_N = tokens_of(Path(text))
+            return GivenLengths(tokens_N=tokens_N, words=f"{len(tokens_N)} lengths of {text}, drawn at random")
+        mean, variance, low, high = _numbers(text)
+        drawn_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=round(low), high=round(high), seed=seed)
+    except DataError as error:
+        raise InputError(f"--lengths {text}: {error}") from error
+    return GivenLengths(tokens_N=drawn_N, words=f"normal: mean {mean:g}, variance {variance:g}, {low:g} to {high:g}")
+
+
+def with_lengths(file: ProblemFile, given: GivenLengths | None) -> ProblemFile:
+    """The problem of inputs with these lengths; raises InputError where its latencies do not say what such take."""
+    if given is None:
+        return file
+    try:
+        problem = replace(file.problem, lengths=Lengths.of(given.tokens_N.tolist()), batches=None)
+        in_tokens(problem)
+    except (PlanError, DataError) as error:
+        raise InputError(f"--lengths: {error}") from error
+    return replace(file, problem=problem)
+
+
+def lengthened(inputs: Inputs, file: ProblemFile, given: GivenLengths | None, seed: int) -> Inputs:
+    """The inputs with their lengths: the option's, or where the problem has lengths, the records' own or its own."""
+    lengths, rows = file.problem.lengths, inputs.decisions.num_rows
+    if lengths is None:
+        return inputs
+    rng = np.random.default_rng([seed, STREAM])
+    if given is not None:
+        lengths_R, words = rng.choice(given.tokens_N, rows), given.words
+    elif inputs.tokens_R is not None:
+        lengths_R, words = inputs.tokens_R, "as recorded"
+    elif lengths.shares is None:
+        lengths_R, words = np.full(rows, max(1, round(lengths.mean))), "the problem's mean, all alike"
+    else:
+        kinds, shares = zip(*lengths.shares, strict=True)
+        chance = np.array(shares)
+        lengths_R, words = rng.choice(kinds, rows, p=chance / chance.sum()), "drawn from the problem's"
+    said = f"{words}, {lengths_R.mean():.4g} tokens on average"
+    return replace(
+        inputs,
+        lengths_R=lengths_R.astype(np.int64),
+        words=f"{inputs.words}; lengths: {said}",
+        document={**inputs.document, "lengths": said},
+    )
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--lengths {text!r}; a file, or {FORM} is needed") from error
+    if len(numbers) != len(FORM.split(",")) or not all(np.isfinite(numbers)):
+        raise InputError(f"--lengths {text!r}; a file, or {FORM}, four finite numbers, is needed")
+    if any(number != round(number) for number in numbers[2:]):
+        raise InputError(f"--lengths {text!r}; low and high are whole numbers of tokens")
+    return numbers

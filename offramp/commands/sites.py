@@ -1,0 +1,110 @@
+"""`offramp sites`: where ramps can go in a model that nobody prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from earlyexit.errors import GraphError
+from earlyexit.foreign.cut_sets import with_sets
+from earlyexit.foreign.dataflow import Dataflow, Site, find_sites
+from earlyexit.named import is_own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitesJob:
+    """What to look for, and where."""
+
+    model: str
+    """A file .onnx, or `module:function` that gives a torch module and example inputs."""
+    sets: bool = False
+    """Whether sets of a few tensors count where no tensor carries everything for long."""
+    measure: bool = True
+    """Whether the model is run, for shares of its time."""
+    outputs: tuple[str, ...] = ()
+    """That must not be reached around a site; none: all that the model has."""
+    open_size: int = 128
+    """Of axes that an ONNX file leaves open, but the first, which counts inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitesFound:
+    """A model's graph, and its sites in the order in which inputs pass them."""
+
+    flow: Dataflow
+    sites: tuple[Site, ...]
+
+
+Times = Callable[[Dataflow, Sequence[Site]], tuple[Site, ...]]
+"""The sites with their shares of the time that a model takes for some of its outputs."""
+
+
+def sites_of(job: SitesJob) -> SitesFound:
+    """Raises InputError for what is no model, or cannot be cut, and where no site is found."""
+    flow, times = _read(job)
+    if job.outputs:
+        flow = _for_outputs(flow, job)
+    sites = _timed(job, times, flow, find_sites(flow))
+    if job.sets:
+        sites = _timed(job, times, flow, with_sets(flow, sites))
+    if not sites:
+        raise GraphError(f"{job.model} has no site: {_why(flow, job)}")
+    return SitesFound(flow=flow, sites=sites)
+
+
+def sites_document(found: SitesFound) -> dict[str, Any]:
+    """As `--json` prints it; a set's `tensor` is a list."""
+    return {
+        "nodes": len(found.flow.live),
+        "sites": [
+            {
+                "tensor": site.tensors[0] if len(site.tensors) == 1 else list(site.tensors),
+                "after": site.after,
+                "bytes_per_input": site.bytes_per_input,
+                "seconds_share": None if site.seconds_share is None else round(site.seconds_share, 6),
+            }
+            for site in found.sites
+        ],
+    }
+
+
+def _read(job: SitesJob) -> tuple[Dataflow, Times]:
+    if is_own(job.model):
+        from earlyexit.foreign.torch_module import read_torch, time_torch
+
+        graph = read_torch(job.model)
+        return graph.flow, lambda flow, sites: time_torch(replace(graph, flow=flow), sites)
+    from earlyexit.foreign.onnx_file import read_onnx, time_onnx
+
+    file = read_onnx(Path(job.model), open_size=job.open_size)
+    return file.flow, lambda flow, sites: time_onnx(replace(file, flow=flow), sites)
+
+
+def _timed(job: SitesJob, times: Times, flow: Dataflow, sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    if not sites or not job.measure:
+        return sites
+    try:
+        return times(flow, sites)
+    except GraphError as error:
+        raise GraphError(f"{error}; --no-measure lists sites without times") from error
+
+
+def _for_outputs(flow: Dataflow, job: SitesJob) -> Dataflow:
+    unknown = [name for name in job.outputs if name not in flow.outputs]
+    if unknown:
+        raise GraphError(f"{job.model} has no output {unknown[0]!r}; it has {', '.join(flow.outputs)}")
+    return replace(flow, outputs=job.outputs)
+
+
+def _why(flow: Dataflow, job: SitesJob) -> str:
+    works = sum(each.kind == "work" for each in flow.live)
+    if works < 2:
+        return f"{works} of its {len(flow.live)} operators work on what inputs hold, and a site has work on both sides"
+    around = f"nothing between its first work and its last carries all that {', '.join(flow.outputs)} depend on"
+    return around if job.sets else f"{around}; --sets looks for sets of tensors" + _output_hint(flow)
+
+
+def _output_hint(flow: Dataflow) -> str:
+    return ", --output takes one output alone" if len(flow.outputs) > 1 else ""

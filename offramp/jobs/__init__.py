@@ -1,1 +1,0 @@
-"""What the commands do: models trained, calibrated and profiled, plans made and played, inputs predicted in bulk."""

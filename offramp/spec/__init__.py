@@ -1,0 +1,1 @@
+"""A service as a file: its fields, how it is read, and the application that follows from it."""

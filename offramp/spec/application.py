@@ -1,0 +1,145 @@
+"""The application of a model's folder, as `offramp serve` starts it and a service file describes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.devices import find_device
+from deployments.keys import KEYS_VARIABLE, AccessSettings
+from deployments.settings import IngressSettings, ModelSettings, RepositorySettings, ServeSettings, TracingSettings
+from earlyexit.errors import InputError, PlanError
+from earlyexit.network.store import read_card
+from offramp.commands.calibrate import read_calibration
+from optimizer.plan import early_exit_plan, serial_plan, stock_plan
+from optimizer.plan_file import ModelShape, read_plan
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from earlyexit.engine.order import OrderSpec
+    from offramp.spec.documents import ApplicationDocument
+    from optimizer.plan import Plan
+
+BUILT_IN = ("stock", "early-exit", "serial")
+BATCH = 32
+REPLICAS = 1
+DEVICE = "cpu"
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def application_settings(
+    document: ApplicationDocument, plan: Plan, base: Path = Path(), **planned: Any
+) -> ServeSettings:
+    """What an application is told; files that the document names are relative to `base`.
+
+    `planned` are the fields of which a model's folder alone says nothing.
+    """
+    model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
+    folder = (base / model.folder).resolve()
+    if model.dtype != "float32":
+        for each in read_card(folder).members(folder):
+            read_card(each).check_dtype(model.dtype)
+    return ServeSettings(
+        model=str(folder),
+        plan=plan,
+        app=document.name,
+        route_prefix=ingress.route_prefix or _route_prefix(folder, model.version),
+        repository=RepositorySettings(**document.repository.model_dump()),
+        ingress_replicas=ingress.replicas,
+        tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
+        access=None if access is None else _access(access, base),
+        **_shared(model, ModelSettings),
+        **_shared(ingress, IngressSettings),
+        **planned,
+    )
+
+
+def _shared(document: BaseModel, settings: type[BaseModel]) -> dict[str, Any]:
+    return document.model_dump(include=set(settings.model_fields))
+
+
+def _access(said: AccessSettings, base: Path) -> AccessSettings:
+    keys_file = None if said.keys_file is None else str((base / said.keys_file).resolve())
+    return AccessSettings(**said.model_dump() | {"keys_file": keys_file})
+
+
+def _route_prefix(model: Path, version: str) -> str:
+    return "/" if version == "1" else f"/v2/models/{read_card(model).name}/versions/{version}"
+
+
+def resolve_plan(
+    plan: str,
+    model: Path,
+    *,
+    batch: int | None = None,
+    replicas: int | None = None,
+    device: str | None = None,
+    order: OrderSpec | None = None,
+) -> Plan:
+    """A built-in plan, from the model's calibration, or the plan of a file; None stands for the built-in's default.
+
+    An `order` takes the place of the plan's own. Raises ModelFolderError, PlanError, or InputError for numbers that a
+    file's plan has of its own.
+    """
+    found = _named_plan(plan, model, batch=batch, replicas=replicas, device=device)
+    return found if order is None else replace(found, order=order)
+
+
+def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | None, device: str | None) -> Plan:
+    if plan in BUILT_IN:
+        return _built_in(plan, model, batch=batch or BATCH, replicas=replicas or REPLICAS, device=device or DEVICE)
+    card = read_card(model)
+    if not Path(plan).is_file():
+        wrong = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
+        raise PlanError(f"--plan {plan}: {wrong}; built in are {', '.join(BUILT_IN)}")
+    given = {"--batch": batch, "--replicas": replicas, "--device": device}
+    ignored = [option for option, value in given.items() if value is not None]
+    if ignored:
+        raise InputError(f"{' and '.join(ignored)}: only for built-in plans; {plan} says it for every stage and split")
+    return read_plan(Path(plan), ModelShape.of(card))
+
+
+def _built_in(name: str, model: Path, *, batch: int, replicas: int, device: str) -> Plan:
+    card = read_card(model)
+    find_device(device)
+    networks = card.chain.networks
+    if name == "stock":
+        return stock_plan(card.num_blocks, batch=batch, device=device, replicas=replicas, networks=networks)
+    make = early_exit_plan if name == "early-exit" else serial_plan
+    calibration = read_calibration(model)
+    return make(
+        card.num_blocks,
+        tuple(sorted(calibration.thresholds)),
+        calibration.policy_spec(),
+        batch=batch,
+        device=device,
+        replicas=replicas,
+        networks=networks,
+    )
+
+
+def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:
+    """The settings, by which keys of this machine's environment count where they name none."""
+    access = settings.access or AccessSettings()
+    if KEYS_VARIABLE not in environment or access.has_keys:
+        return settings
+    return settings.model_copy(update={"access": access.model_copy(update={"keys_env": KEYS_VARIABLE})})
+
+
+def exposure_notes(
+    host: str, *, has_keys: bool, ray_is_open: bool, environment: Mapping[str, str] = os.environ
+) -> list[str]:
+    """What can be reached by more than one would think; `ray_is_open`: Ray's own ports are on every interface."""
+    notes = []
+    if host not in LOOPBACK and not has_keys:
+        notes.append(f"listening on {host} without API keys: whoever reaches it may use it (--api-keys)")
+    if ray_is_open:
+        everybody = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if everybody else ""
+        notes.append(f"Ray's own ports listen on every interface, as --metrics-port does{opened}")
+    return notes

@@ -1,0 +1,436 @@
+"""When a service's inputs may leave, and what its latencies are: a service file's model, read and held together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cluster.devices import EMULATED
+from cluster.inventory import Inventory
+from cluster.inventory_file import InventoryDocument, build_inventory, read_inventory, refuse_unknown_fields
+from earlyexit.data.source_file import Source, read_source
+from earlyexit.errors import DataError, InputError
+from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
+from earlyexit.network.store import WEIGHTS_FILE, read_card
+from offramp.commands.calibrate import read_calibration
+from offramp.commands.calibrated import check_members
+from offramp.commands.plan import is_worth_more
+from offramp.spec.documents import AccuracyDocument, ModelDocument, ServiceDocument
+from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
+from optimizer.networks import measuring
+from optimizer.plan import Plan, PolicySpec, policy_of_score
+from optimizer.problem import PlanProblem
+from optimizer.problem_shape import PublishedDocument, TableDocument
+from profiles.networks import alone_of, check_decay_of, check_weights, decay_of, kept_of, measuring_of, weights_of
+from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from earlyexit.network.store import ModelCard
+    from profiles.latency import LatencyProfile
+    from profiles.records import ExitRecords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exits:
+    """The exit policy, and the records that say what it does."""
+
+    policy: PolicySpec
+    """With a threshold for every ramp that may be active."""
+    thresholds: Mapping[int, float]
+    records: ExitRecords
+    alone: ExitRecords | None
+    """Of an ensemble the same inputs with nothing mixed, of pruned texts the whole ones."""
+    budget: float | None
+    """Of what is seen live, which is what ramps lose: less what the end loses by the records; None: there is none."""
+    confidence: float | None
+    """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
+    prune: Mapping[int, float] = field(default_factory=dict)
+    """As of a plan: whose words are pruned, by end ramp."""
+    kept: tuple[float, ...] = ()
+    """Of every network, the share of an input's tokens that is left there; (): all."""
+
+
+def read_exits(
+    document: AccuracyDocument,
+    model: Path,
+    card: ModelCard,
+    source: Source,
+    base: Path,
+    *,
+    recorded: bool,
+    beside: Path | None = None,
+) -> Exits:
+    """Policy, thresholds and records of a service; `recorded`: emulated accelerators answer from the records.
+
+    What the file leaves out is the calibration's: the model's own, or the one in the folder `beside` it. Raises
+    InputError at the line of what does not fit the model.
+    """
+    with source.said_at(("accuracy",)):
+        calibration = None if _complete(document) else read_calibration(model, beside)
+        score = document.policy or (calibration.policy if calibration else "recorded")
+    name = "recorded" if recorded else score
+    path = (base / document.records).resolve() if document.records is not None else records_of(model, beside)
+    with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
+        records = _records(path, card)
+        check_members(records.provenance, model, path)
+        if score != "recorded" and score != records.score:
+            raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+        if name == "recorded":
+            _check_answers(records, path, asked=document.policy == "recorded")
+        if calibration is not None:
+            _check_of_calibration(path, records, calibration)
+        alone = alone_of(path, records)
+    with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
+        thresholds = _thresholds(document, calibration, card, records)
+    with source.said_at(("accuracy",)):
+        policy = (
+            PolicySpec(name=name, thresholds=thresholds, records=str(path))
+            if name == "recorded"
+            else policy_of_score(name, thresholds, records.confidences, weights_of(records), decay_of(records))
+        )
+    # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
+    promised = calibration if calibration is not None and calibration.metric == "agreement" else None
+    budget = promised.budget if promised is not None and document.budget is None else document.budget
+    pruned = (calibration.prune if calibration is not None else None) or {}
+    return Exits(
+        policy=policy,
+        thresholds=thresholds,
+        records=records,
+        alone=alone,
+        budget=budget if pruned else of_ramps(budget, records, thresholds),
+        confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
+        prune=pruned,
+        kept=kept_of(records) if pruned else (),
+    )
+
+
+def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
+    """Of a budget what is left to ramps, where the end of an ensemble loses some of it, which no probe sees."""
+    if budget is None or records.end_losses_N is None:
+        return budget
+    outcome = records.outcome(thresholds)
+    at_end_N = outcome.exits_N == outcome.num_blocks - 1
+    return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
+
+
+def _complete(document: AccuracyDocument) -> bool:
+    """Whether nothing is left for a calibration to say."""
+    return document.policy is not None and document.thresholds is not None
+
+
+def _records(path: Path, card: ModelCard) -> ExitRecords:
+    from profiles.records import ExitRecords
+
+    records = ExitRecords.load(path)
+    if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+        raise InputError(
+            f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+            f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+        )
+    return records
+
+
+def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
+    """Raise InputError where records cannot answer; `asked`: the file itself says policy recorded."""
+    if records.answers_NE is None:
+        instead = f"policy {records.score}, and on emulated accelerators" if asked else "on emulated accelerators"
+        raise InputError(
+            f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from it: "
+            f"give {instead} model.decisions: computed"
+        )
+
+
+def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
+    """Refuse records whose scores are not those that the calibration's thresholds are for."""
+    if records.score != calibration.policy:
+        raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
+    check_weights(records, calibration.weights, str(path))
+    check_decay_of(records, calibration.decay, str(path))
+    if records.confidences != calibration.confidences:
+        raise InputError(
+            f"the calibration's shares are of values above {_listed(calibration.confidences)}, "
+            f"those of {path} above {_listed(records.confidences)}"
+        )
+
+
+def _listed(confidences: Mapping[int, float] | None) -> str:
+    return ", ".join(f"{ramp}: {value:g}" for ramp, value in sorted((confidences or {}).items())) or "none"
+
+
+def _thresholds(
+    document: AccuracyDocument, calibration: CalibrationCard | None, card: ModelCard, records: ExitRecords
+) -> dict[int, float]:
+    given = document.thresholds
+    if given is None:
+        assert calibration is not None, "one of the two has thresholds"
+        thresholds = dict(calibration.thresholds)
+    else:
+        thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given)
+    for ramps, what in ((card.ramps, "the model's ramps are"), (records.ramps, "the exit records hold ramps")):
+        unknown = sorted(set(thresholds) - set(ramps))
+        if unknown:
+            raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
+    return dict(sorted(thresholds.items()))
+
+
+def latency_tables(
+    document: ModelDocument, card: ModelCard, devices: tuple[str, ...], source: Source, base: Path
+) -> dict[str, LatencyTable]:
+    """Seconds of every block and every ramp of the model, per device; raises InputError at the line of the device."""
+    missing = [device for device in devices if device not in document.latency]
+    with source.said_at(("model", "latency")):
+        if missing:
+            raise InputError(f"no latency for {', '.join(missing)}; it is given for {', '.join(document.latency)}")
+    real = [device for device in devices if not device.startswith(EMULATED)]
+    with source.said_at(("model", "slower")):
+        if document.slower != 1 and real:
+            raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
+    tables = {}
+    for device in devices:
+        with source.said_at(("model", "latency", device)):
+            tables[device] = slowed(_table(device, document, card, base), document.slower)
+    return tables
+
+
+def _table(device: str, document: ModelDocument, card: ModelCard, base: Path) -> LatencyTable:
+    from profiles.catalogue import published_profile
+    from profiles.latency import LatencyProfile
+
+    entry = document.latency[device]
+    if isinstance(entry, TableDocument):
+        return _written_out(entry, card)
+    if isinstance(entry, PublishedDocument):
+        profile = published_profile(entry.published, device.removeprefix(EMULATED))
+    else:
+        profile = LatencyProfile.load(base / entry.profile)
+    return with_rows(profile.at(entry.length), _checked(profile, card).ramps, card.ramps)
+
+
+def _checked(profile: LatencyProfile, card: ModelCard) -> LatencyProfile:
+    if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
+        raise InputError(
+            f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
+            f"{list(profile.ramps)}; the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+        )
+    return profile
+
+
+def _written_out(entry: TableDocument, card: ModelCard) -> LatencyTable:
+    for name, rows, wanted in (("block_s", entry.block_s, card.num_blocks), ("ramp_s", entry.ramp_s, len(card.ramps))):
+        if len(rows) != wanted:
+            raise InputError(f"{name} has {len(rows)} rows; {wanted} are needed, one per {name.removesuffix('_s')}")
+        wrong = [row for row, seconds in enumerate(rows) if len(seconds) != len(entry.batch)]
+        if wrong:
+            raise InputError(f"{name}.{wrong[0]} needs {len(entry.batch)} values, one for each batch size")
+    width = len(entry.batch)
+    return LatencyTable(
+        batches=tuple(entry.batch),
+        block_s_NB=np.array(entry.block_s, dtype=np.float64).reshape(card.num_blocks, width),
+        ramp_s_EB=np.array(entry.ramp_s, dtype=np.float64).reshape(len(card.ramps), width),
+        length=entry.length,
+    )
+
+
+def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:
+    """The table with only the rows of some ramps; `ramps` are those it has."""
+    rows = [ramps.index(ramp) for ramp in wanted]
+    return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
+
+
+def slowed(table: LatencyTable, times: float) -> LatencyTable:
+    """The table of something that takes so many times as long."""
+    return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
+
+
+def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
+    """Per block, what one input carries to the next stage when a stage ends there."""
+    if document.bytes_per_sample is not None:
+        return (document.bytes_per_sample,) * card.num_blocks
+    lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
+    length = max(lengths, default=card.max_length)
+    float_bytes = hop_float_bytes(document.dtype, document.hop_dtype)
+    return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
+
+
+def check_models(document: ModelDocument, model: Path, card: ModelCard, source: Source, base: Path) -> None:
+    """Raise InputError where the models that the file names are not those that the folder's chain consists of."""
+    if document.models is None:
+        return
+    with source.said_at(("model", "models")):
+        said = [(base / each).resolve() for each in document.models]
+        found = [each.resolve() for each in card.members(model)]
+        if said != found:
+            consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
+            raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
+
+
+def _told(folders: list[Path]) -> str:
+    return " and ".join(map(str, folders))
+
+
+def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventory: Inventory, source: Source) -> None:
+    """Raise InputError, with figures, where a replica does not fit its accelerator."""
+    with source.said_at(("model", "folder")):
+        needed_bytes = document.memory_bytes or _parameter_bytes(model, card, document.dtype)
+    with source.said_at(("model",)):
+        for device, each in inventory.devices.items():
+            if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
+                said = "as the file says" if document.memory_bytes else _of_parameters(document, card)
+                raise InputError(
+                    f"a replica needs {_gigabytes(needed_bytes)}, {said}; {device} has {_gigabytes(each.memory_bytes)}"
+                )
+
+
+def _of_parameters(document: ModelDocument, card: ModelCard) -> str:
+    names = card.chain.names
+    return f"its parameters in {document.dtype}" + ("" if card.chain.is_one else f", of {' and '.join(names)}")
+
+
+def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
+    """Of all networks: a replica of a chain holds each of them."""
+    return sum(_bytes_of_one(folder, read_card(folder), dtype) for folder in card.members(model))
+
+
+def _bytes_of_one(model: Path, card: ModelCard, dtype: str) -> int:
+    """From the checkpoint's size, which holds float32, and those of the network's own files, which stay as they are."""
+    weights, *others = (model / name for name in (WEIGHTS_FILE, *card.network_files))
+    missing = [path.name for path in (weights, *others) if not path.is_file()]
+    if missing:
+        raise DataError(f"{model} has no {missing[0]}")
+    in_dtype = weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
+    return in_dtype + sum(path.stat().st_size for path in others)
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceParts:
+    """What a service file names, read."""
+
+    document: ServiceDocument
+    source: Source
+    base: Path
+    """The file's folder, which what it names is relative to."""
+    model: Path
+    card: ModelCard
+    inventory: Inventory
+    tables: Mapping[str, LatencyTable]
+    """Per device with every ramp of the model, in the file's seconds."""
+    exits: Exits
+
+
+def read_parts(path: Path) -> ServiceParts:
+    """Read a service file and what it names; raises InputError naming file, line and what is wrong."""
+    source = read_source(path, InputError)
+    refuse_unknown_fields(source, ServiceDocument)
+    document = source.parse(ServiceDocument, called="the service")
+    base = path.parent
+    inventory = _inventory(document.cluster, source, base)
+    model = (base / document.model.folder).resolve()
+    with source.said_at(("model", "folder")):
+        card = read_card(model)
+    check_models(document.model, model, card, source, base)
+    check_memory(document.model, model, card, inventory, source)
+    devices = tuple(inventory.counts)
+    recorded = document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in devices)
+    return ServiceParts(
+        document=document,
+        source=source,
+        base=base,
+        model=model,
+        card=card,
+        inventory=inventory,
+        tables=latency_tables(document.model, card, devices, source, base),
+        exits=read_exits(document.accuracy, model, card, source, base, recorded=recorded),
+    )
+
+
+def _inventory(document: str | InventoryDocument, source: Source, base: Path) -> Inventory:
+    if isinstance(document, InventoryDocument):
+        inventory = build_inventory(document, source, ("cluster",))
+    else:
+        inventory = read_inventory(base / document)
+    with source.said_at(("cluster",)):
+        if not inventory.counts:
+            raise InputError("the cluster has no accelerator: every count is 0")
+    return inventory
+
+
+Planned = tuple[ServiceParts, PlanProblem, Plan]
+
+
+def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
+    """The same by each of the model's calibrations, its own first; by the file's where that says what there is to say.
+
+    Blocks of networks that measure attention take as many times as long as was found at the calibration. Raises
+    InputError where `accuracy.prune` asks for what cannot be, and for a calibration of other models.
+    """
+    asked, reason = parts.document.accuracy.prune, _why_whole(parts)
+    with parts.source.said_at(("accuracy", "prune") if asked else ("accuracy",)):
+        if asked and reason is not None:
+            raise InputError(f"accuracy.prune: {reason}")
+        path = parts.model / PRUNED / CALIBRATION_FILE
+        if asked and not path.is_file():
+            raise InputError(f"{path} is not there; run: offramp calibrate {parts.model} --data FILE --prune 0.14")
+    if _given(parts) is not None or parts.document.planner.plan is not None:
+        return (parts,)
+    beside = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
+    every = (parts, *(_by(folder, parts) for folder in beside))
+    return tuple(each for each in every if asked is None or bool(each.exits.prune) == asked)
+
+
+def most_worth(planned: list[Planned]) -> Planned:
+    """The best of plans by what is sought; of equal ones the first."""
+    return reduce(_better, planned)
+
+
+def _better(one: Planned, other: Planned) -> Planned:
+    return other if is_worth_more(one[1].objective, other[2].predicted, one[2].predicted) else one
+
+
+def _given(parts: ServiceParts) -> str | None:
+    """What the file says itself that calibrations say."""
+    names = ("policy", "thresholds", "records")
+    return next((name for name in names if getattr(parts.document.accuracy, name) is not None), None)
+
+
+def _why_whole(parts: ServiceParts) -> str | None:
+    """What speaks against pruned texts, in words."""
+    document = parts.document
+    if parts.card.chain.is_one:
+        return f"{parts.card.name} is a single model; words are pruned where inputs go on to another"
+    given = _given(parts)
+    if given is not None:
+        return f"the calibration of pruned texts says the {given}; leave one of the two out"
+    if document.planner.objective.minimize == "latency":
+        return "where early answers are sought inputs may stay, to tell what the reference says of whole texts"
+    if document.planner.plan is not None:
+        return "the plan file says itself whose words are pruned; leave one of the two out"
+    if document.model.backend != "torch":
+        return f"attention is measured by torch, and the backend is {document.model.backend}"
+    if _recorded(parts):
+        return "emulated accelerators that answer from records measure no attention"
+    return None
+
+
+def _recorded(parts: ServiceParts) -> bool:
+    """Whether emulated accelerators answer from records."""
+    return parts.document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in parts.tables)
+
+
+def _by(folder: Path, parts: ServiceParts) -> ServiceParts:
+    document, card = parts.document.accuracy, parts.card
+    recorded = _recorded(parts)
+    exits = read_exits(document, parts.model, card, parts.source, parts.base, recorded=recorded, beside=folder)
+    if not exits.prune:
+        return replace(parts, exits=exits)
+    times = measuring_of(exits.records)
+    tables = {device: measuring(table, card.chain.bounds, times) for device, table in parts.tables.items()}
+    return replace(parts, exits=exits, tables=tables)

@@ -1,0 +1,421 @@
+"""Simulate a service whose plan is the live controller's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deployments.controller.history import History, PlanRow
+from deployments.controller.loop import ControlLoop
+from deployments.settings import ControlSettings
+from deployments.slots import slot_devices
+from deployments.wire.messages import Assignment, IngressReport
+from earlyexit.errors import DataError, OfframpError, PlanError
+from optimizer.decision import Decision, Strategy
+from optimizer.placement import initial_placement
+from optimizer.plan import NO_RAMPS, Plan, PolicySpec
+from optimizer.plan_file import plan_document
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from profiles.records import ExitRecords
+from simulator.events import CONTROLS, Events
+from simulator.fleet import Delays, SimulatedFleet, SimulatedTime
+from simulator.inputs import Decisions, IntArray, Probing, recorded
+from simulator.outcome import Outcome
+from simulator.scenario import FloatArray, Scenario
+from simulator.service import SimulatedService
+from simulator.simulate import Progress, gather, play
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _At:
+    at_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at_s < math.inf:
+            raise DataError(f"at_s must be a finite number of seconds from 0 on, not {self.at_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaDies(_At):
+    """A replica's process ends; nothing happens where its slot has no such replica then."""
+
+    slot: str
+    rank: int = 0
+    """0: the one that has taken calls for longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSlows(_At):
+    """A replica, healthy so far or not, takes `slowness` times as long as its profile says; 1: it is well again."""
+
+    slot: str
+    rank: int = 0
+    slowness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorsLost(_At):
+    """Accelerators of a type are gone, with what runs on them; a node that dies is all of its own."""
+
+    device: str
+    numbers: tuple[int, ...]
+    """From 0 on; replicas take the lowest free one, a plan's first stage first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorsBack(_At):
+    """Those are there again, empty."""
+
+    device: str
+    numbers: tuple[int, ...]
+
+
+Fault = ReplicaDies | ReplicaSlows | AcceleratorsLost | AcceleratorsBack
+
+
+def schedule(faults: Sequence[Fault], fleet: SimulatedFleet, events: Events) -> None:
+    """Have faults happen, each at its time."""
+    for fault in faults:
+        events.at(fault.at_s, CONTROLS, lambda each: _happen(each, fleet), fault)
+
+
+def _happen(fault: Fault, fleet: SimulatedFleet) -> None:
+    match fault:
+        case AcceleratorsLost(device=device, numbers=numbers):
+            fleet.lose(device, numbers)
+        case AcceleratorsBack(device=device, numbers=numbers):
+            fleet.bring_back(device, numbers)
+        case ReplicaDies(slot=slot, rank=rank):
+            replica = fleet.replica_at(slot, rank)
+            if replica is not None:
+                fleet.die(replica)
+        case ReplicaSlows(slot=slot, rank=rank, slowness=slowness):
+            replica = fleet.replica_at(slot, rank)
+            if replica is not None:
+                fleet.slow(replica, slowness)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mix(_At):
+    """What inputs are from a time on: rows of the decisions, in turn."""
+
+    rows_N: IntArray
+
+
+def rows_in_turn(mixes: Sequence[Mix], arrivals_s: FloatArray, inputs_per_request: int = 1) -> IntArray:
+    """The row of every input of requests that arrive then; raises DataError where the first mix begins late.
+
+    What a `Scenario` takes whose inputs change.
+    """
+    begins_s = np.array([mix.at_s for mix in mixes])
+    if not len(mixes) or begins_s[0] > 0 or (np.diff(begins_s) <= 0).any():
+        raise DataError("mixes begin at 0 s, and one after the other")
+    counts = np.diff(np.append(np.searchsorted(arrivals_s, begins_s), len(arrivals_s))) * inputs_per_request
+    return np.concatenate([np.resize(mix.rows_N, count) for mix, count in zip(mixes, counts, strict=True)])
+
+
+ARRIVES = 4
+"""Priority of the next input: new inputs come after everything else of the same moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A load that needs no rate."""
+
+    in_flight: int
+    """Inputs."""
+    mixes: tuple[Mix, ...]
+    """As many rows in each."""
+    pause_s: float = 0.1
+    """Whoever got no answer comes again after so long; at once, a service that refuses would have no end of it."""
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise DataError(f"at least one input must be in flight, not {self.in_flight}")
+        if len({len(mix.rows_N) for mix in self.mixes}) != 1:
+            raise DataError("all mixes of a closed loop have as many rows")
+
+    @property
+    def rows_N(self) -> IntArray:
+        """What the scenario of this load takes."""
+        return np.concatenate([mix.rows_N for mix in self.mixes])
+
+
+class ClosedSender:
+    """Sends a closed load. Inputs of one mix are numbered so that their number is that of a row of it."""
+
+    def __init__(self, service: SimulatedService, load: Closed) -> None:
+        assert service.scenario.inputs_per_request == 1, "requests of a closed loop have one input"
+        self._service = service
+        self._events = service.events
+        self._load = load
+        self._turns = [0] * len(load.mixes)
+        self._due = 0
+        """To be sent at this moment."""
+        self.numbers = array("q")
+        """Those sent so far, in their order."""
+
+    def begin(self) -> None:
+        """Send the first."""
+        self._events.at(0.0, ARRIVES, self._send, self._load.in_flight)
+
+    def settled(self, number: int, answered: bool) -> None:
+        """Inputs have their outcome; those who follow them at one moment are sent together."""
+        if not answered:
+            self._events.at(self._events.time_s + self._load.pause_s, ARRIVES, self._send, number)
+        else:
+            if not self._due:
+                self._events.at(self._events.time_s, ARRIVES, self._send_due)
+            self._due += number
+
+    def compact(self, outcome: Outcome) -> Outcome:
+        """The outcome of the inputs that were sent, in their order."""
+        numbers_N = np.frombuffer(self.numbers, dtype=np.int64)
+        return replace(
+            outcome,
+            arrived_s_R=np.frombuffer(self._service.ledger.arrived_s)[numbers_N],
+            latency_s_N=outcome.latency_s_N[numbers_N],
+            exit_N=outcome.exit_N[numbers_N],
+            drop_N=outcome.drop_N[numbers_N],
+        )
+
+    def _send_due(self, _: None) -> None:
+        number, self._due = self._due, 0
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        now_s = self._events.time_s
+        if now_s >= self._service.scenario.duration_s:
+            return
+        sent = [self._next_number(now_s) for _ in range(number)]
+        ledger, ingresses = self._service.ledger, self._service.ingresses
+        for each in sent:
+            if each >= len(ledger.latency_s):
+                ledger.extend(np.full(self._service.cycle, np.nan))
+            ledger.arrived_s[each] = now_s
+        first = len(self.numbers)
+        self.numbers.extend(sent)
+        for turn, ingress in enumerate(ingresses):
+            ingress.arrive_together(sent[(turn - first) % len(ingresses) :: len(ingresses)])
+
+    def _next_number(self, now_s: float) -> int:
+        mixes = self._load.mixes
+        index = max(index for index, mix in enumerate(mixes) if mix.at_s <= now_s)
+        turn, self._turns[index] = self._turns[index], self._turns[index] + 1
+        rounds, place = divmod(turn, len(mixes[index].rows_N))
+        return rounds * self._service.cycle + index * len(mixes[index].rows_N) + place
+
+
+EVENTS = 100_000
+"""All that the controller said."""
+LINGER_S = 1.0
+"""How often it is looked, after the end of the load, whether everything has its outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Somebody's own plan, put in force at a time and held."""
+
+    at_s: float
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What steers a simulated service; refuses parts that do not fit together."""
+
+    settings: ControlSettings
+    problem: PlanProblem
+    """What the controller plans for; what is true is the scenario's."""
+    records: ExitRecords
+    """What probes show; the scenario's decisions must follow from them, row by row."""
+    slots: Mapping[str, int]
+    """Per accelerator type, at least as many as any plan has stages on it."""
+    probe_share: float = 0.02
+    hold: bool = False
+    """Whether the plan to begin with is kept, and only `orders` change it."""
+    orders: tuple[Order, ...] = ()
+    delays: Delays = field(default_factory=Delays)
+    plan_s: float = 0.3
+    """What forecasts and the solver take together; live, 0.26 s and 0.01 s."""
+    linger_s: float = 60.0
+    """After the load's end, inputs are waited for so long at most."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probe_share <= 1:
+            raise DataError(f"probe_share must be a share, not {self.probe_share}")
+        unknown = sorted(set(self.problem.devices) - set(self.slots))
+        if unknown:
+            raise PlanError(f"no slots of {unknown}; there are some of {sorted(self.slots)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Controlled:
+    """What came of it."""
+
+    outcome: Outcome
+    plans: tuple[PlanRow, ...]
+    """In force or proposed, oldest first."""
+    said: tuple[Mapping[str, Any], ...]
+    """The controller's events, oldest first: `at_s`, `kind` and `words`."""
+    done: tuple[tuple[float, str], ...]
+    """What was done to the fleet, and by fate, with its second."""
+    reports: tuple[IngressReport, ...]
+    """What the ingresses counted in all; probes are those that were not handed over before."""
+
+    def words(self, *kinds: str) -> list[str]:
+        """What the controller said of some kinds."""
+        return [str(each["words"]) for each in self.said if each["kind"] in kinds]
+
+
+def control_settings(problem: PlanProblem, **options: Any) -> ControlSettings:
+    """A controller's settings in a simulation; `options` are further ones of `ControlSettings`."""
+    return ControlSettings(problem=problem, policy=NO_RAMPS, state=":memory:", **options)
+
+
+def simulate_controlled(
+    scenario: Scenario,
+    control: Control,
+    *,
+    faults: tuple[Fault, ...] = (),
+    closed: Closed | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Controlled:
+    """Serve the scenario's requests, beginning with its plan, while the controller plans anew and things go wrong.
+
+    `closed`: a closed loop's load, in place of arrivals; the scenario then has none, and the load's rows. Ends when
+    every input has its outcome, or `linger_s` after the load. Equal arguments give equal results. Raises DataError for
+    records of other inputs than the decisions.
+    """
+    if len(control.records) != scenario.decisions.num_rows:
+        raise DataError(f"{len(control.records)} records of {scenario.decisions.num_rows} rows of decisions")
+    made = _Run(scenario, control, closed, seed)
+    with closing(made.time), closing(made.history):
+        return made.run(faults, progress)
+
+
+class _Run:
+    """One simulation: it only puts the parts together."""
+
+    def __init__(self, scenario: Scenario, control: Control, closed: Closed | None, seed: int) -> None:
+        self._scenario = scenario
+        self._control = control
+        self._events = Events()
+        self.time = SimulatedTime(self._events)
+        self._placed = initial_placement(scenario.plan)
+        slots = slot_devices(dict(control.slots))
+        self._service = SimulatedService(
+            scenario, self._events, self._placed, slots, partial(self._probing, seed), self._decide
+        )
+        self._load = None if closed is None else ClosedSender(self._service, closed)
+        if self._load is not None:
+            for ingress in self._service.ingresses:
+                ingress.settled = self._load.settled
+        counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
+        self._fleet = SimulatedFleet(self._service, counts, control.delays, self._assignment_of)
+        self.history = History.open(Path(":memory:"), "simulated")
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._ended_s: float | None = None
+
+    def _decide(self, policy: PolicySpec | None) -> Decisions:
+        """By other thresholds than those to begin with the records say who leaves where."""
+        first, records = self._scenario.plan.policy, self._control.records
+        if policy is None or policy.thresholds is None or policy == first:
+            return self._scenario.decisions
+        given = policy.thresholds
+        return recorded(records, dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given))
+
+    def _probing(self, seed: int, index: int) -> Probing:
+        control, rng = self._control, random.Random(f"{seed} {index}")
+        return Probing(control.records, self._scenario.rows_N, control.probe_share, rng)
+
+    def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
+        self._fleet.boot()
+        schedule(faults, self._fleet, self._events)
+        self._loop = self._control_loop()
+        self._tasks = [self.time.create_task(self._loop.run())]
+        self._tasks += [self.time.create_task(self._obey(order)) for order in self._control.orders]
+        if self._control.hold:
+            self.time.call_soon(self._hold)  # once the loop has begun: it would take a standing before that up again
+        if self._load is not None:
+            self._load.begin()
+        self._events.at(self._scenario.duration_s, CONTROLS, self._end_when_done)
+        interrupted = play(self._service, progress=progress).interrupted
+        return self._gather(gather(self._service, interrupted=interrupted, ended_s=self._ended_s))
+
+    def _control_loop(self) -> ControlLoop:
+        control = self._control
+        policy = self._scenario.plan.policy
+        if policy is None:
+            raise PlanError("a controller needs the policy of the plan to begin with")
+        return ControlLoop(
+            self._fleet,
+            self.history,
+            control.settings,
+            problem=control.problem,
+            policy=policy,
+            slots=control.slots,
+            first=self._placed,
+            clock=self._events,
+            sleep=asyncio.sleep,
+            solve=_solve,
+            off_loop=self._off_loop,
+        )
+
+    def _hold(self) -> None:
+        self._loop.keeper.become(hold=True)
+
+    async def _off_loop(self, forecast: Any, now_s: float) -> Any:
+        found = forecast(now_s)
+        await asyncio.sleep(self._control.plan_s)
+        return found
+
+    async def _obey(self, order: Order) -> None:
+        await asyncio.sleep(order.at_s)
+        try:
+            await self._loop.apply(plan_document(order.plan), hold=True)
+        except OfframpError as refusal:  # whoever gave it would be told
+            self._fleet.say(f"an order is not carried out: {refusal}")
+
+    def _assignment_of(self, slot: str) -> Assignment | None:
+        return self._loop.keeper.assignment_of(slot)
+
+    def _end_when_done(self, _: None) -> None:
+        waiting = any(ingress.core.num_unanswered for ingress in self._service.ingresses)
+        if waiting and self._events.time_s < self._scenario.duration_s + self._control.linger_s:
+            self._events.at(self._events.time_s + LINGER_S, CONTROLS, self._end_when_done)
+            return
+        self._ended_s = self._events.time_s
+        for task in self._tasks:
+            task.cancel()
+
+    def _gather(self, outcome: Outcome) -> Controlled:
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()  # raises what ended it
+        plans = tuple(reversed(self.history.plans(EVENTS)))
+        said = tuple(reversed(self.history.events(EVENTS)))
+        now_s = self._events.time_s
+        return Controlled(
+            outcome=outcome if self._load is None else self._load.compact(outcome),
+            plans=plans,
+            said=said,
+            done=tuple(self._fleet.log),
+            reports=tuple(ingress.core.report(now_s, now_s) for ingress in self._service.ingresses),
+        )
+
+
+async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+    return solve(problem, strategy)

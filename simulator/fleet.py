@@ -1,0 +1,314 @@
+"""The fleet that the live control loop steers, simulated: accelerators, replicas that start and end, and reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.controller.fleet import Fleet
+from deployments.wire.messages import Assignment, IngressReport, ReplicaReport
+from optimizer.placement import PlacedPlan
+from simulator.events import CONTROLS, Events
+from simulator.replica import NOTHING, SimulatedReplica
+from simulator.service import SimulatedService
+
+
+class SimulatedTime(asyncio.BaseEventLoop):
+    """An event loop that never waits: the simulation runs it when something is due, and its time is the simulation's.
+
+    It knows no threads and no sockets, so nothing but sleep and each other may be waited for.
+    """
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+        self._soon: deque[asyncio.Handle] = deque()
+        self._has_turn = False
+
+    def time(self) -> float:
+        return self._events.time_s
+
+    def call_soon(  # type: ignore[override] # typeshed's is generic in the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._soon.append(handle)
+        self._be_run()
+        return handle
+
+    def call_at(  # type: ignore[override] # typeshed's is generic in the arguments
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._events.at(when, CONTROLS, self._due, handle)
+        return handle
+
+    def _due(self, handle: asyncio.Handle) -> None:
+        self._soon.append(handle)
+        self._be_run()
+
+    def _be_run(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self._events.at(self._events.time_s, CONTROLS, self._run_turn)
+
+    def _run_turn(self, _: None) -> None:
+        """Whatever is due, and what follows from it at the same moment."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while self._soon:
+                handle = self._soon.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            asyncio._set_running_loop(outer)
+            self._has_turn = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """What Ray and Serve take for what they do; broadcasts and reports (9 to 43 ms live) take no time here."""
+
+    start_s: float = 10.0
+    """From a free accelerator to a warm replica that takes calls."""
+    notice_s: float = 1.0
+    """Until a dead replica is replaced: the live service's `health_check_period_s`."""
+    lost_s: float = 15.0
+    """Until Ray no longer counts accelerators that are gone."""
+    drain_s: float = 2.0
+    """How often Serve looks whether a replica that takes no more calls has ended those it had."""
+
+
+@dataclass(slots=True, eq=False)
+class _Start:
+    """A replica that was asked for, and does not run yet."""
+
+    slot: str
+    accelerator: int | None = None
+    """None while none is free."""
+
+
+AssignmentOf = Callable[[str], Assignment | None]
+
+
+class AcceleratorPool:
+    """Accelerators of one type, from 0 on. The lowest free one is taken first: a plan's first stage has the lowest."""
+
+    def __init__(self, count: int) -> None:
+        self._holders: list[object] = [None] * count
+        self._lost_s: dict[int, float] = {}
+        """When those were lost that are gone."""
+
+    def take(self, holder: object) -> int | None:
+        """The number of one that is free until now; None where none is."""
+        for number, held in enumerate(self._holders):
+            if held is None and number not in self._lost_s:
+                self._holders[number] = holder
+                return number
+        return None
+
+    def hand_over(self, holder: object, other: object) -> None:
+        """Give what one holds to another."""
+        self._holders[self._holders.index(holder)] = other
+
+    def release(self, holder: object) -> None:
+        """Take back what somebody holds, if anything."""
+        self._holders = [None if held is holder else held for held in self._holders]
+
+    def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
+        """Have some be gone; gives those who held them."""
+        lost = [number for number in numbers if number not in self._lost_s]
+        self._lost_s |= dict.fromkeys(lost, now_s)
+        holders = [self._holders[number] for number in lost]
+        for number in lost:
+            self._holders[number] = None
+        return [holder for holder in holders if holder is not None]
+
+    def bring_back(self, numbers: Iterable[int]) -> None:
+        """Have some be there again."""
+        for number in numbers:
+            self._lost_s.pop(number, None)
+
+    def counted(self, noticed_s: float) -> int:
+        """Those that are there, and those lost after `noticed_s`."""
+        return len(self._holders) - sum(lost_s <= noticed_s for lost_s in self._lost_s.values())
+
+
+class SimulatedFleet(Fleet):
+    """Serve's part: every slot gets as many replicas as it was told, as soon as there are accelerators for them."""
+
+    def __init__(
+        self,
+        service: SimulatedService,
+        counts: Mapping[str, int],
+        delays: Delays,
+        assignment_of: AssignmentOf,
+    ) -> None:
+        """`counts`: accelerators per type. `assignment_of`: what a replica that starts in a slot is told to do."""
+        self.log: list[tuple[float, str]] = []
+        """What was done to the service, and when."""
+        self._service = service
+        self._events = service.events
+        self._delays = delays
+        self._assignment_of = assignment_of
+        self._accelerators = {device: AcceleratorPool(count) for device, count in counts.items()}
+        self._told = dict.fromkeys(service.slots, 0)
+        self._starts: list[_Start] = []
+
+    def boot(self) -> None:
+        """Start the service's plan, ready for work."""
+        self._service.boot()
+        for name, slot in self._service.slots.items():
+            self._told[name] = len(slot.replicas)
+            for replica in slot.replicas.values():
+                accelerator = self._accelerators[slot.device].take(replica)
+                assert accelerator is not None, f"the plan needs more {slot.device} than there are"
+
+    async def scale(self, slot: str, replicas: int) -> None:
+        self.say(f"scale {slot} to {replicas}")
+        self._told[slot] = replicas
+        self._reconcile(slot)
+
+    async def running(self) -> dict[str, int]:
+        return {name: len(slot.replicas) for name, slot in self._service.slots.items()}
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        """Replicas that follow a plan already have nothing to compile or to load here."""
+        self.say(f"prepare {placed.epoch}")
+        for name in placed.slots:
+            assignment = self._assignment_of(name)
+            for replica in self._service.slots[name].replicas.values():
+                if replica.epoch == NOTHING and assignment is not None:
+                    replica.prepare(assignment)
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        self.say(f"follow {placed.epoch}")
+        self._service.follow(placed)
+
+    async def decide(self, placed: PlacedPlan) -> None:
+        """Replicas go by what the service's plan says, so they are told with the ingresses."""
+        self.say(f"decide {placed.epoch}")
+        self._service.follow(placed)
+
+    async def suspend(self, reason: str) -> None:
+        self.say("suspend")
+        for ingress in self._service.ingresses:
+            ingress.suspend(reason)
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        now_s = self._events.time_s
+        return [ingress.core.report(now_s, now_s) for ingress in self._service.ingresses]
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        slots = self._service.slots.items()
+        return [_report(name, replica) for name, slot in slots for replica in slot.replicas.values()]
+
+    async def capacity(self) -> dict[str, int]:
+        noticed_s = self._events.time_s - self._delays.lost_s
+        return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
+
+    def die(self, replica: SimulatedReplica) -> None:
+        """A replica's process ends; what it held starts again elsewhere, and Serve starts another."""
+        self.say(f"{replica.name} dies")
+        self._accelerators[replica.device].release(replica)
+        self._service.kill(replica)
+        self._later(self._delays.notice_s, self._reconcile, replica.name.rpartition("#")[0])
+
+    def lose(self, device: str, numbers: tuple[int, ...]) -> None:
+        """Accelerators are gone, with the replicas that run or start on them."""
+        self.say(f"{device} {', '.join(map(str, numbers))} lost")
+        for holder in self._accelerators[device].lose(numbers, self._events.time_s):
+            if isinstance(holder, SimulatedReplica):
+                self.die(holder)
+            elif isinstance(holder, _Start):
+                self._starts.remove(holder)
+                self._later(self._delays.notice_s, self._reconcile, holder.slot)
+
+    def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
+        """Accelerators that were lost are there again, empty."""
+        self.say(f"{device} {', '.join(map(str, numbers))} back")
+        self._accelerators[device].bring_back(numbers)
+        self._place()
+
+    def slow(self, replica: SimulatedReplica, slowness: float) -> None:
+        """A replica takes so many times as long as its profile says."""
+        self.say(f"{replica.name} takes {slowness:g} times as long")
+        self._service.slow(replica, slowness)
+
+    def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
+        """The one of a slot that has taken calls for longest, the next, ...; None where there are no more."""
+        replicas = list(self._service.slots[slot].replicas.values())
+        return replicas[rank] if rank < len(replicas) else None
+
+    def _reconcile(self, slot: str) -> None:
+        """Start what a slot lacks; of what is too much first what has not started, then the newest."""
+        starts = [start for start in self._starts if start.slot == slot]
+        replicas = list(self._service.slots[slot].replicas.values())
+        change = self._told[slot] - len(replicas) - len(starts)
+        if change >= 0:
+            self._starts += [_Start(slot) for _ in range(change)]
+        else:
+            for start in starts[change:]:
+                self._give_up(start)
+            for replica in replicas[len(replicas) + min(0, change + len(starts)) :]:
+                self._stop(replica)
+        self._place()
+
+    def _place(self) -> None:
+        for start in self._starts:
+            if start.accelerator is None:
+                start.accelerator = self._accelerators_of(start.slot).take(start)
+                if start.accelerator is not None:
+                    self._later(self._delays.start_s, self._started, start)
+
+    def _started(self, start: _Start) -> None:
+        if start in self._starts:
+            self._starts.remove(start)
+            replica = self._service.start(start.slot, self._assignment_of(start.slot))
+            self._accelerators_of(start.slot).hand_over(start, replica)
+            self.say(f"{replica.name} runs")
+
+    def _give_up(self, start: _Start) -> None:
+        self._starts.remove(start)
+        self._accelerators_of(start.slot).release(start)
+
+    def _stop(self, replica: SimulatedReplica) -> None:
+        self._service.stop(replica)
+        self._later(self._delays.drain_s, self._drained, replica)
+
+    def _drained(self, replica: SimulatedReplica) -> None:
+        if replica.trips:
+            self._later(self._delays.drain_s, self._drained, replica)
+        elif replica.alive:
+            self.say(f"{replica.name} ends")
+            replica.die()
+            self._accelerators[replica.device].release(replica)
+            self._place()
+
+    def _accelerators_of(self, slot: str) -> AcceleratorPool:
+        return self._accelerators[self._service.slots[slot].device]
+
+    def _later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
+        self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
+
+    def say(self, words: str) -> None:
+        """Write something into the log."""
+        self.log.append((self._events.time_s, words))
+
+
+def _report(slot: str, replica: SimulatedReplica) -> ReplicaReport:
+    return ReplicaReport(
+        slot=slot,
+        replica=replica.name,
+        node="simulated",
+        pid=0,
+        device=replica.device,
+        epoch=replica.epoch,
+        waiting=replica.engine.num_waiting,
+        times=replica.engine.times_run,
+    )
