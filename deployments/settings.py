@@ -226,8 +226,9 @@ class ServeSettings(IngressSettings, ModelSettings):
     """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
     listener: str | None = None
-    """Where the only ingress gets the socket that callers reach (`deployments/local_ray/ports.py`); None: Serve listens,
-    and who stands before it."""
+    """Where the only ingress gets the socket that callers reach (`deployments/local_ray/ports.py`).
+
+    None: Serve or its proxy listens."""
     calls_per_replica: int = Field(default=2, ge=1)
     """Calls per replica of the first stage that nothing has come back from yet. The first takes whatever waits; those
     that queue behind it are sent only when full, so that what arrives meanwhile is not spent on small batches."""

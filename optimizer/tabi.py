@@ -1,8 +1,8 @@
 """Tabi's own choice of a cascade (EuroSys'23, section 5), as a baseline: a search for c, and a list of candidates.
 
 It profiles the models alone, and rearranges what they said. Nothing is promised of what it finds: c is chosen on the
-inputs it is judged by. Shares are expectations over the coins of the band (`earlyexit/policies/reroute.py`), which are exact
-and need no draws.
+inputs it is judged by. Shares are expectations over the coins of the band (`earlyexit/policies/reroute.py`),
+which are exact and need no draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Python runs this when a process of the service starts (`deployments/local_ray/start.py` puts the folder into PYTHONPATH).
+"""Python runs this when a process of the service starts.
+
+`deployments/local_ray/start.py` puts the folder into PYTHONPATH.
 
 ray.serve imports pandas where it is installed, to know its tables should somebody return one. Nobody does here, and
 every process would have 30 MB of it, and a third more to do when it starts. Whoever else imports pandas gets it.

@@ -10,8 +10,7 @@ from typing import Any, Final, Generic, Protocol
 from earlyexit.clock import Clock
 from earlyexit.engine.engine import NOTHING, Batch, BatchEngine, Choice
 from earlyexit.engine.queue import Member, P
-from earlyexit.engine.release import Inside, Lost, Release, Step, Survivors
-from earlyexit.engine.release import P as P_from_release
+from earlyexit.engine.release import Inside, Lost, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.split import Split
 from earlyexit.network.wire import WirePiece
@@ -133,17 +132,17 @@ class DeviceLoop(Generic[P]):
         return running[0] if running[0].batch.lane == batch.lane else running[1]
 
 
-class Runner(Protocol[P_from_release]):
+class Runner(Protocol[PayloadT]):
     """What computes a device's batches."""
 
-    memory: Memory[P_from_release] | None = None
+    memory: Memory[PayloadT] | None = None
     """What its network keeps of sequences; None where it keeps nothing."""
 
-    def from_wire(self, wire: WirePiece) -> P_from_release:
+    def from_wire(self, wire: WirePiece) -> PayloadT:
         """A payload on this device."""
         ...
 
-    def run(self, batch: Batch[P_from_release]) -> Iterator[Step[P_from_release]]:
+    def run(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
         """Run a batch, one step per exit, as soon as it is known; the last survivors wait for the split's end.
 
         Of a batch that stays, an answer to an input that is also among the step's survivors is an early one.
@@ -158,7 +157,7 @@ class Runner(Protocol[P_from_release]):
         """Whatever is slow the first time, off the device's thread, while it serves."""
         ...
 
-    def warm_up_pieces(self, split: Split, size: int) -> P_from_release:
+    def warm_up_pieces(self, split: Split, size: int) -> PayloadT:
         """Inputs of nothing, for warming; where they have tokens, as many as `warm_up_length` says."""
         ...
 
@@ -172,8 +171,8 @@ def warm_up_length(split: Split, size: int) -> int:
     return WARM_UP_TOKENS if split.tokens is None or size == 1 else max(1, split.tokens // size)
 
 
-Deliver = Callable[[list[Release[P_from_release]]], None]
-OnBatch = Callable[[Batch[P_from_release], float], None]
+Deliver = Callable[[list[Release[PayloadT]]], None]
+OnBatch = Callable[[Batch[PayloadT], float], None]
 """Is told of every batch that has run, and the seconds that it had the device."""
 
 
@@ -185,7 +184,7 @@ def ignore_room() -> None:
     """Nobody sleeps until a batch may begin."""
 
 
-class Device(Generic[P_from_release]):
+class Device(Generic[PayloadT]):
     """Runs one batch at a time, or two; everything it releases goes to `deliver` as soon as it is known.
 
     Two threads may run one batch each, where `DeviceLoop` lets the second begin; `deliver` is called by one at a time.
@@ -193,11 +192,11 @@ class Device(Generic[P_from_release]):
 
     def __init__(
         self,
-        engine: BatchEngine[P_from_release],
-        runner: Runner[P_from_release],
+        engine: BatchEngine[PayloadT],
+        runner: Runner[PayloadT],
         clock: Clock,
-        deliver: Deliver[P_from_release],
-        on_batch: OnBatch[P_from_release] = ignore_batch,
+        deliver: Deliver[PayloadT],
+        on_batch: OnBatch[PayloadT] = ignore_batch,
     ) -> None:
         self.engine = engine
         self._loop = DeviceLoop(engine)
@@ -216,7 +215,7 @@ class Device(Generic[P_from_release]):
         self.failures_in_a_row = 0
         """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
 
-    def start_next(self) -> Batch[P_from_release] | float | None:
+    def start_next(self) -> Batch[PayloadT] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
         with self.lock:
             choice = self._loop.begin(self.clock.now_s())
@@ -231,7 +230,7 @@ class Device(Generic[P_from_release]):
         """Whether a batch can start now, should there be one."""
         return self._loop.may_begin
 
-    def run(self, batch: Batch[P_from_release]) -> list[Survivors[P_from_release]]:
+    def run(self, batch: Batch[PayloadT]) -> list[Survivors[PayloadT]]:
         """Run a batch, deliver its answers and who goes on elsewhere, and give back who goes on here, to `requeue`.
 
         If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
@@ -250,7 +249,7 @@ class Device(Generic[P_from_release]):
                 self._hands.let_go(member for member in batch.members if id(member) not in back)
         return coming_back
 
-    def requeue(self, coming_back: Iterable[Survivors[P_from_release]]) -> None:
+    def requeue(self, coming_back: Iterable[Survivors[PayloadT]]) -> None:
         """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
         for going in coming_back:
             with self.lock:
@@ -265,7 +264,7 @@ class Device(Generic[P_from_release]):
         while isinstance(batch := self.start_next(), Batch):
             self.requeue(self.run(batch))
 
-    def admit(self, wire: WirePiece, members: list[Member[P_from_release]]) -> list[Member[P_from_release]]:
+    def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
         """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`.
 
         A sequence that was ended while a batch has it is kept until that batch is over, and takes nothing more: what
@@ -302,7 +301,7 @@ class Device(Generic[P_from_release]):
                 self.on_room()
         self._lose([_over(member) for member in queued])
 
-    def _attempt(self, batch: Batch[P_from_release], inside: Inside[P_from_release]) -> list[Survivors[P_from_release]]:
+    def _attempt(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
         try:
             survivors = self._run(batch, inside)
         except _ModelFailure as failure:
@@ -316,19 +315,17 @@ class Device(Generic[P_from_release]):
         self.failures_in_a_row = 0
         return [] if survivors is None else self._pass_on(survivors, inside)
 
-    def _run_one_by_one(
-        self, batch: Batch[P_from_release], parts: Sequence[Inside[P_from_release]]
-    ) -> list[Survivors[P_from_release]]:
-        coming_back: list[Survivors[P_from_release]] = []
+    def _run_one_by_one(self, batch: Batch[PayloadT], parts: Sequence[Inside[PayloadT]]) -> list[Survivors[PayloadT]]:
+        coming_back: list[Survivors[PayloadT]] = []
         for part in parts:
             with self.lock:
                 single = self._loop.again(batch, tuple(part.members.values()), self.clock.now_s())
             coming_back += self._attempt(single, part)
         return coming_back
 
-    def _run(self, batch: Batch[P_from_release], inside: Inside[P_from_release]) -> P_from_release | None:
+    def _run(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> PayloadT | None:
         first_s: float | None = None
-        survivors: P_from_release | None = None
+        survivors: PayloadT | None = None
         for step in _steps(self.runner, batch):
             elapsed_s = self.clock.now_s() - batch.started_s
             survivors = step.survivors
@@ -349,7 +346,7 @@ class Device(Generic[P_from_release]):
         inside.charge(total_s)
         return survivors
 
-    def _shrink(self, batch: Batch[P_from_release], by: int) -> None:
+    def _shrink(self, batch: Batch[PayloadT], by: int) -> None:
         """So many are no longer inside, answered or lost: where batches overlap, that may make room for another."""
         if batch.split.overlap_below is None or not by:
             return
@@ -358,9 +355,7 @@ class Device(Generic[P_from_release]):
             if self._loop.may_begin:
                 self.on_room()
 
-    def _without_over(
-        self, going: Survivors[P_from_release], hands: SequencePins[P_from_release]
-    ) -> Survivors[P_from_release]:
+    def _without_over(self, going: Survivors[PayloadT], hands: SequencePins[PayloadT]) -> Survivors[PayloadT]:
         """Without, and no longer in hand; who is over is lost."""
         keep = [k for k, member in enumerate(going.members) if not hands.is_over(member)]
         hands.let_go(going.members)
@@ -370,19 +365,19 @@ class Device(Generic[P_from_release]):
         members = tuple(going.members[k] for k in keep)
         return Survivors(members=members, piece=going.piece.select(keep) if keep else going.piece)
 
-    def _leaving(self, going: Survivors[P_from_release]) -> Survivors[P_from_release]:
+    def _leaving(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
         """With whatever has to go along."""
         return going if self._memory is None else replace(going, piece=self._memory.take_along(going.piece))
 
-    def _lose(self, lost: list[Release[P_from_release]]) -> None:
+    def _lose(self, lost: list[Release[PayloadT]]) -> None:
         if lost:
             self._release(lost)
 
-    def _release(self, releases: list[Release[P_from_release]]) -> None:
+    def _release(self, releases: list[Release[PayloadT]]) -> None:
         with self._delivering:
             self._deliver(releases)
 
-    def _pass_on(self, survivors: P_from_release, inside: Inside[P_from_release]) -> list[Survivors[P_from_release]]:
+    def _pass_on(self, survivors: PayloadT, inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
         members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
         going = Survivors(members=members, piece=survivors)
         if not self.engine.hosts(survivors.next_block):
@@ -401,7 +396,7 @@ class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never lea
         self.error = error
 
 
-def _steps(runner: Runner[P_from_release], batch: Batch[P_from_release]) -> Iterator[Step[P_from_release]]:
+def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
     """The batch's steps, the model's errors as _ModelFailure."""
     try:
         yield from runner.run(batch)
@@ -409,15 +404,15 @@ def _steps(runner: Runner[P_from_release], batch: Batch[P_from_release]) -> Iter
         raise _ModelFailure(error) from error
 
 
-def _too_late(member: Member[P_from_release]) -> Lost[P_from_release]:
+def _too_late(member: Member[PayloadT]) -> Lost[PayloadT]:
     return Lost(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
 
 
-def _over(member: Member[P_from_release]) -> Lost[P_from_release]:
+def _over(member: Member[PayloadT]) -> Lost[PayloadT]:
     return Lost(member=member, error=lost(member.sequence, "it was ended"))
 
 
-def _failed(member: Member[P_from_release], error: Exception) -> Lost[P_from_release]:
+def _failed(member: Member[PayloadT], error: Exception) -> Lost[PayloadT]:
     if isinstance(error, OfframpError):
         return Lost(member=member, error=error)
     return Lost(member=member, error=ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}"))

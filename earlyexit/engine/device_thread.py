@@ -11,7 +11,7 @@ from earlyexit.engine.device import MOST_BATCHES, Device
 from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import P
+from earlyexit.engine.release import PayloadT
 from earlyexit.network.split import Split
 from earlyexit.network.wire import WirePiece
 
@@ -22,13 +22,15 @@ def ignore_death() -> None:
     """Leave it to `is_alive`."""
 
 
-class DeviceThread(Generic[P]):
+class DeviceThread(Generic[PayloadT]):
     """A device in a thread of its own, and one more where batches overlap: they never wait for anything but work.
 
     Should a thread end by an error (the model's own are answered, this is something else), `on_death` is called.
     """
 
-    def __init__(self, device: Device[P], name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
+    def __init__(
+        self, device: Device[PayloadT], name: str = "device", on_death: Callable[[], None] = ignore_death
+    ) -> None:
         self._device = device
         self._name = name
         self._on_death = on_death
@@ -58,7 +60,7 @@ class DeviceThread(Generic[P]):
         """Whether the device still takes work."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def submit(self, next_block: int, members: Sequence[Member[P]], fallback: Sequence[Split] = ()) -> None:
+    def submit(self, next_block: int, members: Sequence[Member[PayloadT]], fallback: Sequence[Split] = ()) -> None:
         """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
         with self._wake:
             self._device.engine.submit(next_block, members, self._clock.now_s(), fallback)
@@ -83,7 +85,7 @@ class DeviceThread(Generic[P]):
                 self._add_thread()
             self._wake.notify()
 
-    def admit(self, wire: WirePiece, members: list[Member[P]]) -> list[Member[P]]:
+    def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
         """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`."""
         return self._device.admit(wire, members)
 
@@ -119,7 +121,7 @@ class DeviceThread(Generic[P]):
             with self._wake:
                 self._device.requeue(coming_back)
 
-    def _next(self) -> Batch[P] | None:
+    def _next(self) -> Batch[PayloadT] | None:
         with self._wake:
             while not self._stopping:
                 found = self._device.start_next()

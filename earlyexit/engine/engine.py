@@ -72,9 +72,10 @@ class BatchEngine(Generic[P]):
       while nothing is known of how long its splits take;
     - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.filling`.
 
-    By each a batch that is not full waits a moment for steps on their way (`earlyexit.engine.release`). Who of a queue is in
-    the batch is the order's to say. A batch is closed only when the device asks, so members that arrive while it
-    computes still fit. Probes have queues of their own; being few, one that waits counts as full (`earlyexit.engine.release`).
+    Under each rule, a batch that is not full waits a moment for steps that are about to return
+    (`earlyexit.engine.release`). The plan's order selects which queued inputs form the batch. A batch is closed only
+    when the device asks for it, so inputs that arrive while the device computes still fit. Probes have queues of
+    their own. Because probes are few, one waiting probe counts as a full batch (`earlyexit.engine.release`).
     """
 
     __slots__ = (

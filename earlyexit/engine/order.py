@@ -1,7 +1,7 @@
 """Which of the inputs that wait make the next batch. Pure.
 
 Used wherever inputs wait for one: in an engine's queues, and at an ingress. The orders are those of TCB (ICPP'22,
-section 6.2.4): first come first served, earliest deadline first, shortest first, and its own DAS (`earlyexit/engine/order.py`).
+section 6.2.4): first come first served, earliest deadline first, shortest first, and its own DAS.
 TCB maximises the *utility* of what runs before its deadline, 1 / length each (section 5.1). Where everything that waits
 can run in time they are worth the same.
 

@@ -104,74 +104,74 @@ class Payload(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Payload)
+PayloadT = TypeVar("PayloadT", bound=Payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step(Generic[P]):
+class Step(Generic[PayloadT]):
     """What the next exit of a running batch gave: answers, and who is still inside."""
 
     answers: tuple[Answer, ...]
-    survivors: P | None
+    survivors: PayloadT | None
     """None when nobody is left. Who stays is among them until the model's end, answered or not."""
     seen: tuple[Seen, ...] = ()
     """What the exit said of inputs that stay; one exit, so all have the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told(Generic[P]):
+class Told(Generic[PayloadT]):
     """An answered input, and where its time went until then."""
 
-    member: Member[P]
+    member: Member[PayloadT]
     answer: Answer
     stays: bool = False
     """Whether it goes on to the model's end all the same; should it be answered again, the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed(Generic[P]):
+class Observed(Generic[PayloadT]):
     """What an exit said of an input that stays, which is released besides."""
 
-    member: Member[P]
+    member: Member[PayloadT]
     seen: Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survivors(Generic[P]):
+class Survivors(Generic[PayloadT]):
     """Members whose next block is not hosted here."""
 
-    members: tuple[Member[P], ...]
-    piece: P
+    members: tuple[Member[PayloadT], ...]
+    piece: PayloadT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost(Generic[P]):
+class Lost(Generic[PayloadT]):
     """An input that gets no answer here, unless it stayed after one, and why."""
 
-    member: Member[P]
+    member: Member[PayloadT]
     error: OfframpError
 
 
-Release = Told[P] | Observed[P] | Survivors[P] | Lost[P]
+Release = Told[PayloadT] | Observed[PayloadT] | Survivors[PayloadT] | Lost[PayloadT]
 """Every member is released for good exactly once: answered without staying, going on, or lost."""
 
 
 @dataclass(slots=True)
-class Inside(Generic[P]):
+class Inside(Generic[PayloadT]):
     """Members of a running batch that are not released for good, by sample id."""
 
-    members: dict[str, Member[P]]
+    members: dict[str, Member[PayloadT]]
     # Of those that stay, what has been released already: a batch that failed runs again, and says nothing twice. Those
     # answered early come with the seconds of this run that their compute time holds since; exits look at all at once.
     answered_s: dict[str, float] = field(default_factory=dict)
     looked: set[int] = field(default_factory=set)
 
-    def releases(self, step: Step[P], elapsed_s: float, *, stay: bool) -> list[Release[P]]:
+    def releases(self, step: Step[PayloadT], elapsed_s: float, *, stay: bool) -> list[Release[PayloadT]]:
         """What a step releases, `elapsed_s` after the batch started; `stay`: whether inputs do that are answered."""
         if not stay:
             return [self._leave(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
-        releases: list[Release[P]] = []
+        releases: list[Release[PayloadT]] = []
         if step.seen and step.seen[0].block not in self.looked:
             members = self.members
             self.looked.add(step.seen[0].block)
@@ -188,7 +188,7 @@ class Inside(Generic[P]):
         for sample_id, member in self.members.items():
             member.compute_s += total_s - self.answered_s.get(sample_id, 0.0)
 
-    def apart(self) -> list[Inside[P]]:
+    def apart(self) -> list[Inside[PayloadT]]:
         """Everyone alone, for another run."""
         return [
             Inside(
@@ -199,12 +199,12 @@ class Inside(Generic[P]):
             for sample_id, member in self.members.items()
         ]
 
-    def _leave(self, answer: Answer, elapsed_s: float) -> Told[P]:
+    def _leave(self, answer: Answer, elapsed_s: float) -> Told[PayloadT]:
         member = self.members.pop(answer.sample_id)
         member.compute_s += elapsed_s - self.answered_s.get(answer.sample_id, 0.0)
         return Told(member=member, answer=answer)
 
-    def _answer_early(self, answer: Answer, elapsed_s: float) -> Told[P]:
+    def _answer_early(self, answer: Answer, elapsed_s: float) -> Told[PayloadT]:
         member = self.members[answer.sample_id]
         member.compute_s += elapsed_s
         member.answered = True

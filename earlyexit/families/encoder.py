@@ -175,7 +175,7 @@ class EncoderBackbone(Backbone):
 
     measures_importance = True
     fills_rows = False
-    """Whether `run_blocks` fills rows up once, where every linear layer would do so itself (`earlyexit.network.layers`)."""
+    """Whether `run_blocks` pads rows once, instead of every linear layer on its own (`earlyexit.network.layers`)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

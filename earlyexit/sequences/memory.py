@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol
 
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import P
+from earlyexit.engine.release import PayloadT
 from earlyexit.errors import OfframpError, SequenceLostError
 from earlyexit.network.wire import WirePiece
 
@@ -38,7 +38,7 @@ class MemoryUse:
     """Tokens of a page."""
 
 
-class Memory(Protocol[P]):
+class Memory(Protocol[PayloadT]):
     """What a network keeps of sequences.
 
     Not thread-safe: `admit`, `end` and `use` are called with the device's lock held. A running batch, and `take_along`,
@@ -57,7 +57,7 @@ class Memory(Protocol[P]):
         """Give up what is kept of a sequence; nothing of one that is not known."""
         ...
 
-    def take_along(self, piece: P) -> P:
+    def take_along(self, piece: PayloadT) -> PayloadT:
         """Survivors that go on elsewhere, with all that waits here for the same block and has to be there before."""
         ...
 
@@ -66,13 +66,13 @@ class Memory(Protocol[P]):
         ...
 
 
-class SequencePins(Generic[P]):
+class SequencePins(Generic[PayloadT]):
     """Which sequences a device has in its hands, running or about to be queued again; ends others at once.
 
     Not thread-safe: asked with the device's lock held.
     """
 
-    def __init__(self, memory: Memory[P]) -> None:
+    def __init__(self, memory: Memory[PayloadT]) -> None:
         self._memory = memory
         self._held: Counter[int] = Counter()
         self._over: set[int] = set()

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from earlyexit import backends, slots
+from earlyexit.backends.backends import BACKENDS as COMPUTED_BY
+from earlyexit.engine.order import ATTENTIONS as ATTENTIONS
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError, PlanError
 from earlyexit.ramps import pooling
@@ -128,8 +129,7 @@ def in_a_folder(name: str, path: Path | None) -> None:
 
 DTYPES = ("float32", "bfloat16")
 HOP_DTYPES = ("same", "float16")
-BACKENDS = tuple(backends.BACKENDS)
-ATTENTIONS = slots.ATTENTIONS
+BACKENDS = tuple(COMPUTED_BY)
 KV_FILLS = ("compute", "copy")
 FRONTS = ("auto", "direct", "haproxy", "proxy")
 SCORES = ("entropy", "confidence", "share", "foreseen", "similar")

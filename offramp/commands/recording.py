@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
     from profiles.outcome import ExitOutcome
-    from profiles.records import IntArray as IntArray_from_records
     from profiles.scores import BoolArray
 
 
@@ -164,7 +163,7 @@ def record_exits(
 
 def chain_outputs(
     folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress
-) -> tuple[Outputs, IntArray_from_records | None]:
+) -> tuple[Outputs, IntArray | None]:
     """All rows, and every exit's outputs of them by the chain's block; and tokens of every row in the first network.
 
     Each exit's outputs are at its own model's temperature. One network at a time is in memory. Raises ModelFolderError
@@ -252,7 +251,7 @@ def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
     return early | {f"full_{name}": value for name, value in full.items()}
 
 
-def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray_from_records | None:
+def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:
     """How long each input is; None where the model's inputs have no tokens."""
     return None if model.max_length == 1 else np.array([each.length for each in encoded], dtype=np.int64)
 
@@ -289,7 +288,7 @@ def records_of_chosen_shares(
     task: Task,
     truth_N: ValueArray,
     *,
-    design: IntArray_from_records,
+    design: IntArray,
     budget: float,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:

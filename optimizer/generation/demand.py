@@ -2,8 +2,8 @@
 
 A step is an input like any other, whose answer is a token; the first token of an answer comes of the prompt. A token
 that leaves early has no keys and values in the blocks behind its ramp, and later tokens of its sequence attend to them.
-`earlyexit.sequences.kv_memory` fills them in when the next token of the sequence comes by. So with u the share of steps that reach
-a block:
+`earlyexit.sequences.kv_memory` fills them in when the next token of the sequence comes by. So with u the share of
+steps that reach a block:
 
 - *compute* runs all that were skipped there as well, with the next that survives. Of a sequence of n steps only those
   are never run that no survivor follows, (1-u)(1-(1-u)^n)/u of them where every step leaves by itself: an exit saves

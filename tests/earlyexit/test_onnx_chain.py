@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.backends.backends import onnx as onnx_backend
+from earlyexit.backends import onnx as onnx_backend
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.backends.onnx_export import export
 from earlyexit.network.chain_network import ChainSegments

@@ -30,8 +30,8 @@ FRESH_S = 1.0
 class BatchingPolicy:
     """Of one ingress: how many must wait, and until when, for a call to be made.
 
-    Where stages fill their batches (`earlyexit.engine.filling`) new inputs wait here, for all replicas together: one call is
-    then one batch.
+    Where stages fill their batches (`earlyexit.engine.filling`), new inputs wait here for all replicas together, so
+    that one call is one batch.
     """
 
     def __init__(self, first: StageRoute[Any], calls_per_replica: int) -> None:
