@@ -122,6 +122,9 @@ class Dispatcher:
     def follow(self, placed: PlacedPlan) -> None:
         """Go by this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
         self.core.follow(placed)
+        for slot, transport in self.core.ways.items():
+            if slot not in self.core.placed.slots:
+                transport.fail_waiting()
         self._plan_turn()
 
     def suspend(self, reason: str) -> None:
@@ -383,11 +386,11 @@ class Dispatcher:
         except Exception as error:
             left = call.inside()
             logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), requests_of(left), error)
-        self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
-        if homes is not None:
-            for home in homes.each:
-                if home.is_over:  # before it had its place there, maybe
+        finally:  # also where the call was hung up: the replica may have begun the sequence in the meantime
+            for home in () if homes is None else homes.each:
+                if home.is_over:
                     self.end(home)
+        self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
         if call.num_inside:
             self._fail(call)
 

@@ -190,6 +190,10 @@ class Transport(Protocol):
         """Nobody asks for a sequence any more that has its home at a replica, which may be gone."""
         ...
 
+    def fail_waiting(self) -> None:
+        """Fails the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Replica:
@@ -222,6 +226,8 @@ class LinkTransport:
         self._homes = FillFirst(phase)
         """The same, by the sequences that they have."""
         self._some_offered = asyncio.Event()
+        self._times_failed = 0
+        """Counts `fail_waiting`."""
 
     def follow(self, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
@@ -248,8 +254,11 @@ class LinkTransport:
         if homes is not None and homes.replica is not None:
             await self._at_home(homes.replica).call(call, take)
             return
+        times_failed = self._times_failed
         while not self._offered:
             await self._some_offered.wait()
+            if self._times_failed != times_failed:
+                raise ConnectionError("the slot has no replicas, and the plan no longer uses it")
         if homes is not None:
             await self._find_home(homes, call.assignment.stage.splits[0].batch).call(call, take)
             return
@@ -270,6 +279,12 @@ class LinkTransport:
         if found.position >= 0:
             self._homes.load(found.position, -1)
         found.link.end((sequence,))
+
+    def fail_waiting(self) -> None:
+        if not self._offered:
+            self._times_failed += 1
+            self._some_offered.set()  # wakes those that wait now
+            self._some_offered.clear()
 
     def _at_home(self, name: str) -> ReplicaLink:
         """The way to a sequence's replica; raises SequenceLostError.
@@ -300,9 +315,9 @@ class LinkTransport:
         return found
 
     def _follow(self, addresses: Mapping[str, Address]) -> None:
-        for name in self._replicas.keys() - addresses.keys():
+        for name in sorted(self._replicas.keys() - addresses.keys()):
             self._replicas.pop(name).link.leave()
-        for name in addresses.keys() - self._replicas.keys():
+        for name in sorted(addresses.keys() - self._replicas.keys()):
             self._replicas[name] = _Replica(self._link(name, addresses[name], self._offer))
         self._offer()
 

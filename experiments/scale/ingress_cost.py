@@ -109,6 +109,9 @@ class _AnswersAtOnce:
             )
         )
 
+    def fail_waiting(self) -> None:
+        """No call waits here for a replica."""
+
     def end(self, replica: str, sequence: int) -> None:
         raise AssertionError("there are no sequences")
 

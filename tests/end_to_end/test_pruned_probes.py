@@ -69,6 +69,9 @@ class Hosted:
             take(part)
             left -= part.num_inputs
 
+    def fail_waiting(self) -> None:
+        """No call waits here for a replica."""
+
     def end(self, replica: str, sequence: int) -> None:
         raise AssertionError("nothing is generated")
 

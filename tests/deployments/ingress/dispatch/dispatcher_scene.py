@@ -140,6 +140,9 @@ class ManualStage:
         self.called.set()
         await log.reply(take)
 
+    def fail_waiting(self) -> None:
+        """No call waits here for a replica."""
+
     def end(self, replica: str, sequence: int) -> None:
         self.over.append((replica, sequence))
 

@@ -110,6 +110,9 @@ class FakeReplicas:
             raise ConnectionError(f"{name} died")
         take(self._run(call, name))
 
+    def fail_waiting(self) -> None:
+        """No call waits here for a replica."""
+
     def end(self, replica: str, sequence: int) -> None:
         self.ended.append((replica, sequence))
         self.shown.get(replica, {}).pop(sequence, None)

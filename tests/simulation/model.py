@@ -1,0 +1,264 @@
+"""The model that the simulated replicas run: every block is a multiplication, so an answer tells how it was made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from earlyexit.codecs.base import Codec
+from earlyexit.engine.device import Runner
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.release import Step
+from earlyexit.network.boundary import HopDtype
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded, Lengths, Numbers, Seen, WirePiece
+from earlyexit.sequences.kv import KvShape, KvStore
+from earlyexit.sequences.kv_memory import KvMemory, Pending
+from earlyexit.sequences.sequence import sequence_of
+
+NUM_BLOCKS = 6
+RAMPS = (0, 2, 3)
+MODULUS = 1_000_003
+POISON = 1_000_000
+"""The model fails on inputs of this number."""
+PAGES, PAGE_TOKENS = 24, 4
+
+
+def after(number: int, block: int) -> int:
+    """What a block makes of a hidden state."""
+    return (number * 31 + block + 1) % MODULUS
+
+
+def value_of(number: int, exit_block: int) -> int:
+    """The answer of an input that left after a block."""
+    for block in range(exit_block + 1):
+        number = after(number, block)
+    return number
+
+
+def score_of(number: int, ramp: int) -> float:
+    """How sure a ramp is of an input."""
+    return (number * 7919 + ramp * 104_729) % 1000 / 1000
+
+
+def state_of(tokens: Sequence[int]) -> int:
+    """The hidden state of a sequence's last token before block 0, which depends on all tokens."""
+    number = 17
+    for token in tokens:
+        number = (number * 131 + token) % POISON
+    return number
+
+
+def token_of(tokens: Sequence[int], exit_block: int) -> int:
+    """The next token of a sequence, if it leaves after a block."""
+    return value_of(state_of(tokens), exit_block) % 97 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Inputs on a device."""
+
+    sample_ids: tuple[str, ...]
+    next_block: int
+    lengths_B: Lengths
+    tokens: tuple[tuple[int, ...], ...]
+    runs: tuple[tuple[int, ...], ...]
+    """Of sequences, the numbers of `run_of`; empty tuples of other inputs."""
+    numbers: tuple[tuple[int, int], ...]
+    """Of each input its number as it came, and what the blocks have made of it."""
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def singles(self) -> list[Self]:
+        return [self.select([k]) for k in range(len(self))]
+
+    def select(self, keep: Sequence[int]) -> Self:
+        return replace(
+            self,
+            sample_ids=tuple(self.sample_ids[k] for k in keep),
+            lengths_B=self.lengths_B[list(keep)],
+            tokens=tuple(self.tokens[k] for k in keep),
+            runs=tuple(self.runs[k] for k in keep),
+            numbers=tuple(self.numbers[k] for k in keep),
+        )
+
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
+        tokens_N = np.array([token for each in self.tokens for token in each], dtype=np.int32)
+        numbers_B2 = np.array(self.numbers, dtype=np.int64)
+        runs_B5, behind_B = np.array(self.runs, dtype=np.int32), np.zeros(len(self), dtype=np.int32)
+        return WirePiece(
+            sample_ids=self.sample_ids,
+            next_block=self.next_block,
+            lengths_B=self.lengths_B,
+            tensors=(tokens_N, runs_B5, behind_B, numbers_B2) if self.runs[0] else (tokens_N, numbers_B2),
+            state_BS=None,
+        )
+
+
+def read(wire: WirePiece) -> Piece:
+    """The piece that came over a connection."""
+    tokens_N, *others = wire.tensors
+    rows = np.split(tokens_N, np.cumsum(wire.lengths_B)[:-1])
+    is_sequence = others[0].shape[1] == 5
+    has_numbers = wire.next_block or not is_sequence
+    return Piece(
+        sample_ids=wire.sample_ids,
+        next_block=wire.next_block,
+        lengths_B=wire.lengths_B,
+        tokens=tuple(tuple(row.tolist()) for row in rows),
+        runs=tuple(map(tuple, others[0].tolist())) if is_sequence else ((),) * len(rows),
+        numbers=tuple(map(tuple, others[-1].tolist())) if has_numbers else ((0, 0),) * len(rows),
+    )
+
+
+class Tokens(KvMemory):
+    """The live bookkeeping of pages; what is kept of a sequence is its tokens."""
+
+    def __init__(self) -> None:
+        shape = KvShape(num_blocks=1, num_heads=1, head_size=1)
+        super().__init__(KvStore(shape, PAGES, page_tokens=PAGE_TOKENS), Pending())
+        self.shown: dict[int, list[int]] = {}
+
+    def end(self, sequence: int) -> None:
+        super().end(sequence)
+        self.shown.pop(sequence, None)
+
+    def take_along(self, piece: Any) -> Any:
+        """No token waits here: in these plans tokens leave early only where one replica has all blocks."""
+        return piece
+
+
+class Arithmetic(Runner[Any]):
+    """Computes batches at once; the world says how long they take."""
+
+    def __init__(self, on_run: Callable[[Batch[Any]], None], *, sequences: bool) -> None:
+        self.memory: Any = Tokens() if sequences else None
+        self.thresholds: dict[int, float] = {}
+        self._on_run = on_run
+
+    def from_wire(self, wire: WirePiece) -> Piece:
+        return read(wire)
+
+    def follow(self, policy: Any) -> None:
+        self.thresholds = dict(getattr(policy, "thresholds", None) or {})
+
+    def prepare(self, splits: Sequence[Split]) -> None:
+        """Nothing is slow the first time."""
+
+    def warm_up_pieces(self, split: Split, size: int) -> Piece:
+        return Piece(
+            sample_ids=tuple(f"#.{k}.0" for k in range(size)),
+            next_block=split.first,
+            lengths_B=np.ones(size, dtype=np.int32),
+            tokens=((1,),) * size,
+            runs=((),) * size,
+            numbers=((1, 1),) * size,
+        )
+
+    def run(self, batch: Batch[Any]) -> Iterator[Step[Any]]:
+        self._on_run(batch)
+        split, inside = batch.split, _joined([member.payload for member in batch.members])
+        if split.first == 0:
+            inside = replace(inside, numbers=tuple(map(self._begun, inside.tokens, inside.runs, inside.numbers)))
+        if any(number == POISON for number, _ in inside.numbers):
+            raise ValueError("the model fails on this input")
+        for block in range(split.first, split.end):
+            numbers = tuple((number, after(state, block)) for number, state in inside.numbers)
+            inside = replace(inside, numbers=numbers, next_block=block + 1)
+            is_last = block == NUM_BLOCKS - 1
+            leaving = [k for k, (number, _) in enumerate(numbers) if is_last or self._leaves(number, block, split)]
+            answers = tuple(_answer(inside, k, block) for k in leaving)
+            looks = is_last or block in (RAMPS if batch.probe else split.ramps)
+            seen = _seen(inside, block) if batch.stays and looks else ()
+            if is_last:
+                yield Step(answers=answers, survivors=None, seen=seen)
+                return
+            if not batch.stays:
+                inside = inside.select([k for k in range(len(inside)) if k not in leaving])
+            survivors = inside if len(inside) else None
+            if answers or seen or block + 1 == split.end:
+                yield Step(answers=answers, survivors=survivors, seen=seen)
+            if survivors is None:
+                return
+
+    def _leaves(self, number: int, block: int, split: Split) -> bool:
+        return block in split.ramps and score_of(number, block) >= self.thresholds[block]
+
+    def _begun(self, tokens: Sequence[int], run: Sequence[int], numbers: tuple[int, int]) -> tuple[int, int]:
+        if not run:
+            return numbers
+        sequence, start = sequence_of(run[0], run[1]), run[2]
+        shown = self.memory.shown.setdefault(sequence, [])
+        assert len(shown) >= start, "a step came before the one that it goes on from"
+        shown[start:] = tokens
+        assert len(shown) <= self.memory.kv.room_of(sequence), "a sequence has pages for all of its tokens"
+        number = state_of(shown)
+        return number, number
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    assert len({piece.next_block for piece in pieces}) == 1, "a batch begins at one block"
+    return Piece(
+        sample_ids=tuple(each for piece in pieces for each in piece.sample_ids),
+        next_block=pieces[0].next_block,
+        lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
+        tokens=tuple(each for piece in pieces for each in piece.tokens),
+        runs=tuple(each for piece in pieces for each in piece.runs),
+        numbers=tuple(each for piece in pieces for each in piece.numbers),
+    )
+
+
+def _answer(inside: Piece, k: int, block: int) -> Answer:
+    number, state = inside.numbers[k]
+    score = 1.0 if block == NUM_BLOCKS - 1 else score_of(number, block)
+    value: int | Numbers = state
+    if inside.runs[k]:
+        value = Numbers.of(np.array([[state % 97 + 1, 0], [-0.25, -2.0]], dtype=np.float32))
+    return Answer(sample_id=inside.sample_ids[k], value=value, score=score, exit=block)
+
+
+def _seen(inside: Piece, block: int) -> tuple[Seen, ...]:
+    is_last = block == NUM_BLOCKS - 1
+    return tuple(
+        Seen(
+            sample_id=inside.sample_ids[k],
+            block=block,
+            score=math.nan if is_last else score_of(number, block),
+            value=_answer(inside, k, block).value,
+        )
+        for k, (number, _) in enumerate(inside.numbers)
+    )
+
+
+class NumberCodec(Codec[int]):
+    """Rows are numbers; an input has as many tokens as its number says."""
+
+    name: ClassVar[str] = "number"
+
+    @property
+    def inputs(self) -> Any:
+        raise NotImplementedError
+
+    def spec(self) -> Any:
+        raise NotImplementedError
+
+    def from_columns(self, columns: Any) -> Any:
+        raise NotImplementedError
+
+    def from_json(self, inputs: object) -> Any:
+        raise NotImplementedError
+
+    @property
+    def json_schema(self) -> Any:
+        raise NotImplementedError
+
+    def encode(self, rows: Sequence[int], *, truncate: bool = False) -> list[Encoded]:
+        return [
+            Encoded(length := number % 5 + 1, (np.ones(length, dtype=np.int32), np.array([[number, number]])))
+            for number in rows
+        ]

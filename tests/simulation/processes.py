@@ -1,0 +1,333 @@
+"""The processes of the simulated service: live replicas, ingresses and their callers, on virtual time."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.api.bodies import InferRequest
+from deployments.api.generation import GenerateRequest, GenerateService
+from deployments.api.service import InferService
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Rules
+from deployments.ingress.crossing import LiveFlight, Query, Settle, sample_id_of
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.replica.call_server import CallServer
+from deployments.replica.host import StageHost
+from deployments.settings import ServeSettings
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Address, Assignment
+from earlyexit.engine.device_thread import DeviceThread
+from earlyexit.engine.engine import Batch
+from earlyexit.errors import OfframpError
+from earlyexit.network.wire import Answer
+from earlyexit.tasks.label import differ
+from earlyexit.tasks.token import TokenTask
+from optimizer.placement import PlacedPlan
+from profiles.stream import StreamShape
+from simulator.events import ENDS, Events
+from tests.earlyexit.decoders import VOCABULARY, byte_tokenizer
+from tests.simulation.model import NUM_BLOCKS, RAMPS, Arithmetic, NumberCodec, score_of, token_of, value_of
+from tests.simulation.network import HOST, Network
+
+CALIBRATED = dict.fromkeys(RAMPS, 0.6)
+"""The thresholds of calibration: nothing may ever leave with a lower score."""
+MAX_ATTEMPTS = 3
+GAP_S = 0.0005
+"""Between a batch's end and the return of its survivors to the queue, in which a plan may come."""
+TOKENIZER = byte_tokenizer()
+SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
+
+
+class Bell(AbstractContextManager[None]):
+    """Stands in for the condition on which a device's thread waits."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self.notify = self.notify_all = ring
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class VirtualThread(DeviceThread[Any]):
+    """A device's thread on virtual time: a batch takes as long as the replica says, and is computed at its end."""
+
+    replica: Replica
+    """The replica that is being made."""
+
+    def __init__(self, device: Any, name: str = "", on_death: Any = None) -> None:
+        super().__init__(device, name)
+        self._replica = VirtualThread.replica
+        self._wake = Bell(self._ring)  # type: ignore[assignment] # the part of a condition that is used
+        device.on_room = self._ring
+
+    def start(self) -> None:
+        self._started = True
+        self._ring()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def is_alive(self) -> bool:
+        return self._replica.is_alive
+
+    def _add_thread(self) -> None:
+        """Two batches may run at once without one."""
+
+    def _ring(self) -> None:
+        if self._started:
+            self._replica.events.at(self._replica.events.time_s, ENDS, self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        replica, device = self._replica, self._device
+        while replica.is_alive and not self._stopping:
+            found = device.start_next()
+            if not isinstance(found, Batch):
+                if found is not None:
+                    replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
+                return
+            replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
+            if not device.may_begin:
+                return
+
+    def _end(self, batch: Batch[Any]) -> None:
+        if self._replica.stuck_until_s > self._replica.events.time_s:
+            self._replica.events.at(self._replica.stuck_until_s, ENDS, self._end, batch)
+        elif self._replica.is_alive:
+            coming_back = self._device.run(batch)
+            self._replica.events.at(self._replica.events.time_s + GAP_S, ENDS, self._requeue, coming_back)
+
+    def _requeue(self, coming_back: Any) -> None:
+        if self._replica.is_alive:
+            self._device.requeue(coming_back)
+            self._go_on(None)
+
+
+class Replica:
+    """A slot's replica: the live host and call server."""
+
+    def __init__(self, name: str, slot: str, device: str, loop: Any, settings: ServeSettings, watch: Watcher) -> None:
+        self.name, self.slot, self.device = name, slot, device
+        self.events: Events = loop.events
+        self.is_alive = True
+        self.slowness = 1.0
+        self.stuck_until_s = 0.0
+        self._rng = random.Random(f"{watch.seed} {name}")
+        self.runner = Arithmetic(watch.ran, sequences=watch.sequences)
+        self.server = CallServer(loop)
+        VirtualThread.replica = self
+        self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver)
+
+    async def start(self, assignment: Assignment | None) -> Address:
+        if assignment is not None:
+            await self.host.prepare(assignment)
+        self.host.start()
+        return await self.server.listen(self.host, self.name)
+
+    def batch_s(self) -> float:
+        return self._rng.uniform(0.002, 0.03) * self.slowness
+
+    def _deliver(self, releases: list[Any]) -> None:
+        self.server.deliver(releases, self.host.busy)
+
+    @property
+    def num_kept(self) -> int:
+        """Pages and sequences that are still held."""
+        use = self.host.memory
+        return 0 if use is None else use.pages + use.sequences + len(self.runner.memory.shown)
+
+
+class WatchedDispatcher(Dispatcher):
+    """The live dispatcher; writes down what it took, and holds every outcome against that."""
+
+    def __init__(self, watch: Watcher, core: Any, clock: Any, metrics: Any) -> None:
+        super().__init__(core, clock, metrics)
+        self._watch = watch
+        self.open: set[LiveFlight] = set()
+        """Inputs that were admitted and have no outcome."""
+
+    def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[LiveFlight]:
+        flights = super().submit(inputs, deadline_s, self._checked(settle), **others)
+        self.open.update(flights)
+        return flights
+
+    def step(self, encoded: Any, home: Any, deadline_s: float, settle: Settle, **others: Any) -> LiveFlight:
+        flight = super().step(encoded, home, deadline_s, self._checked(settle), **others)
+        self.open.add(flight)
+        return flight
+
+    def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
+        super().give_up(flights, reason)
+        self.open.difference_update(flights)
+
+    def _checked(self, settle: Settle) -> Settle:
+        def checked(flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+            watch = self._watch
+            watch.expect(flight in self.open, "an input has one outcome")
+            self.open.discard(flight)
+            watch.expect(flight.attempt < MAX_ATTEMPTS, "an input is sent from the start at most so many times")
+            if isinstance(outcome, Answer):
+                watch.expect(
+                    outcome.sample_id == sample_id_of(self.core.name, flight),
+                    "an answer is of the input's last attempt, never of an earlier one",
+                )
+            settle(flight, outcome)
+
+        return checked
+
+
+class Uncounted:
+    """`DispatchMetrics` that keep nothing: the core's own counts are looked at."""
+
+    def answers(self, exits: list[int]) -> None: ...
+    def dropped(self, reason: str, num_inputs: int) -> None: ...
+    def hop(self, slot: str, seconds: float) -> None: ...
+    def retried(self, slot: str, num_inputs: int) -> None: ...
+
+
+class Ingress:
+    """The live core, dispatcher, links and services of an ingress."""
+
+    def __init__(
+        self,
+        name: str,
+        placed: PlacedPlan,
+        boards: dict[str, ReplicaDirectory],
+        loop: Any,
+        network: Network,
+        settings: ServeSettings,
+        watch: Watcher,
+    ) -> None:
+        self.name, self.watch = name, watch
+        self.is_alive = True
+        self.newest_epoch = 0
+        self.rng = random.Random(f"{watch.seed} {name}")
+        self._network = network
+        self._context = contextvars.copy_context()
+        self._context.run(HOST.set, name)
+        ways: dict[str, Transport] = {}
+        for slot, board in boards.items():
+            ways[slot] = way = LinkTransport(phase=self.rng.random(), link=self._link)
+            board.follow(lambda addresses, way=way: loop.call_soon(way._follow, addresses))  # type: ignore[misc] # `LinkTransport.follow`, without the running loop
+        rules = Rules(
+            max_queued=settings.max_queued,
+            calls_per_replica=settings.calls_per_replica,
+            max_attempts=MAX_ATTEMPTS,
+            slo_s=settings.slo_s,
+            admits=not watch.sequences,
+            shape=SHAPE,
+            loss=TokenTask(VOCABULARY).loss if watch.sequences else differ,
+            probe_share=settings.probe_share,
+        )
+        self.core: IngressCore[Query, Transport] = IngressCore(name, placed, ways, rules, self.rng)
+        self.dispatcher = WatchedDispatcher(watch, self.core, loop.events, Uncounted())
+        self.service = InferService(NumberCodec(), self.dispatcher, settings, loop.events)
+        self.generation = GenerateService(
+            TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
+        )
+
+    def _link(self, replica: str, address: Address, on_change: Callable[[], None]) -> ReplicaLink:
+        return self._context.copy().run(ReplicaLink, replica, address, on_change)
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """As the deployment's `follow`."""
+        self.dispatcher.follow(placed)
+        self.generation.follow(placed)
+
+    def check(self) -> None:
+        """What holds of an ingress after every event."""
+        core, expect = self.core, self.watch.expect
+        counts = core.counts
+        expect(core.num_unanswered == len(self.dispatcher.open), "the core knows every admitted input, and no other")
+        expect(
+            counts.arrived == counts.answered + counts.drops.total() + core.num_unanswered,
+            "every input that arrived is answered, dropped or open",
+        )
+        epoch = core.placed.epoch
+        expect(epoch >= self.newest_epoch, "an ingress never goes back to an older plan")
+        if epoch > self.newest_epoch:
+            self.newest_epoch = epoch
+            self.watch.expect_calibrated(core.placed.plan.policy)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """Collects what is wrong, and what happens."""
+
+    seed: int
+    sequences: bool
+    clock: Events
+    wrong: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    attempts: dict[str, set[str]] = field(default_factory=dict)
+    """By input, the attempts that replicas ran."""
+
+    def expect(self, holds: bool, law: str) -> None:
+        if not holds and law not in self.wrong:
+            self.wrong.append(law)
+
+    def say(self, words: str) -> None:
+        self.log.append(f"{self.clock.time_s:.6f} {words}")
+
+    def expect_calibrated(self, policy: Any) -> None:
+        thresholds = {} if policy is None else policy.thresholds
+        looser = [ramp for ramp, least in CALIBRATED.items() if thresholds.get(ramp, 1.0) < least]
+        self.expect(not looser, "no threshold is looser than its calibration")
+
+    def ran(self, batch: Batch[Any]) -> None:
+        """A replica runs a batch."""
+        for member in batch.members:
+            name, _, attempt = member.sample_id.rpartition(".")
+            if batch.split.first == 0 and attempt != "-1":
+                found = self.attempts.setdefault(name, set())
+                found.add(attempt)
+                self.expect(len(found) <= MAX_ATTEMPTS, "an input is sent from the start at most so many times")
+
+
+async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None) -> str:
+    """A request of several inputs: what its caller hears, in a word."""
+    watch = ingress.watch
+    request = InferRequest(rows=tuple(numbers), ids=("",) * len(numbers), truncate=False, timeout_s=timeout_s)
+    arrived_s = watch.clock.time_s
+    try:
+        answers = await ingress.service.infer(request)
+    except OfframpError as error:
+        return error.kind
+    finally:
+        late_s = watch.clock.time_s - arrived_s - (timeout_s or 1e9)
+        watch.expect(not ingress.is_alive or late_s < 0.1, "a caller hears something by its deadline")
+    for number, answer in zip(numbers, answers, strict=True):
+        watch.expect(answer.value == value_of(number, answer.exit), "an answer is of all blocks before its exit")
+        is_sure = answer.exit == NUM_BLOCKS - 1 or score_of(number, answer.exit) >= CALIBRATED[answer.exit]
+        watch.expect(is_sure, "no threshold is looser than its calibration")
+    return "answered"
+
+
+async def generate(
+    ingress: Ingress, prompt: Sequence[int], max_tokens: int, timeout_s: float | None, leaves_after: int | None
+) -> str:
+    """A sequence: what its caller hears, in a word. `leaves_after`: tokens after which the caller goes away."""
+    watch, tokens = ingress.watch, list(prompt)
+    request = GenerateRequest(prompt=tuple(prompt), max_tokens=max_tokens, ignores_ends=True, timeout_s=timeout_s)
+    try:
+        stream = ingress.generation.start(request)
+    except OfframpError as error:
+        return error.kind
+    try:
+        async for said in stream:
+            watch.expect(said.chosen.token == token_of(tokens, said.exit), "a token goes on from those before it")
+            tokens.append(said.chosen.token)
+            is_sure = said.exit == NUM_BLOCKS - 1 or said.exit in RAMPS
+            watch.expect(is_sure, "tokens leave at ramps")
+            if leaves_after is not None and len(tokens) - len(prompt) >= leaves_after:
+                return "left"
+    except OfframpError as error:
+        return error.kind
+    finally:
+        stream.abort()
+    watch.expect(len(tokens) - len(prompt) == max_tokens, "a sequence has all of its tokens")
+    return "answered"

@@ -1,0 +1,68 @@
+"""The whole service on a seeded virtual clock, with faults: its laws hold after every event, and all of it finishes.
+
+An input that was admitted has one outcome, after at most so many attempts, of its last attempt; no plan is followed
+after a newer one; no page is held at the end; nothing leaves below the calibrated thresholds. See `World`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.world import World, check
+
+MANY = 100_000
+SEEDS = 200
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_the_laws_of_the_service_hold_whatever_goes_wrong(first: int) -> None:
+    heard: Counter[str] = Counter()
+    for seed in range(first, first + 50):
+        heard.update(line.split()[-1] for line in check(seed).watch.log)
+    assert heard["answered"] > 500
+    assert min(heard[each] for each in ("deadline", "left", "overloaded", "dies")) > 10, "faults and all kinds of ends"
+
+
+def test_equal_seeds_give_equal_runs_in_every_process() -> None:
+    command = "from tests.simulation.world import *; print(*check(3).watch.log, *check(8).watch.log, sep='\\n')"
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [*check(3).watch.log, *check(8).watch.log]
+
+
+def wrong_of(seeds: range) -> list[str]:
+    """What is wrong with any of these seeds."""
+    found = []
+    for seed in seeds:
+        world = World(seed)
+        world.run()
+        found += [f"{seed}: {wrong}" for wrong in world.watch.wrong]
+    return found
+
+
+@pytest.mark.slow
+def test_they_hold_for_a_hundred_thousand_seeds() -> None:
+    parts = [range(first, first + 500) for first in range(SEEDS, SEEDS + MANY, 500)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        found = [wrong for part in pool.map(wrong_of, parts) for wrong in part]
+    assert not found, "to replay one: python -m tests.simulation.world SEED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_found_within_the_seeds_of_every_run(
+    fault: Fault, record_property: Callable[[str, object], None]
+) -> None:
+    with fault():
+        found = next((seed for seed in range(SEEDS) if wrong_of(range(seed, seed + 1))), None)
+    assert found is not None
+    record_property("seed", found)  # shown by --junitxml

@@ -1,0 +1,686 @@
+"""One service, whole, on a seeded virtual clock: ingresses, replicas, controller and callers, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from deployments.controller.fleet import Fleet
+from deployments.controller.history import History
+from deployments.controller.loop import ControlLoop
+from deployments.settings import ControlSettings, ServeSettings
+from deployments.wire.directory import ReplicaDirectory
+from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
+from earlyexit.errors import OfframpError
+from earlyexit.network.split import Split
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.live.tuning.base import Tuned
+from optimizer.placement import PlacedPlan, initial_placement, slot_name
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan_file import plan_document
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from profiles.table import LatencyTable
+from simulator.events import CONTROLS, Events
+from simulator.fleet import AcceleratorPool
+from tests.deployments.control.told_tuner import ToldTuner
+from tests.simulation.model import NUM_BLOCKS, POISON, RAMPS
+from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
+from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualThread, Watcher, ask, generate
+
+FAULTS_S = 6.0
+"""For so long faults happen."""
+FINISH_S = 240.0
+"""After the faults everything is over within this time: a change of plan may wait 120 s for replicas first."""
+NUM_INGRESSES = 2
+DEVICES = {"emulated:A": 3, "emulated:B": 2}
+SLOTS = 2
+"""Of each type."""
+POLICY = PolicySpec(name="confidence", thresholds=CALIBRATED)
+
+
+class Tuner(ToldTuner):
+    """Says stricter thresholds now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._rng = rng
+
+    def observe(self, seen: Any) -> Tuned | None:
+        if self._rng.random() < 0.3:
+            stricter = {ramp: least + self._rng.choice((0.0, 0.1, 0.3)) for ramp, least in CALIBRATED.items()}
+            self.says(stricter, self._rng.choice(("alarm", "tested")))
+        return super().observe(seen)
+
+
+def random_stages(
+    rng: random.Random, counts: Mapping[str, int], tokens: int | None = None, *, sequences: bool
+) -> tuple[Stage, ...]:
+    """Any cuts and ramps, on accelerators that there are; at least one of some type."""
+    left = {device: count for device, count in counts.items() if count}
+    number = min(rng.choice((1, 2, 2, 3)), sum(min(count, SLOTS) for count in left.values()))
+    bounds = [0, *sorted(rng.sample(range(1, NUM_BLOCKS), number - 1)), NUM_BLOCKS]
+    used: dict[str, int] = dict.fromkeys(left, 0)
+    after_answer = "stop" if sequences else rng.choice(("stop", "stop", "stay"))
+    overlap = None if sequences else rng.choice((None, None, 2))
+    stages = []
+    for k, (first, end) in enumerate(pairwise(bounds)):
+        device = rng.choice([device for device, count in left.items() if count and used[device] < SLOTS])
+        used[device] += 1
+        others = number - k - 1
+        replicas = rng.randint(1, max(1, left[device] - others))
+        left[device] -= replicas
+        cuts = [first, *sorted(rng.sample(range(first + 1, end), min(end - first - 1, rng.choice((0, 0, 1))))), end]
+        with_ramps = number == 1 or not sequences
+        splits = tuple(
+            Split(
+                first=start,
+                end=until,
+                batch=rng.randint(1, 4),
+                ramps=tuple(r for r in RAMPS if with_ramps and start <= r < until and rng.random() < 0.7),
+                after_answer=after_answer,  # type: ignore[arg-type] # mypy widens what is chosen
+                overlap_below=overlap,
+                tokens=tokens,
+            )
+            for start, until in pairwise(cuts)
+        )
+        stages.append(Stage(device=device, replicas=replicas, splits=splits))
+    return tuple(stages)
+
+
+def problem() -> PlanProblem:
+    table = LatencyTable.of_rows((1, 2, 3, 4), [[0.003, 0.004, 0.004, 0.005]] * NUM_BLOCKS, [[0.0] * 4] * len(RAMPS))
+    return PlanProblem(
+        num_blocks=NUM_BLOCKS,
+        ramps=RAMPS,
+        survival_N=(1.0, 0.8, 0.8, 0.6, 0.5, 0.5),
+        latency=dict.fromkeys(DEVICES, table),
+        devices={device: Supply(count=count, usd_per_hour=1.0) for device, count in DEVICES.items()},
+        link=Link(bandwidth_bytes_per_s=1e9),
+        bytes_per_sample_N=(8.0,) * NUM_BLOCKS,
+        slo=Slo(latency_s=5.0),
+        objective=MaximizeRate(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Which faults a seed has, and how often: each seed has some of them only, so that rare ones are not hidden."""
+
+    kills: int
+    cuts: int
+    stalls: int
+    flickers: int
+    losses: int
+    orders: int
+    broken_calls: float
+    leaving: float
+    poison: float
+    stale: float
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Trouble:
+        def often(most: int) -> int:
+            return rng.choice((0, 0, rng.randint(1, most)))
+
+        def share(most: float) -> float:
+            return rng.choice((0.0, 0.0, rng.random() * most))
+
+        kills, cuts, stalls, flickers, losses = often(5), often(5), often(4), often(2), often(2)
+        orders = rng.randint(0, 6)
+        return cls(kills, cuts, stalls, flickers, losses, orders, share(0.2), share(0.5), share(0.2), share(1.0))
+
+
+class World(Fleet):
+    """Everything of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.events = Events()
+        self.sequences = rng.random() < 0.4
+        self.watch = Watcher(seed, self.sequences, self.events)
+        self.trouble = Trouble.of(rng)
+        self.weather = Weather(
+            delay_s=rng.choice((0.001, 0.01)),
+            late=rng.choice((0.0, 0.0, 0.1)),
+            late_s=rng.choice((0.5, 4.0)),
+            lost=rng.choice((0.0, 0.0, 0.0, 0.05)),
+            repeated=rng.choice((0.0, 0.0, 0.1)),
+        )
+        self.is_patient = not self.weather.lost and rng.random() < 0.5
+        """Whether callers wait for so long that no deadline hides that an input was lost."""
+        self.network = Network(seed, self.weather)
+        self.loop = VirtualLoop(self.events, self.network)
+        self.loop.set_exception_handler(self._complain)
+        self.is_calm = False
+        """Whether the faults have stopped."""
+        counts = dict(DEVICES)
+        self.stages = partial(random_stages, sequences=self.sequences)
+        self.first = initial_placement(
+            Plan(stages=self.stages(rng, counts, rng.choice((None, 12))), policy=POLICY, epoch=1)
+        )
+        self.settings = ServeSettings.model_validate(
+            {
+                "model": "",
+                "plan": self.first.plan,
+                "max_attempts": 3,
+                "calls_per_replica": 2,
+                "max_queued": rng.choice((8, 200)),
+                "slo_s": rng.choice((None, 1.0)) if not self.sequences and not self.is_patient else None,
+                "probe_share": rng.choice((0.0, 0.3)),
+                "prompt_chunk": 4,
+                "default_timeout_s": 600.0 if self.is_patient else 3.0,
+                "token_timeout_s": 600.0 if self.is_patient else 2.0,
+            }
+        )
+        self.slots = {slot_name(device, k): device for device in DEVICES for k in range(SLOTS)}
+        self.boards = {slot: ReplicaDirectory() for slot in self.slots}
+        self.replicas: dict[str, Replica] = {}
+        """That take calls, or drain."""
+        self.addresses: dict[str, dict[str, Address]] = {slot: {} for slot in self.slots}
+        self.told = dict.fromkeys(self.slots, 0)
+        self.starting: dict[str, str] = {}
+        """Replicas that are not ready, with their slots."""
+        self.pools = {device: AcceleratorPool(count) for device, count in DEVICES.items()}
+        self.ingresses: list[Ingress] = []
+        self.serial = 0
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.history = History.open(Path(":memory:"), "simulation")
+        self.problem = problem()
+        self.controller: ControlLoop | None = None
+        self.callers: dict[asyncio.Task[Any], Ingress] = {}
+        self.outcomes: list[str] = []
+        """What the last callers heard."""
+        self.epochs: dict[str, int] = {}
+        """The newest that each replica followed."""
+        self.draining: set[str] = set()
+        self.is_closed = False
+
+    # Set up and run
+
+    def run(self) -> None:
+        """From the first plan until everything is over; what is wrong is in `watch.wrong`."""
+        with self._patched():
+            asyncio._set_running_loop(self.loop)  # for what is made outside of the loop's turns
+            try:
+                self._boot()
+                self._schedule_faults()
+                self._until(FAULTS_S)
+                self._calm_down()
+                self._finish()
+            finally:
+                self._close()
+                asyncio._set_running_loop(None)
+
+    def _boot(self) -> None:
+        for slot, replicas in self.first.replicas.items():
+            self.told[slot] = replicas
+            self._reconcile(slot, delay_s=0.0)
+        for _ in range(NUM_INGRESSES):
+            self._start_ingress()
+        self._start_controller()
+        number = self.rng.randint(10, 60) // (2 if self.sequences else 1)
+        for _ in range(number):
+            self._at(self.rng.random() * FAULTS_S, self._arrive)
+
+    def _until(self, until_s: float, *, done: Callable[[], bool] = lambda: False) -> None:
+        """Event by event; after each, what always holds is checked."""
+        events, watch = self.events, self.watch
+        while events.next_s <= until_s and not watch.wrong and not done():
+            events.run_until(events.next_s)
+            self._check()
+        if not watch.wrong and not done():
+            events.run_until(until_s)
+
+    def _check(self) -> None:
+        for ingress in self.ingresses:
+            if ingress.is_alive:
+                ingress.check()
+        for replica in self.replicas.values():
+            epoch = replica.host.epoch
+            before = self.epochs.get(replica.name, -1)
+            if epoch != before:
+                self.watch.expect(epoch > before, "a replica never goes back to an older plan")
+                self.epochs[replica.name] = epoch
+
+    def _finish(self) -> None:
+        """Whatever was under way ends; then the service answers as if nothing had been."""
+        limit_s = self.events.time_s + FINISH_S
+        self._until(limit_s, done=lambda: not self.tasks)
+        if self.watch.wrong:
+            return
+        self.watch.expect(not self.tasks, "every caller hears something once the faults have stopped")
+        self._until(self.events.time_s + 10.0)
+        self.outcomes.clear()
+        for k in range(8):
+            self._at(0.2 * k, partial(self._arrive, is_last=True))
+        self._until(self.events.time_s + FINISH_S, done=lambda: len(self.outcomes) == 8)
+        self.watch.expect(self.outcomes == ["answered"] * 8, "a service without faults answers")
+        self._until(self.events.time_s + 5.0)
+        if self.watch.wrong:
+            return
+        for ingress in self.ingresses:
+            if ingress.is_alive:
+                self.watch.expect(not ingress.core.num_unanswered, "no input is left at an ingress")
+                self.watch.expect(ingress.core.oldest_epoch == ingress.core.placed.epoch, "no call is left open")
+                self.watch.expect(not ingress.generation.loop.num_running, "no sequence is left at an ingress")
+        for replica in self.replicas.values():
+            self.watch.expect(not replica.num_kept, "no page is held at the end")
+            self.watch.expect(not replica.host.num_waiting, "no input is left at a replica")
+
+    def _close(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.is_closed = True
+        self.loop._run_turn(None)
+        self.loop.close()
+        self.history.close()
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """Threads and sockets become virtual; an error in the service's log is a failure."""
+        handler = _Complaints(self)
+        root = logging.getLogger("ray.serve")
+        before = root.level, root.propagate
+        root.addHandler(handler)
+        root.propagate = False
+        root.setLevel(logging.ERROR)
+        with (
+            mock.patch("deployments.replica.host.DeviceThread", VirtualThread),
+            mock.patch("deployments.replica.call_server.Sender", VirtualSender),
+        ):
+            try:
+                yield
+            finally:
+                root.removeHandler(handler)
+                root.setLevel(before[0])
+                root.propagate = before[1]
+
+    def _complain(self, _: object, context: Mapping[str, Any]) -> None:
+        if not self.is_closed:
+            self.watch.wrong.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def _at(self, delay_s: float, what: Callable[[], object]) -> None:
+        self.events.at(self.events.time_s + delay_s, CONTROLS, lambda _: self.loop.run(what))
+
+    # Callers
+
+    def _arrive(self, *, is_last: bool = False) -> None:
+        """A request, at some ingress."""
+        rng = self.rng
+        alive = [each for each in self.ingresses if each.is_alive]
+        if not alive:
+            return
+        ingress = rng.choice(alive)
+        timeout_s = 20.0 if is_last else None if self.is_patient else rng.choice((None, 0.05, 0.5, 2.0))
+        if self.sequences:
+            prompt = [rng.randint(1, 99) for _ in range(rng.randint(1, 12))]
+            leaves = rng.randint(0, 4) if not is_last and rng.random() < self.trouble.leaving else None
+            call = generate(ingress, prompt, rng.randint(1, 10), None if is_last else timeout_s, leaves)
+        else:
+            numbers = [rng.randrange(POISON) for _ in range(rng.randint(1, 5))]
+            if not is_last and rng.random() < self.trouble.poison:
+                numbers[0] = POISON
+            call = ask(ingress, numbers, timeout_s)
+        task = self.loop.create_task(self._hear(call, ingress, is_last=is_last))
+        self.callers[task] = ingress
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda task: self.callers.pop(task, None))
+        if not is_last and rng.random() < self.trouble.leaving:
+            self._at(rng.random() * 0.2, task.cancel)
+
+    async def _hear(self, call: Any, ingress: Ingress, *, is_last: bool) -> None:
+        try:
+            outcome = await call
+        except asyncio.CancelledError:
+            outcome = "left"
+        except Exception as error:
+            self.watch.wrong.append(f"a caller got {error!r}")
+            return
+        self.watch.say(f"{ingress.name}: {outcome}")
+        if is_last and outcome in ("overloaded", "admission", "stage_unavailable", "deadline"):  # it comes again
+            self._at(1.0, partial(self._arrive, is_last=True))
+        elif is_last:
+            self.outcomes.append(outcome)
+
+    # Processes
+
+    def _start_ingress(self) -> None:
+        self.serial += 1
+        ingress = Ingress(
+            f"i{self.serial}", self.first, self.boards, self.loop, self.network, self.settings, self.watch
+        )
+        self.ingresses.append(ingress)
+        if self.controller is not None and self.controller.keeper.standing.followed is not None:
+            ingress.follow(self.controller.keeper.standing.followed)  # what it pulls as it starts
+
+    def _kill_ingress(self) -> None:
+        alive = [each for each in self.ingresses if each.is_alive]
+        if not alive:
+            return
+        ingress = self.rng.choice(alive)
+        self.watch.say(f"{ingress.name} dies")
+        ingress.is_alive = False
+        self.network.vanish(ingress.name)
+        for task, where in list(self.callers.items()):
+            if where is ingress:
+                task.cancel()
+        self._at(0.3, self._start_ingress)
+
+    def _start_controller(self) -> None:
+        rng = random.Random(f"{self.watch.seed} controller {self.events.time_s}")
+        self.controller = controller = ControlLoop(
+            self,
+            self.history,
+            ControlSettings.model_validate(
+                {"problem": self.problem, "policy": POLICY, "state": ":memory:", "period_s": 1000.0, "watch_s": 0.3}
+            ),
+            problem=self.problem,
+            policy=POLICY,
+            slots=dict.fromkeys(DEVICES, SLOTS),
+            first=self.first,
+            clock=self.events,
+            sleep=self._sleep,
+            solve=self._solve,
+            off_loop=_at_once,
+            make_tuner=lambda _: Tuner(rng),
+        )
+        self.controlling = self.loop.create_task(controller.run())
+
+    def _kill_controller(self) -> None:
+        self.watch.say("controller dies")
+        self.controlling.cancel()
+        self.controller = None
+        self.history._connection.rollback()  # what it had not committed is gone with its process
+        self._at(0.5, self._start_controller)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Once it is calm the controller looks less often: that is most of what a seed costs."""
+        await asyncio.sleep(4 * seconds if self.is_calm else seconds)
+
+    async def _solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
+        counts = {device: supply.count for device, supply in asked.devices.items()}
+        if not any(counts.values()) or (not self.is_calm and self.rng.random() < 0.1):
+            return NoPlan(strategy=strategy, binding="devices")
+        stages = self.stages(self.rng, counts)
+        figures = evaluate(asked, stages)
+        return Planned(strategy=strategy, stages=stages, figures=figures, bound=figures.rate_per_s, gap=0.0)
+
+    def _order(self) -> None:
+        """A plan is asked for: the planner's, or somebody's own."""
+        is_own = self.rng.random() < 0.6
+        plan = Plan(stages=self.stages(self.rng, DEVICES, self.rng.choice((None, 12))), policy=POLICY)
+
+        async def apply() -> None:
+            try:
+                if self.controller is not None and not is_own:
+                    await self.controller.replan()
+                elif self.controller is not None:
+                    await self.controller.apply(plan_document(plan), hold=self.rng.random() < 0.3)
+            except (OfframpError, ConnectionError) as error:
+                self.watch.say(f"an order is refused: {type(error).__name__}")
+
+        self.loop.create_task(apply())
+
+    # Faults
+
+    def _schedule_faults(self) -> None:
+        trouble, rng = self.trouble, self.rng
+        for times, fault in (
+            (trouble.kills, self._kill),
+            (trouble.cuts, self._cut),
+            (trouble.stalls, self._stall),
+            (trouble.flickers, self._flicker),
+            (trouble.losses, self._lose_accelerator),
+            (trouble.orders, self._order),
+        ):
+            for _ in range(times):
+                self._at(rng.random() * FAULTS_S * 0.95, fault)
+
+    def _kill(self) -> None:
+        match self.rng.random():
+            case x if x < 0.6 and self.replicas:
+                self._kill_replica(self.rng.choice(list(self.replicas.values())))
+            case x if x < 0.9:
+                self._kill_ingress()
+            case _ if self.controller is not None:
+                self._kill_controller()
+
+    def _kill_replica(self, replica: Replica) -> None:
+        """Its process ends; it is replaced when that is noticed."""
+        self.watch.say(f"{replica.name} dies")
+        self._end_replica(replica)
+        self._at(0.3, partial(self._reconcile, replica.slot))
+
+    def _end_replica(self, replica: Replica) -> None:
+        replica.is_alive = False
+        self.replicas.pop(replica.name, None)
+        self.network.vanish(replica.name)
+        self.pools[replica.device].release(replica.name)
+        self._at(0.2, partial(self._announce, replica.slot, replica.name, None))
+
+    def _cut(self) -> None:
+        """A process cannot be reached for a while."""
+        names = [*self.replicas, *(each.name for each in self.ingresses if each.is_alive)]
+        name, for_s = self.rng.choice(names), self.rng.choice((0.0, 0.2, 1.5))
+        self.watch.say(f"{name} is cut off for {for_s} s")
+        self.network.cut_off.add(name)
+        self.network.cut(name)
+        self._at(for_s, partial(self._heal, name))
+
+    def _heal(self, name: str) -> None:
+        if name in self.replicas or any(each.name == name and each.is_alive for each in self.ingresses):
+            self.network.cut_off.discard(name)
+
+    def _stall(self) -> None:
+        """A device is slow, or stands still, for a while."""
+        if not self.replicas:
+            return
+        replica = self.rng.choice(list(self.replicas.values()))
+        self.watch.say(f"{replica.name} is slow")
+        replica.slowness = self.rng.choice((5.0, 50.0))
+        replica.stuck_until_s = self.events.time_s + self.rng.choice((0.0, 2.0))
+
+    def _flicker(self) -> None:
+        """The connections of all replicas break again and again."""
+        self.watch.say("connections flicker")
+        names = list(self.replicas)
+        for k in range(10):
+            for name in names:
+                self._at(0.15 * k, partial(self.network.cut, name))
+
+    def _lose_accelerator(self) -> None:
+        device = self.rng.choice(list(DEVICES))
+        number = self.rng.randrange(DEVICES[device])
+        self.watch.say(f"{device} {number} is gone")
+        for holder in self.pools[device].lose([number], self.events.time_s):
+            if holder in self.replicas:
+                self._kill_replica(self.replicas[str(holder)])
+            else:
+                self.starting.pop(str(holder), None)
+        self._at(self.rng.uniform(0.5, 2.0), partial(self._bring_back, device, number))
+
+    def _bring_back(self, device: str, number: int) -> None:
+        self.pools[device].bring_back([number])
+        for slot in self.slots:
+            self._reconcile(slot)
+
+    def _calm_down(self) -> None:
+        self.watch.say("the faults stop")
+        self.is_calm = True
+        weather = self.weather
+        weather.late = weather.lost = weather.repeated = 0.0
+        for replica in self.replicas.values():
+            replica.slowness, replica.stuck_until_s = 1.0, 0.0
+            self._heal(replica.name)
+        for ingress in self.ingresses:
+            self._heal(ingress.name)
+        for device, count in DEVICES.items():
+            for number in range(count):
+                self._bring_back(device, number)
+
+    # What Serve does
+
+    def _announce(self, slot: str, name: str, address: Address | None) -> None:
+        addresses = self.addresses[slot]
+        if address is None:
+            addresses.pop(name, None)
+        else:
+            addresses[name] = address
+        self.boards[slot].announce(dict(addresses))
+
+    def _of(self, slot: str) -> list[Replica]:
+        """Those that take calls, or will."""
+        return [each for each in self.replicas.values() if each.slot == slot and each.name not in self.draining]
+
+    def _reconcile(self, slot: str, delay_s: float = 0.2) -> None:
+        """Start what a slot lacks, stop what it has too much."""
+        starting = [name for name, where in self.starting.items() if where == slot]
+        there = self._of(slot)
+        for _ in range(self.told[slot] - len(there) - len(starting)):
+            self.serial += 1
+            name = f"{slot}#{self.serial}"
+            if self.pools[self.slots[slot]].take(name) is None:
+                return
+            self.starting[name] = slot
+            self._at(delay_s * (1 + self.rng.random()), partial(self._start_replica, name, slot))
+        too_many = len(there) + len(starting) - self.told[slot]
+        for name in starting[: max(0, too_many)]:
+            del self.starting[name]
+            self.pools[self.slots[slot]].release(name)
+        for replica in there[len(there) - max(0, too_many - len(starting)) :]:
+            self.draining.add(replica.name)
+            self.loop.create_task(self._drain_replica(replica))
+
+    def _start_replica(self, name: str, slot: str) -> None:
+        if self.starting.pop(name, None) is None:
+            return
+        device = self.slots[slot]
+        replica = Replica(name, slot, device, self.loop, self.settings, self.watch)
+        self.replicas[name] = replica
+        self.loop.create_task(self._become_ready(replica))
+
+    async def _become_ready(self, replica: Replica) -> None:
+        assignment = None
+        if self.controller is not None:
+            assignment = self.controller.keeper.assignment_of(replica.slot)
+        address = await replica.start(assignment)
+        if replica.is_alive:
+            self.watch.say(f"{replica.name} runs")
+            self._announce(replica.slot, replica.name, address)
+
+    async def _drain_replica(self, replica: Replica) -> None:
+        self._announce(replica.slot, replica.name, None)
+        await replica.server.close()
+        if replica.is_alive:
+            self.watch.say(f"{replica.name} ends")
+            self._end_replica(replica)
+            for slot in self.slots:
+                self._reconcile(slot)
+
+    # What the controller sees of it
+
+    async def _reach(self) -> None:
+        await asyncio.sleep(self.rng.random() * 0.01)
+        if not self.is_calm and self.rng.random() < self.trouble.broken_calls:
+            raise ConnectionError("a process died at this moment")
+
+    async def _tell(self, what: Callable[[Ingress], None]) -> None:
+        """Every ingress in its turn; a word may come once more, later."""
+        for ingress in list(self.ingresses):
+            await self._reach()
+            if ingress.is_alive:
+                what(ingress)
+                if not self.is_calm and self.rng.random() < self.trouble.stale:
+                    self._at(self.rng.random() * 2.0, partial(self._tell_late, ingress, what))
+
+    def _tell_late(self, ingress: Ingress, what: Callable[[Ingress], None]) -> None:
+        if ingress.is_alive:
+            what(ingress)
+
+    async def scale(self, slot: str, replicas: int) -> None:
+        await self._reach()
+        self.told[slot] = replicas
+        self._reconcile(slot)
+
+    async def running(self) -> dict[str, int]:
+        await self._reach()
+        return {slot: sum(each.name in self.addresses[slot] for each in self._of(slot)) for slot in self.slots}
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        for slot, stage in placed.stage_of.items():
+            for replica in self._of(slot):
+                await self._reach()
+                await replica.host.prepare(Assignment.of(placed.plan, stage))
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        self.watch.say(f"follow {placed.epoch}")
+        await self._tell(lambda ingress: ingress.follow(placed))
+
+    async def decide(self, placed: PlacedPlan) -> None:
+        self.watch.say(f"decide {placed.epoch}")
+        for slot, stage in placed.stage_of.items():
+            for replica in self._of(slot):
+                if self.is_calm or self.rng.random() > self.trouble.broken_calls:
+                    replica.host.follow(Assignment.of(placed.plan, stage))
+        await self._tell(lambda ingress: ingress.follow(placed))
+
+    async def suspend(self, reason: str) -> None:
+        self.watch.say("suspend")
+        await self._tell(lambda ingress: ingress.dispatcher.suspend(reason))
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        await self._reach()
+        now_s = self.events.time_s
+        return [each.core.report(now_s, now_s) for each in self.ingresses if each.is_alive]
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        await self._reach()
+        return [each.host.report(replica=each.name, node="n") for each in self.replicas.values()]
+
+    async def capacity(self) -> dict[str, int]:
+        return {device: pool.counted(self.events.time_s) for device, pool in self.pools.items()}
+
+
+class _Complaints(logging.Handler):
+    """What the service logs as an error is wrong."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._world.is_closed:
+            error = record.exc_info[1] if record.exc_info else None
+            self._world.watch.wrong.append(f"{record.getMessage()}: {error!r}")
+
+
+async def _at_once(call: Callable[[float], Any], now_s: float) -> Any:
+    return call(now_s)
+
+
+def check(seed: int) -> World:
+    """Run a seed; raises AssertionError with what is wrong and the line that replays it."""
+    world = World(seed)
+    world.run()
+    assert not world.watch.wrong, f"{world.watch.wrong}; to replay it: python -m tests.simulation.world {seed}"
+    return world
+
+
+if __name__ == "__main__":
+    for each in map(int, sys.argv[1:]):
+        played = World(each)
+        played.run()
+        said = *played.watch.log, f"{played.trouble} {played.weather}", *played.watch.wrong
+        sys.stdout.writelines(f"{line}\n" for line in said)
