@@ -2,24 +2,64 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from functools import cache
+from itertools import combinations
 
 import pytest
 
 from earlyexit.engine.order import OrderSpec, das
 from earlyexit.network.split import Budget
-from tests.earlyexit.order_twins import Asked, Chooser, algorithm_1, best_utility, random_requests, utility_of
+from tests.earlyexit.test_order import Asked
+
+Chooser = Callable[[Sequence[Asked], float], Iterable[int]]
+"""From those who wait, sorted by deadline, and the moment, to the positions of a batch."""
+
+
+def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> Fraction:
+    """What is reached, with a batch at every whole second, by who was in one before the deadline."""
+    left, total = list(requests), Fraction(0)
+    for now in range(num_batches):
+        waiting = sorted((n for n in left if n.since_s <= now <= n.deadline_s), key=lambda n: n.deadline_s)
+        taken = [waiting[position] for position in choose(waiting, now)]
+        total += sum((Fraction(1, n.tokens) for n in taken), Fraction(0))
+        left = [n for n in left if not any(n is each for each in taken)]
+    return total
+
+
+def best_utility(requests: Sequence[Asked], num_batches: int, L: int, B: int) -> Fraction:
+    """The most that anybody could reach who knew everything beforehand, by trying all."""
+    numbers = range(len(requests))
+    rows = [set(row) for size in range(1, len(requests) + 1) for row in combinations(numbers, size)]
+    rows = [row for row in rows if sum(requests[n].tokens for n in row) <= L]
+
+    @cache
+    def best(slot: int, left: frozenset[int]) -> Fraction:
+        if slot == num_batches * B or not left:
+            return Fraction(0)
+        now = slot // B
+        found = best(slot + 1, left)
+        for row in rows:
+            if row <= left and all(requests[n].since_s <= now <= requests[n].deadline_s for n in row):
+                worth = sum((Fraction(1, requests[n].tokens) for n in row), Fraction(0))
+                found = max(found, worth + best(slot + 1, left - row))
+        return found
+
+    return best(0, frozenset(numbers))
+
+
+def random_requests(rng: random.Random, number: int, longest: int, num_batches: int) -> list[Asked]:
+    """Of any lengths, arrivals and deadlines; some deadlines are equal, past, or infinite."""
+    requests = []
+    for _ in range(number):
+        since = rng.randrange(num_batches)
+        deadline = since + rng.choice([0, 0, 1, 2, math.inf])
+        requests.append(Asked(tokens=rng.randint(1, longest), since_s=since, deadline_s=deadline))
+    return requests
+
 
 ETAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(9, 10)]
-
-
-def chosen(requests: Sequence[Asked], length: int, rows: int, eta: Fraction, now_s: float) -> list[list[Asked]]:
-    in_time = [position for position, each in enumerate(requests) if each.deadline_s >= now_s]
-    lengths = [each.tokens for each in requests]
-    budget = Budget(inputs=len(requests) + 1, tokens=length)
-    batch = das(lengths, in_time, budget, rows=rows, eta=float(eta), q=float(1 - eta))
-    return [[requests[position] for position in row] for row in batch]
 
 
 def by_das(length: int, rows: int, eta: Fraction) -> Chooser:
@@ -35,23 +75,6 @@ def by_das(length: int, rows: int, eta: Fraction) -> Chooser:
         return [position for row in batch for position in row]
 
     return choose
-
-
-def test_it_is_algorithm_1_in_500_cases() -> None:
-    rng = random.Random(1)
-    saturated = 0
-    for _ in range(500):
-        length, rows, eta = rng.randint(5, 60), rng.randint(1, 4), rng.choice(ETAS)
-        requests = [
-            Asked(tokens=rng.randint(1, length), deadline_s=rng.choice([-1.0, 0.0, 1.0, 2.5, rng.random()]))
-            for _ in range(rng.randint(1, 40))
-        ]
-        requests.sort(key=lambda each: each.deadline_s)
-        twin = algorithm_1(requests, length, rows, eta, 0.0)
-        ours = chosen(requests, length, rows, eta, 0.0)
-        saturated += len(twin[0]) < len(requests)
-        assert [{id(each) for each in row} for row in ours] == [{id(each) for each in row} for row in twin]
-    assert saturated > 300
 
 
 def test_a_batch_of_two_rows_by_hand() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from earlyexit.engine.order import OVERDUE_S, Order, OrderSpec, take_from
 from earlyexit.errors import PlanError
 from earlyexit.network.split import Budget
-from tests.earlyexit.order_twins import Asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request of TCB's section 5.1; a batch runs at every whole second."""
+
+    tokens: int
+    since_s: float = 0.0
+    deadline_s: float = math.inf
+
 
 NAMES = ["arrival", "deadline", "shortest", "das"]
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,61 +11,6 @@ from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.pame.times import seconds_of, time_matrix
 from profiles.batches import RecordedBatches
 from profiles.table import LatencyTable
-from tests.optimizer.pame.slow_search import SmallProblem, first_exit_by_inputs, sequences_of_the_rule, small_problem
-
-PROBLEMS = 200
-
-
-def found(problem: SmallProblem) -> FoundExits:
-    seconds = seconds_of(problem.table, problem.batches.ramps)
-    return find_exits(seconds, GivenChecks(batches=problem.batches), problem.size, problem.options)
-
-
-def test_the_search_is_the_papers_rule_on_small_problems() -> None:
-    lengths: Counter[int] = Counter()
-    for seed in range(PROBLEMS):
-        problem = small_problem(seed)
-        assert sequences_of_the_rule(problem) == [found(problem).ramps], f"problem {seed}"
-        lengths[len(found(problem).ramps)] += 1
-    assert min(lengths[0], lengths[1], lengths[2]) >= 20, f"too one-sided: {lengths}"
-    assert max(lengths) >= 3
-
-
-def test_the_first_exit_is_the_true_minimum_over_all_single_exits() -> None:
-    with_exits = 0
-    for seed in range(PROBLEMS):
-        problem = small_problem(seed, interval=1)
-        best, chosen = first_exit_by_inputs(problem), found(problem).chosen
-        if not problem.larger_takes_longer:
-            continue
-        if best is None:
-            assert chosen == (), f"problem {seed}"
-            continue
-        ramp, mean_s = best
-        assert chosen[0].ramp == ramp, f"problem {seed}"
-        assert chosen[0].mean_s == pytest.approx(mean_s, rel=1e-9)
-        with_exits += 1
-    assert with_exits >= PROBLEMS / 4
-
-
-def test_no_more_batches_are_slow_than_allowed_and_the_precision_is_kept() -> None:
-    """By the time of every batch as it is, whatever the search reckons with."""
-    for seed in range(PROBLEMS):
-        problem = small_problem(seed, interval=1)
-        ramps = found(problem).ramps
-        if not ramps or not problem.larger_takes_longer:
-            continue
-        whole_s = problem.run_s(0, None, problem.size)
-        times = []
-        for batch in problem.arrivals():
-            first, size, seconds = 0, problem.size, 0.0
-            for count, ramp in enumerate(ramps, start=1):
-                seconds += problem.run_s(first, ramp, size) if size else 0.0
-                first, size = ramp + 1, problem.left(batch, ramps[:count])
-            times.append(seconds + (problem.run_s(first, None, size) if size else 0.0))
-        assert np.mean(np.array(times) > whole_s * (1 + 1e-9)) <= problem.options.slower
-        assert problem.keeps(ramps)
-
 
 TABLE = LatencyTable(
     batches=(1, 2, 4), block_s_NB=np.array([[1.0, 2.0, 4.0]] * 3), ramp_s_EB=np.array([[0.5, 1.0, 2.0]] * 2)
