@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -17,21 +16,6 @@ from rich.table import Table
 
 WIDE = 200
 """Characters of a line where nobody reads along."""
-
-
-class ProcessorClock:
-    """Seconds that this process had the processor, and those that were skipped."""
-
-    def __init__(self) -> None:
-        self._skipped_s = 0.0
-
-    def now_s(self) -> float:
-        """Since any moment."""
-        return time.process_time() + self._skipped_s
-
-    def skip_to(self, then_s: float) -> None:
-        """Where nobody is there until then."""
-        self._skipped_s += max(0.0, then_s - self.now_s())
 
 
 class Spread(NamedTuple):

@@ -1,20 +1,13 @@
-"""Model folders of experiments: random weights behind the packaged tokenizer, and what is trained once and kept."""
+"""Model folders of experiments: random weights behind the packaged tokenizer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from earlyexit.data.rows import LabelledRows
 from earlyexit.network.checkpoint import copy_tokenizer, random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
-from offramp.commands.calibrate import CalibrateJob, calibrate
-from offramp.commands.progress import progress_bars
-from offramp.commands.recording import record_exits
-from offramp.commands.train import resolve_backbone, train
-from offramp.commands.train_job import TrainJob
-from optimizer.calibration_file import CalibrationCard
-from profiles.outcome import ExitOutcome
+from offramp.commands.train import resolve_backbone
 
 VOCABULARY = 30522
 """Of the packaged tokenizer."""
@@ -39,18 +32,3 @@ def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, ma
 def costless_model(folder: Path) -> Path:
     """One tiny block: what is left is the price of everything around a model."""
     return tiny_model(folder, name="costless", num_blocks=1, hidden_size=16)
-
-
-def finished(
-    folder: Path, job: TrainJob, calibration: CalibrateJob, parts: tuple[LabelledRows, LabelledRows, LabelledRows]
-) -> tuple[CalibrationCard, ExitOutcome]:
-    """Train unless the folder holds the model, calibrate, and see what unseen rows do.
-
-    `parts`: rows to learn from, to calibrate with, and unseen ones.
-    """
-    learn, validate, unseen = parts
-    if not (folder / "model.json").is_file():
-        with progress_bars() as progress:
-            train(job, learn, folder, progress=progress)
-    card, _ = calibrate(folder, validate, calibration)
-    return card, record_exits(folder, unseen, card.policy, dtype=calibration.dtype).outcome(card.thresholds)

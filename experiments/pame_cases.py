@@ -29,26 +29,13 @@ from profiles.table import LatencyTable
 
 MODELS = RUNS / "pame"
 """Calibrated folders of jointly trained models, by the names of `MAKERS`."""
-MAKERS: Mapping[str, str] = {
-    "cifar10": "python -m experiments.trained.joint_cifar10",
-    "lsp": "python -m experiments.trained.vision --case lsp",
-    "camvid": "python -m experiments.trained.vision --case camvid",
-}
+MAKERS: Mapping[str, str] = {name: f"python -m experiments.trained {name}" for name in ("cifar10", "lsp", "camvid")}
 """The command that trains and calibrates each; all need OFFRAMP_DATA."""
 
 
 def records_file(name: str) -> Path:
     """A model's exit records, there or not."""
     return MODELS / name / "exit_records.npz"
-
-
-def require_model(folder: Path, *files: str) -> Path:
-    """A model folder that has these files too; ends the experiment with a sentence where one is absent."""
-    missing = next((name for name in ("model.json", *files) if not (folder / name).is_file()), None)
-    if missing is not None:
-        maker = f"; {MAKERS[folder.name]} makes it" if folder.name in MAKERS else ""
-        raise SystemExit(f"skipped: {folder / missing} is not there{maker}")
-    return folder
 
 
 def telling_absent(result: StudyResult, names: Sequence[str]) -> StudyResult:

@@ -1,8 +1,8 @@
 """What the servers are compared on: a model folder, texts, exits, and the latency that is asked for.
 
-- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.trained.clinc150` makes them
+- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.trained` makes them
   (budget 1 %): exits are really decided by what is really computed. About 11 tokens a text.
-- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (`experiments.trained.mpnet`; the extra `mpnet`):
+- `mpnet`: the same questions on all-mpnet-base-v2, 12 blocks of 768 (the extra `mpnet`):
   exits are really computed.
 - `bert-base`: a network of BERT-base's size with random weights: the compute is real, the decisions are those recorded
   of a 12-exit BERT-base on SST-2 dev, at an entropy of 0.4 (E3 section 5). The texts are SST-2 dev's, about 25 tokens;
@@ -15,18 +15,19 @@ import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import CARD_FILE
+from experiments import trained
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
-from experiments.trained import clinc150, mpnet
 from offramp.client.protocol import predict_body
 from offramp.commands.calibrate import read_calibration
 from offramp.commands.train import resolve_backbone
@@ -88,17 +89,11 @@ class Workload:
         return [json.dumps(predict_body(each, truncate=self.truncate)).encode() for each in asked]
 
 
-def _clinc150() -> Workload:
-    data, folder = require_data(clinc150.DATA), RUNS / "clinc150"
+def _of(name: Name) -> Workload:
+    folder = trained.TRAINED[name].folder
     if not (folder / CALIBRATION_FILE).is_file():
-        clinc150.run(folder, data)
-    return calibrated("clinc150", folder, read_labelled(data, part="test"))
-
-
-def _mpnet() -> Workload:
-    if not (mpnet.FOLDER / CALIBRATION_FILE).is_file():
-        mpnet.prepare()
-    return calibrated("mpnet", mpnet.FOLDER, mpnet.parts()["unseen"])
+        trained.run(name)
+    return calibrated(name, folder, trained.TRAINED[name].parts()[2])
 
 
 def _bert_base() -> Workload:
@@ -147,8 +142,8 @@ def calibrated(name: str, folder: Path, test: LabelledRows, *, truncate: bool = 
 
 
 WORKLOADS: Mapping[Name, Callable[[], Workload]] = {
-    "clinc150": _clinc150,
-    "mpnet": _mpnet,
+    "clinc150": partial(_of, "clinc150"),
+    "mpnet": partial(_of, "mpnet"),
     "bert-base": _bert_base,
 }
 """Made with their models where those are missing (minutes); each skips, saying so, without its data."""

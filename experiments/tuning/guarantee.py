@@ -3,7 +3,7 @@
     OFFRAMP_DATA=... python -m experiments.tuning.guarantee [--trials 200]
 
 Records: a 12-exit BERT-base on SST-2 dev (blocks 1 to 11, exit 11 stands for the full model), and CLINC150 where
-`experiments.trained.clinc150` left its model. *Divided*: they are divided at random into a calibration and a test part;
+`experiments.trained clinc150` left its model. *Divided*: they are divided at random into a calibration and a test part;
 thresholds are learnt on the one, as `offramp calibrate` does, and tried on the other, which may break the budget by its
 own noise. *Drawn*: calibration inputs are drawn with replacement, and the records are the population whose rate is
 known. Three ways to learn:
@@ -33,7 +33,7 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from experiments.data import RUNS, data_folder
 from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
-from experiments.trained.clinc150 import DATA
+from experiments.trained import CLINC150
 from offramp.commands.calibrate import CalibrateJob
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
@@ -211,9 +211,9 @@ def cases() -> Iterator[Case]:
             yield Case(name=f"SST-2, {score}", records=records, budget=budget, num_inputs=num_inputs, how=how)
     model, data = RUNS / "clinc150", data_folder()
     if not (model / "calibration.json").is_file() or data is None:
-        print("CLINC150 is left out: python -m experiments.trained.clinc150 makes its model")
+        print("CLINC150 is left out: python -m experiments.trained clinc150 makes its model")
         return
-    val, test = (read_labelled(data / DATA, part=part) for part in ("val", "test"))
+    val, test = (read_labelled(data / CLINC150, part=part) for part in ("val", "test"))
     both = LabelledRows.of_texts([*val.texts, *test.texts], [*val.labels, *test.labels])
     for score in OF_LABELS:
         records = record_exits(model, both, score)

