@@ -3,15 +3,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-import pytest
-
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.device_thread import DeviceThread
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.release import Release, Told
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.errors import PlanError
 from earlyexit.network.split import Split
 from tests.earlyexit.letters import (
     EVERYONE,
@@ -40,22 +37,6 @@ def test_a_batch_ends_where_nobody_is_left() -> None:
     bench = one_split([Part(1, 1, EVERYONE), Part(1, 2, EVERYONE)])
     bench.run(members("ab"))
     assert bench.clock.now_s() == 1.0
-
-
-def test_survivors_queue_again_for_the_next_hosted_split() -> None:
-    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    bench = Bench(splits, {0: [Part(1, 2, "ad")], 2: [Part(1, 4, EVERYONE)]})
-    assert bench.run(members("abcd")) == [
-        "1.000 answer a after 1",
-        "2.000 answer d after 1",
-        "3.000 answer b after 3, answer c after 3",
-    ]
-    assert bench.runner.runs == ["0:ab", "0:cd", "2:bc"]
-
-
-def test_survivors_go_on_where_their_next_block_is_not_hosted() -> None:
-    bench = one_split([Part(1, 2, "b")])
-    assert bench.run(members("abc")) == ["1.000 answer b after 1", "1.000 goes on 2:[a c]"]
 
 
 def test_a_device_without_block_0_runs_until_idle() -> None:
@@ -98,13 +79,6 @@ def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -
         "4.000 answer c after 3",
     ]
     assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c"]
-
-
-def test_answers_given_before_a_failure_are_not_given_again() -> None:
-    parts = {0: [Part(1, 1, "a"), Part(1, 2, "b")]}
-    bench = Bench([Split(first=0, end=2, batch=4)], parts, make_runner=FailsLater)
-    assert bench.run(members("abc")) == ["1.000 answer a after 0", "4.000 answer b after 1", "6.000 goes on 2:[c]"]
-    assert bench.runner.runs == ["0:abc", "0:b", "0:c"]
 
 
 def test_survivors_of_a_repeated_batch_queue_again_here() -> None:
@@ -186,23 +160,6 @@ def test_a_device_thread_answers_everything_and_ends_when_told() -> None:
     assert "answers everything" not in [running.name for running in threading.enumerate()]
 
 
-def test_a_device_thread_forgets_an_origin_and_still_answers_the_others() -> None:
-    inbox = Inbox(expected=2)
-    thread = thread_with(inbox, "forgets")
-    gone = object()
-    thread.submit(0, [member("p", origin=gone), member("q"), member("r", origin=gone), member("s")])
-    assert thread.forget(gone) == 2
-    thread.start()
-    assert inbox.complete.wait(timeout=10)
-    thread.stop()
-    assert sorted(inbox.answers) == ["q", "s"]
-
-
-def test_a_device_thread_refuses_a_block_that_nothing_holds() -> None:
-    with pytest.raises(PlanError, match="no split here holds block 4"):
-        thread_with(Inbox(expected=0), "refuses").submit(4, [member("a")])
-
-
 def test_a_device_thread_follows_another_plan_and_policy_and_takes_pieces_of_the_call_before() -> None:
     inbox = Inbox(expected=4)
     runner = FakeRunner({1: [Part(0, 4, EVERYONE)], 2: [Part(0, 4, EVERYONE)]}, MonotonicClock())
@@ -238,16 +195,6 @@ def test_an_early_answer_knows_how_long_it_ran_until_then() -> None:
     bench.engine.submit(0, probe, 0.0)
     device.run_until_idle()
     assert compute_s == [1.0, 1.0, 5.0]  # answered, looked at after block 1, gone on
-
-
-def test_an_answered_probe_goes_on_to_the_next_split_and_elsewhere_with_the_others() -> None:
-    splits = [Split(first=0, end=1, batch=4), Split(first=1, end=2, batch=4)]
-    bench = Bench(splits, {0: [Part(1, 1, "a")], 1: [Part(1, 2, "")]})
-    assert bench.run(members("ab", probe=True)) == [
-        "1.000 look a at 0, look b at 0, answer a after 0, stays",
-        "2.000 look a at 1, look b at 1",
-        "2.000 goes on 2:[a b]",
-    ]
 
 
 def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() -> None:

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from deployments.controller.loop import ControlLoop
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
+from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.split import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
@@ -164,11 +165,8 @@ class World(Fleet):
         self.loop.set_exception_handler(self._complain)
         self.is_calm = False
         """Whether the faults have stopped."""
-        counts = dict(DEVICES)
         self.stages = partial(random_stages, sequences=self.sequences)
-        self.first = initial_placement(
-            Plan(stages=self.stages(rng, counts, rng.choice((None, 12))), policy=POLICY, epoch=1)
-        )
+        self.first = initial_placement(replace(self._random_plan(), epoch=1))
         self.settings = ServeSettings.model_validate(
             {
                 "model": "",
@@ -417,10 +415,22 @@ class World(Fleet):
         figures = evaluate(asked, stages)
         return Planned(strategy=strategy, stages=stages, figures=figures, bound=figures.rate_per_s, gap=0.0)
 
+    def _random_plan(self) -> Plan:
+        rng = self.rng
+        return Plan(
+            stages=self.stages(rng, DEVICES, rng.choice((None, 12))),
+            policy=POLICY,
+            # Deferred batches wait as long as deadlines let them, and patient callers have none.
+            dispatch=rng.choice(
+                ("auto", "work-conserving", "auto" if self.is_patient or self.sequences else "deferred")
+            ),
+            order=OrderSpec(name=rng.choice(("arrival", "deadline", "shortest", "das"))),
+        )
+
     def _order(self) -> None:
         """A plan is asked for: the planner's, or somebody's own."""
         is_own = self.rng.random() < 0.6
-        plan = Plan(stages=self.stages(self.rng, DEVICES, self.rng.choice((None, 12))), policy=POLICY)
+        plan = self._random_plan()
 
         async def apply() -> None:
             try:

@@ -8,10 +8,9 @@ import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import OpenCall, chunks_by_call, split_runs
-from deployments.wire.messages import Chunk, SplitRun, Timing
+from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Observed, Survivors, Told
-from earlyexit.errors import DeadlineError
+from earlyexit.engine.release import Observed, Survivors, Told
 from earlyexit.network.boundary import HopDtype
 from earlyexit.network.piece import Piece
 from earlyexit.network.wire import Answer, Seen
@@ -81,46 +80,6 @@ def test_hidden_states_go_on_in_the_type_of_hops(
         values = np.concatenate([going_on.piece.tensors[0] for going_on in found if going_on is not None])
         assert values.dtype == expected.dtype
         assert np.array_equal(values, expected)
-
-
-def test_every_call_gets_what_was_said_of_its_own_inputs(one: OpenCall, other: OpenCall) -> None:
-    chunks = chunks_by_call(
-        [
-            Told(member=member("a", one), answer=answer("a")),
-            Told(member=member("x", other), answer=answer("x")),
-            Told(member=member("b", one), answer=answer("b")),
-        ]
-    )
-    spent = Timing(queue_s=1.0, compute_s=2.0)
-    assert chunks == [
-        (one, Chunk(answers=((answer("a"), spent), (answer("b"), spent)))),
-        (other, Chunk(answers=((answer("x"), spent),))),
-    ]
-
-
-def test_survivors_of_several_calls_go_back_each_by_its_own(one: OpenCall, other: OpenCall) -> None:
-    chunks = chunks_by_call(
-        [goes_on(member("a", one, length=2), member("x", other, length=3), member("b", one, length=4))]
-    )
-    spent = Timing(queue_s=1.0, compute_s=2.0)
-    assert [opened for opened, _ in chunks] == [one, other]
-    assert survivors(chunks[0][1]) == (("a", "b"), 2, 6, (spent, spent))
-    assert survivors(chunks[1][1]) == (("x",), 2, 3, (spent,))
-
-
-def test_survivors_of_one_call_stay_together(one: OpenCall) -> None:
-    [(opened, chunk)] = chunks_by_call([goes_on(member("a", one), member("b", one))])
-    assert (opened, survivors(chunk)[0], chunk.num_inputs) == (one, ("a", "b"), 2)
-
-
-def test_what_is_lost_comes_with_its_reason(one: OpenCall) -> None:
-    error = DeadlineError("too late")
-    assert chunks_by_call([Lost(member=member("a", one), error=error)]) == [(one, Chunk(lost=(("a", error),)))]
-
-
-def test_early_answers_of_probes_settle_nothing(one: OpenCall) -> None:
-    [(_, chunk)] = chunks_by_call([Told(member=member("a", one), answer=answer("a"), stays=True)])
-    assert (chunk.answers, [said for said, _ in chunk.early], chunk.num_inputs) == ((), [answer("a")], 0)
 
 
 def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: OpenCall) -> None:

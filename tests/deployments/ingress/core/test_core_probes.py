@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from earlyexit.errors import DeadlineError
 from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan
@@ -108,30 +107,6 @@ def test_what_is_said_of_inputs_that_stay_makes_no_room_for_the_next_call_until_
     assert scene.log[1:] == ["0 answer a is a after block 1"]
     scene.go_on(0, "a")
     assert scene.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
-
-
-def test_a_failed_call_gives_answered_probes_up_and_sends_the_others_again() -> None:
-    scene = ProbeScene()
-    scene.submit("ab")
-    scene.answer_early(0, "a", block=1)
-    scene.go_on(0, "ab")
-    scene.fail(1)
-    scene.until(1.0)
-    assert scene.log[3:] == ["0.05 again 1 of second", "0.05 send 2: b to first for block 0"]
-    for block in (1, 2, 3):
-        scene.see(2, "b", block)
-    scene.see(2, "a", 3)  # which it does not have
-    scene.answer(2, "b")
-    assert scene.core.report(1.0, 1.0).probes is None  # of such a call only those are left that did not leave early
-
-
-def test_a_lost_answered_probe_is_no_drop() -> None:
-    scene = ProbeScene()
-    scene.submit("ab")
-    scene.answer_early(0, "a", block=1)
-    scene.lose(0, "ab", DeadlineError("no time left"))
-    assert scene.log[1:] == ["0 answer a is a after block 1", "0 drop b: no time left"]
-    assert scene.core.counts.drops == {"deadline": 1}
 
 
 def test_the_share_says_how_many_first_calls_are_probes() -> None:

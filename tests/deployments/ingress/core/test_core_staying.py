@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deployments.ingress.core.attempts import HANG_S
-from earlyexit.errors import DeadlineError
 from earlyexit.network.split import AfterAnswer
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
@@ -51,30 +50,6 @@ def test_an_answered_input_goes_on_to_the_end_and_its_caller_has_the_early_answe
     assert (scene.core.num_unanswered, scene.core.oldest_epoch) == (0, 1)
 
 
-def test_who_waits_for_an_answer_is_counted_and_not_who_runs_on() -> None:
-    scene = StayScene(max_queued=2)
-    scene.submit("ab")
-    scene.answer_early(0, "ab", block=1)
-    assert scene.core.num_unanswered == 0
-    scene.submit("cd")  # there is room again, though a and b are inside
-    assert scene.core.num_unanswered == 2
-
-
-def test_a_replica_that_dies_under_answered_inputs_costs_nobody_anything() -> None:
-    scene = StayScene()
-    scene.submit("ab")
-    scene.answer_early(0, "a", block=1)
-    scene.go_on(0, "ab")
-    scene.fail(1)
-    scene.until(1.0)
-    assert scene.log[3:] == ["0.05 again 1 of second", "0.05 send 2: b to first for block 0"]
-    scene.answer_early(2, "b", block=1)
-    scene.fail(2)
-    scene.until(2.0)
-    assert scene.log[5:] == ["1 answer b is b after block 1"]
-    assert scene.core.report(2.0, 2.0).probes is None
-
-
 def test_of_a_call_that_failed_nobody_is_recorded_so_the_records_do_not_lean_to_hard_inputs() -> None:
     scene = StayScene()
     scene.submit("ab")
@@ -90,15 +65,6 @@ def test_of_a_call_that_failed_nobody_is_recorded_so_the_records_do_not_lean_to_
         scene.answer(call, letter)
     assert scene.outcomes == {"a": "answered", "b": "answered", "c": "answered"}
     assert scene.observed(wall_s=scene.now_s).times_s_N.tolist() == [1.0]  # c alone
-
-
-def test_answered_inputs_that_a_stage_drops_are_no_drops() -> None:
-    scene = StayScene()
-    scene.submit("ab")
-    scene.answer_early(0, "a", block=1)
-    scene.lose(0, "ab", DeadlineError("no time left"))
-    assert scene.log[2:] == ["0 drop b: no time left"]
-    assert scene.core.counts.drops == {"deadline": 1}
 
 
 def test_a_share_of_them_are_probes() -> None:

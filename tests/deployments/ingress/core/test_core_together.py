@@ -10,7 +10,6 @@ from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, CoreScene
-from tests.deployments.ingress.core.test_core_probes import ProbeScene
 
 
 def three_stages(epoch: int = 1) -> PlacedPlan:
@@ -19,67 +18,6 @@ def three_stages(epoch: int = 1) -> PlacedPlan:
         for first, end in ((0, 2), (2, 3), (3, 4))
     )
     return PlacedPlan(plan=Plan(stages=stages, epoch=epoch), slots=ALL_SLOTS)
-
-
-def test_calls_that_fail_together_are_both_sent_again() -> None:
-    scene = CoreScene(calls_per_replica=2)
-    scene.submit("a")
-    scene.submit("b")
-    scene.fail(0)
-    scene.fail(1)
-    scene.until(1.0)
-    assert scene.log[2:4] == ["0.05 again 1 of first", "0.05 again 1 of first"]
-
-
-def test_a_pause_that_begins_during_another_ends_in_its_own_time() -> None:
-    scene = CoreScene(calls_per_replica=2)
-    scene.submit("a")
-    scene.submit("b")
-    scene.fail(0)
-    scene.now_s = 0.02
-    scene.fail(1)
-    scene.until(1.0)
-    assert [line for line in scene.log if "again" in line] == ["0.05 again 1 of first", "0.07 again 1 of first"]
-
-
-def test_a_call_with_inputs_of_several_deadlines_is_hung_up_a_second_after_the_last() -> None:
-    scene = CoreScene(calls_per_replica=1)
-    scene.submit("x")
-    scene.submit("a", deadline_s=2.0)
-    scene.submit("b", deadline_s=3.5)
-    scene.answer(0, "x")
-    scene.until(6.0)
-    assert [line for line in scene.log if "hang up" in line] == ["4.5 hang up 1"]
-
-
-def test_who_is_left_behind_in_a_call_by_others_with_later_deadlines_is_hung_up_on_too() -> None:
-    scene = CoreScene(calls_per_replica=1)
-    scene.submit("x")
-    scene.submit("a", deadline_s=2.0)
-    scene.submit("b", deadline_s=5.5)
-    scene.answer(0, "x")
-    scene.until(4.0)  # a is late, and its call has another input that is not
-    scene.answer(1, "b")
-    scene.until(9.0)
-    assert [line for line in scene.log if "hang up" in line] == ["6.5 hang up 1"]
-    assert not any(call.num_inside for call in scene.calls)
-
-
-def test_an_answer_goes_to_the_input_that_it_was_made_for_whoever_has_left_the_batch() -> None:
-    scene = CoreScene()
-    scene.submit("abc")
-    scene.give_up("b")
-    scene.answer(0, "abc")
-    assert scene.log[1:] == ["0 drop b: abandoned", "0 answer a is a, c is c after block 3"]
-
-
-def test_a_probe_that_was_answered_early_is_answered_beside_others_that_were_not() -> None:
-    scene = ProbeScene()
-    scene.submit("abc")
-    scene.answer_early(0, "b", block=1)
-    scene.answer_early(0, "abc", block=2)
-    assert scene.log[1:] == ["0 answer b is b after block 1", "0 answer a is a, c is c after block 2"]
-    assert (scene.core.counts.exits, scene.core.num_unanswered) == ({1: 1, 2: 2}, 0)
 
 
 def test_what_is_reserved_is_the_sum_of_all_later_stages() -> None:
@@ -95,17 +33,6 @@ def test_what_is_reserved_is_the_sum_of_all_later_stages() -> None:
     scene.follow(three_stages(epoch=2))
     scene.submit("c", deadline_s=99.0)
     assert scene.calls[-1].reserve_s == 2.0 + 4.0  # the new plan knows what the one before has learnt
-
-
-def test_everything_that_arrived_is_counted_whatever_became_of_it() -> None:
-    scene = CoreScene(max_queued=3)
-    scene.submit("ab")
-    for letters in ("cd", "ef"):
-        with pytest.raises(OverloadedError):
-            scene.submit(letters)
-    scene.submit("g")
-    scene.answer(0, "a")
-    assert (scene.core.counts.arrived, scene.core.counts.answered, scene.core.counts.drops) == (7, 1, {"overloaded": 4})
 
 
 def test_a_request_of_exactly_what_waits_here_at_most_is_told_to_come_back() -> None:

@@ -163,31 +163,6 @@ def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_on
 # What a call does not have is passed over
 
 
-def test_nobody_is_answered_twice() -> None:
-    scene = CoreScene()
-    scene.submit("ab")
-    scene.answer(0, "a")
-    scene.answer(0, "ab")
-    scene.lose(0, "ab")
-    assert scene.log[1:] == ["0 answer a is a after block 3", "0 answer b is b after block 3"]
-
-
-def test_answers_of_an_earlier_attempt_reach_nobody() -> None:
-    scene = CoreScene()
-    scene.submit("a")
-    scene.fail(0)
-    scene.answer(0, "a")  # during the pause
-    scene.until(1.0)
-    scene.answer(0, "a")  # under way again
-    scene.go_on(0, "a")
-    scene.answer(1, "a")
-    assert scene.log[1:] == [
-        "0.05 again 1 of first",
-        "0.05 send 1: a to first for block 0",
-        "1 answer a is a after block 3",
-    ]
-
-
 def test_survivors_that_nobody_waits_for_go_nowhere_and_one_that_somebody_does_takes_them_along() -> None:
     scene = CoreScene()
     scene.submit("abc")
@@ -248,29 +223,6 @@ def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
     ]
 
 
-def test_inputs_given_up_while_they_wait_are_never_sent_and_make_room() -> None:
-    scene = CoreScene(max_queued=3, calls_per_replica=1)
-    scene.submit("a")
-    scene.submit("bc")
-    scene.give_up("b")
-    scene.submit("d")
-    scene.answer(0, "a")
-    assert scene.log[1:] == [
-        "0 drop b: abandoned",
-        "0 answer a is a after block 3",
-        "0 send 1: cd to first for block 0",
-    ]
-
-
-def test_inputs_given_up_during_the_pause_do_not_start_again() -> None:
-    scene = CoreScene()
-    scene.submit("a")
-    scene.fail(0)
-    scene.give_up("a")
-    scene.until(1.0)
-    assert scene.log[1:] == ["0 drop a: abandoned"]
-
-
 # Later
 
 
@@ -300,23 +252,6 @@ def test_a_call_of_which_nothing_comes_is_hung_up_a_second_after_its_last_deadli
     scene.submit("c", deadline_s=9.0)
     scene.until(2.0 + HANG_S)
     assert scene.log[1:] == ["2 drop ab: no answer within 2 s", "3 hang up 0", "3 send 1: c to first for block 0"]
-
-
-def test_a_call_whose_owners_have_all_gone_is_hung_up_too() -> None:
-    scene = CoreScene(calls_per_replica=1)
-    scene.submit("a", deadline_s=2.0)
-    scene.give_up("a")
-    scene.until(2.0 + HANG_S)
-    assert scene.log[2:] == ["3 hang up 0"]
-    assert scene.core.wake_s == float("inf")
-
-
-def test_requests_of_one_deadline_are_all_dropped_at_it() -> None:
-    scene = CoreScene(calls_per_replica=1)
-    scene.submit("a", deadline_s=2.0)
-    scene.submit("b", deadline_s=2.0)
-    scene.until(2.5)
-    assert scene.log[1:] == ["2 drop a: no answer within 2 s", "2 drop b: no answer within 2 s"]
 
 
 def test_of_many_that_wait_and_are_given_up_nobody_is_sent_and_those_around_them_keep_their_turn() -> None:

@@ -9,9 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.ingress.core.attempts import RETRY_PAUSE_S
-from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
-from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
+from earlyexit.errors import OverloadedError
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Encoded
 from optimizer.placement import PlacedPlan
@@ -77,42 +75,6 @@ def test_what_is_refused_before_it_is_submitted_counts_like_other_refusals() -> 
     assert (counts.arrived, counts.drops, scene.metrics.drops) == (3, {"overloaded": 3}, [("overloaded", 3)])
 
 
-async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
-    scene = Scene()
-    first = await scene.sent("abc")
-    first.answer("b")
-    await turns()
-    assert scene.answered == "b"
-    first.send_on("ac", next_block=2)
-    first.end()
-    await turns()
-    second = scene.stages[1].calls[0]
-    assert (second.names, second.batch) == ("ac", 2)
-    second.answer("a", exit_block=3)
-    second.send_on("c", next_block=4)
-    second.end()
-    await turns()
-    third = scene.stages[2].calls[0]
-    assert third.names == "c"
-    third.answer("c", exit_block=5)
-    third.end()
-    await turns()
-    assert (scene.answered, scene.metrics.exits) == ("bac", [1, 3, 5])
-    assert (scene.core.num_unanswered, scene.alarms.pauses_s) == (0, [])
-
-
-async def test_a_lost_input_gets_its_error_and_its_batch_mates_their_answers() -> None:
-    scene = Scene()
-    call = await scene.sent("abc")
-    call.lose("b", ExecutionError("the model failed on it"))
-    call.lose("a", DeadlineError("too late"))
-    call.answer("c")
-    call.end()
-    await turns()
-    assert (scene.errors, scene.answered) == ([("b", "execution"), ("a", "deadline")], "c")
-    assert (len(scene.stages[0].calls), scene.alarms.pauses_s) == (1, [])
-
-
 async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     scene = Scene()
     call = await scene.sent("ab")
@@ -125,62 +87,6 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     assert scene.metrics.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
 
 
-async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_block_0() -> None:
-    scene = Scene()
-    first = await scene.sent("abcd")
-    first.answer("b")
-    first.send_on("c", next_block=2)
-    first.fail()
-    await turns()
-    again = scene.stages[0].calls[1]
-    assert again.sample_ids == ("a#i.1.1", "d#i.4.1")
-    assert again.call.piece.next_block == 0
-    again.answer("ad")
-    again.end()
-    scene.stages[1].calls[0].answer("c")
-    scene.stages[1].calls[0].end()
-    await turns()
-    assert sorted(scene.answered) == ["a", "b", "c", "d"]
-    assert (scene.alarms.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [("split-cpu-0", 2)])
-
-
-async def test_inputs_that_a_reply_leaves_out_start_again() -> None:
-    scene = Scene()
-    first = await scene.sent("ab")
-    first.answer("b")
-    first.end()
-    await turns()
-    assert scene.stages[0].names == ["ab", "a"]
-
-
-async def test_an_input_under_which_stages_keep_failing_is_given_up_with_an_error() -> None:
-    scene = Scene(max_attempts=3)
-    await scene.sent("a")
-    for _ in range(3):
-        scene.stages[0].calls[-1].fail()
-        await turns()
-    assert scene.stages[0].names == ["a", "a", "a"]
-    [(name, error)] = scene.outcomes
-    assert name == "a"
-    assert isinstance(error, StageUnavailableError)
-    assert (str(error), error.retry_after_s) == ("split-cpu-0 failed 3 times under this input", 1.0)
-    assert (scene.core.num_unanswered, scene.metrics.retries) == (0, [("split-cpu-0", 1)] * 2)
-
-
-async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
-    scene = Scene()
-    scene.alarms.hold()
-    first = await scene.sent("a")
-    first.fail()
-    await turns()
-    await scene.sent("b")
-    assert scene.stages[0].names == ["a", "b"]
-    scene.alarms.ring()
-    scene.stages[0].calls[1].answer("b")
-    await turns()
-    assert scene.stages[0].names == ["a", "b", "a"]
-
-
 async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
     scene = Scene()
     flights = scene.submit("ab")
@@ -191,22 +97,6 @@ async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_lef
     assert scene.stages[1].calls[0].call.remaining_s == (-1.0, 10.0)
 
 
-@pytest.mark.parametrize("during_the_pause", [False, True], ids=["before-the-failure", "during-the-pause"])
-async def test_given_up_inputs_do_not_start_again(during_the_pause: bool) -> None:
-    scene = Scene()
-    scene.alarms.hold()
-    flights = scene.submit("a")
-    await turns()
-    if not during_the_pause:
-        scene.dispatcher.give_up(flights, "abandoned")
-    scene.stages[0].calls[0].fail()
-    await turns()
-    scene.dispatcher.give_up(flights, "abandoned")
-    scene.alarms.ring()
-    await turns()
-    assert (scene.stages[0].names, scene.metrics.retries, scene.outcomes) == (["a"], [], [])
-
-
 def two_stages(epoch: int, *, cut: int = 3, slots: tuple[str, str] = (THIRD, FIRST), replicas: int = 1) -> PlacedPlan:
     """Blocks 0 to `cut` at batch 3 in one slot, the rest at batch 5 in another."""
     stages = (
@@ -214,19 +104,6 @@ def two_stages(epoch: int, *, cut: int = 3, slots: tuple[str, str] = (THIRD, FIR
         Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=6, batch=5),)),
     )
     return PlacedPlan(plan=Plan(stages=stages, epoch=epoch), slots=slots)
-
-
-async def test_survivors_go_to_the_slot_that_hosts_their_next_block_now() -> None:
-    scene = Scene()
-    first = await scene.sent("ab")
-    scene.dispatcher.follow(two_stages(8))
-    first.send_on("a", next_block=2)  # inside the new first stage, where no split starts
-    first.send_on("b", next_block=4)
-    await turns()
-    assert [stage.names for stage in scene.stages] == [["ab", "b"], [], ["a"]]
-    inside, after = scene.stages[2].calls[0], scene.stages[0].calls[1]
-    assert [call.call.assignment.epoch for call in (first, inside, after)] == [7, 8, 8]
-    assert (inside.batch, after.batch) == (3, 5)
 
 
 async def test_an_older_plan_is_ignored_and_the_same_epoch_may_avoid_other_replicas() -> None:
@@ -239,43 +116,6 @@ async def test_an_older_plan_is_ignored_and_the_same_epoch_may_avoid_other_repli
     await scene.sent("b")
     assert [call.avoided for call in scene.stages[0].calls] == [frozenset(), frozenset({"r1"})]
     assert scene.core.placed == placed
-
-
-async def test_without_a_plan_what_waits_and_what_arrives_is_told_why() -> None:
-    scene = Scene(calls_per_replica=1)
-    first = await scene.sent("a")
-    scene.submit("b")
-    scene.dispatcher.suspend("three accelerators are gone")
-    assert scene.errors == [("b", "stage_unavailable")]
-    with pytest.raises(StageUnavailableError, match="no plan to serve by: three accelerators are gone") as caught:
-        scene.dispatcher.check(1, 10.0)
-    assert caught.value.retry_after_s == SUSPENDED_RETRY_S
-    with pytest.raises(StageUnavailableError):
-        scene.submit("c")
-    first.answer("a")  # what is under way may still get there
-    await turns()
-    assert (scene.answered, scene.metrics.drops) == ("a", [("stage_unavailable", 1)] * 3)
-
-
-async def test_every_input_is_counted_once_for_what_became_of_it() -> None:
-    scene = Scene(max_queued=5, slo_s=2.0)
-    scene.dispatcher.give_up(scene.submit("g"), "deadline")
-    call = await scene.sent("abcd")
-    with pytest.raises(Exception, match="at most 5"):
-        scene.submit("ef")
-    scene.clock.advance(1.0)
-    call.answer("a")
-    await turns()
-    scene.clock.advance(2.0)
-    call.answer("ab")  # a for the second time
-    call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
-    call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
-    await turns()
-    report = scene.report(1000.0)
-    assert (report.arrived, report.answered, report.in_slo, report.unanswered, report.waiting) == (7, 2, 1, 1, 0)
-    assert report.drops == {"deadline": 1, "overloaded": 2, "stage_unavailable": 1}
-    assert report.latencies == {0: 1, 22: 1}  # 1.05 ** 22 = 2.93 s
-    assert (report.name, report.at_s, report.epoch, report.oldest_epoch, report.probes) == ("i", 1000.0, 7, 7, None)
 
 
 @pytest.mark.parametrize("seed", range(4))

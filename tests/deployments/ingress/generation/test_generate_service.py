@@ -77,31 +77,6 @@ async def _logged(stream: Stream, log: list[str]) -> None:
 # Replicas that go
 
 
-async def test_a_sequence_whose_replica_dies_goes_on_elsewhere_and_says_nothing_twice() -> None:
-    scene = GenerateScene()
-    stream = scene.start(*PROMPT, max_tokens=8)
-    said = [(await anext(stream)).chosen.token for _ in range(3)]
-    scene.replicas.holds = True
-    await turns()
-    scene.replicas.die("r1")
-    scene.replicas.holds = False
-    assert said + await tokens_of(stream) == expected(PROMPT, 8)
-    assert scene.service.loop.counts.lost == 1
-    assert scene.is_empty
-
-
-async def test_a_plan_that_moves_the_blocks_moves_sequences_and_one_that_does_not_leaves_them() -> None:
-    scene = GenerateScene()
-    stream = scene.start(*PROMPT, max_tokens=9)
-    said = [(await anext(stream)).chosen.token for _ in range(2)]
-    scene.follow(placed(epoch=2))
-    said.append((await anext(stream)).chosen.token)
-    assert scene.service.loop.counts.lost == 0
-    scene.follow(placed(epoch=3, slot=SLOTS[1]))
-    assert said + await tokens_of(stream) == expected(PROMPT, 9)
-    assert (scene.service.loop.counts.lost, scene.is_empty) == (1, True)
-
-
 async def test_a_sequence_that_is_lost_again_and_again_without_a_token_is_given_up() -> None:
     scene = GenerateScene()
     scene.replicas.holds = True
@@ -158,36 +133,6 @@ async def test_whatever_happens_no_token_is_lost_or_repeated_and_nothing_is_kept
 
 
 # Ends before the end
-
-
-@pytest.mark.parametrize("held", [False, True], ids=["between steps", "under way"])
-async def test_a_reader_who_leaves_frees_what_the_sequence_holds_and_the_others_go_on(held: bool) -> None:
-    scene = GenerateScene()
-    stream, other = scene.start(1), scene.start(2)
-    await anext(stream)
-    if held:
-        scene.replicas.holds = True
-        await turns()
-    stream.abort()
-    assert scene.service.loop.num_running == 1
-    scene.replicas.holds = False
-    scene.replicas.answer()
-    assert await tokens_of(other) == expected((2,), 5)
-    await turns()
-    assert scene.is_empty
-    assert scene.service.loop.counts.ended == {"abandoned": 1, "length": 1}
-
-
-async def test_a_sequence_that_nobody_wants_any_more_before_a_replica_had_it_is_ended_there_all_the_same() -> None:
-    scene = GenerateScene()
-    for name in ("r1", "r2"):
-        scene.replicas.die(name)
-    stream = scene.start(1)
-    await turns()
-    stream.abort()
-    scene.replicas.start("r1")
-    await turns()
-    assert scene.is_empty
 
 
 async def test_an_answer_takes_as_long_as_its_tokens_take_where_each_comes_in_time() -> None:
@@ -254,17 +199,6 @@ async def test_who_has_no_token_by_his_deadline_is_told_and_the_others_go_on() -
     assert await tokens_of(patient) == expected((2,), 5)
     await turns()
     assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
-
-
-async def test_a_call_that_hangs_under_a_sequence_that_was_given_up_is_hung_up_too() -> None:
-    scene = GenerateScene(default_timeout_s=2.0)
-    scene.replicas.holds = True
-    stream = scene.start(1)
-    await turns()
-    stream.abort()
-    await scene.alarms.until(10.0)
-    await turns()
-    assert not scene.dispatcher._tasks
 
 
 async def test_an_answer_that_makes_no_token_ends_its_own_sequence_alone() -> None:

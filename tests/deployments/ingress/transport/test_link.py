@@ -8,9 +8,7 @@ import pytest
 
 from deployments.ingress.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink
 from deployments.wire.messages import Chunk
-from earlyexit.errors import DeadlineError
-from earlyexit.network.wire import Seen
-from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, answered, call_of, going_on, names, soon, turns
+from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, call_of, names, soon, turns
 
 
 class Scene:
@@ -134,38 +132,6 @@ async def test_whoever_says_what_no_replica_says_is_left_and_tried_again(scene: 
 # Calls
 
 
-async def test_a_call_takes_every_part_and_ends_when_all_its_inputs_are_settled(scene: Scene) -> None:
-    call = scene.call("abcd")
-    asked = await scene.asked()
-    assert (asked.names, asked.call.assignment) == ("abcd", call_of("a").assignment)
-    looked = Chunk(
-        early=answered("a").answers, seen=(Seen(sample_id="a", block=1, score=0.5, value=0),)
-    )  # settles nothing
-    lost = Chunk(lost=(("c", DeadlineError("too late")),))
-    for part in (looked, answered("a"), going_on("b"), lost):
-        asked.say(part)
-    other = scene.call("x")  # when it is through, what was said before it is too
-    (await scene.asked()).answer()
-    await soon(other.task)
-    assert ([part.num_inputs for part in call.parts], call.task.done()) == ([0, 1, 1, 1], False)
-    asked.say(answered("d"))
-    await soon(call.task)
-    assert call.names == ["", "a", "", "", "d"]
-
-
-async def test_calls_under_way_together_get_their_own_parts(scene: Scene) -> None:
-    first, second = scene.call("ab"), scene.call("cd")
-    asked = {each.names: each for each in (await scene.asked(), await scene.asked())}
-    asked["cd"].say(answered("c"))
-    asked["ab"].say(answered("a"))
-    asked["cd"].say(answered("d"))
-    await soon(second.task)
-    assert not first.task.done()
-    asked["ab"].say(answered("b"))
-    await soon(first.task)
-    assert (first.names, second.names) == (["a", "b"], ["c", "d"])
-
-
 async def test_a_refused_call_fails_for_the_replicas_reason_and_others_go_on(scene: Scene) -> None:
     refused, other = scene.call("a"), scene.call("b")
     (await scene.asked()).refuse("PlanError('no split holds block 2')")
@@ -173,26 +139,6 @@ async def test_a_refused_call_fails_for_the_replicas_reason_and_others_go_on(sce
         await soon(refused.task)
     (await scene.asked()).answer()
     await soon(other.task)
-
-
-async def test_a_replica_that_dies_under_calls_fails_them_and_is_connected_to_again(scene: Scene) -> None:
-    assert await soon(scene.changes.get()) is True
-    calls = [scene.call("ab"), scene.call("c")]
-    (await scene.asked()).say(answered("a"))
-    await scene.asked()
-    other = scene.call("x")
-    (await scene.asked()).answer()
-    await soon(other.task)
-    scene.replica.drop()
-    for call in calls:
-        with pytest.raises(ConnectionError, match="r1 closed the connection"):
-            await soon(call.task)
-    assert (calls[0].names, await soon(scene.changes.get()), scene.link.is_up) == (["a"], False, False)
-    assert await scene.pause_s() == FIRST_PAUSE_S
-    assert await soon(scene.changes.get()) is True
-    again = scene.call("b")
-    (await scene.asked()).answer()
-    await soon(again.task)
 
 
 async def test_a_part_that_cannot_be_taken_fails_its_call_and_no_other(scene: Scene) -> None:
@@ -208,36 +154,7 @@ async def test_a_part_that_cannot_be_taken_fails_its_call_and_no_other(scene: Sc
     await soon(other.task)
 
 
-async def test_a_call_that_is_given_up_is_forgotten_by_the_replica_and_others_go_on(scene: Scene) -> None:
-    given_up, other = scene.call("ab"), scene.call("c")
-    asked = await scene.asked()
-    given_up.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await soon(given_up.task)
-    assert await soon(scene.replica.forgotten.get()) == asked.serial
-    asked.answer()  # it was on its way
-    (await scene.asked()).answer()
-    await soon(other.task)
-    assert (given_up.names, other.names) == ([], ["c"])
-
-
-async def test_only_calls_that_are_given_up_are_forgotten(scene: Scene) -> None:
-    first = scene.call("a")
-    (await scene.asked()).answer()
-    await soon(first.task)
-    second = scene.call("b")
-    asked = await scene.asked()
-    second.task.cancel()
-    assert await soon(scene.replica.forgotten.get()) == asked.serial
-    assert scene.replica.forgotten.empty()
-
-
 # Sequences
-
-
-async def test_the_replica_is_told_which_sequences_are_over(scene: Scene) -> None:
-    scene.link.end([7, 2**62 - 1])
-    assert await soon(scene.replica.over.get()) == (7, 2**62 - 1)
 
 
 async def test_nothing_is_said_of_sequences_where_there_is_no_connection_any_more(down: Scene) -> None:
@@ -246,27 +163,6 @@ async def test_nothing_is_said_of_sequences_where_there_is_no_connection_any_mor
 
 
 # The end
-
-
-async def test_a_link_that_leaves_closes_when_its_calls_are_done(scene: Scene) -> None:
-    first, second = scene.call("ab"), scene.call("c")
-    asked = [await scene.asked(), await scene.asked()]
-    scene.link.leave()
-    asked[0].say(answered("a"))
-    asked[1].answer()
-    await soon(second.task)
-    assert (scene.link.is_up, scene.replica.ended.empty()) == (True, True)
-    asked[0].say(answered("b"))
-    await soon(first.task)
-    await soon(scene.replica.ended.get())
-    assert (first.names, scene.link.is_up) == (["a", "b"], False)
-
-
-async def test_a_link_that_leaves_without_calls_closes_at_once(scene: Scene) -> None:
-    assert scene.link.is_up
-    scene.link.leave()
-    await soon(scene.replica.ended.get())
-    assert not scene.link.is_up
 
 
 @pytest.mark.parametrize("how", ["died", "given-up"])

@@ -2,19 +2,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import cast
 
 import pytest
 
-from deployments.ingress.link import LinkTransport
-from deployments.replica.call_server import CallServer
-from deployments.replica.host import StageHost
-from deployments.wire.directory import ReplicaDirectory
-from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Told
-from earlyexit.network.wire import Answer
-from tests.deployments.ingress.transport.transport_scene import Call, Slot
-from tests.deployments.wire_fakes import LOOPBACK, FakeHost, answered, call_of, soon, turns
+from tests.deployments.ingress.transport.transport_scene import Slot
+from tests.deployments.wire_fakes import answered, soon, turns
 
 
 @pytest.fixture
@@ -22,59 +14,6 @@ async def slot() -> AsyncIterator[Slot]:
     slot = Slot()
     yield slot
     await slot.end()
-
-
-async def test_a_call_goes_to_the_slots_replica_and_its_parts_come_back(slot: Slot) -> None:
-    await slot.has("a")
-    call, asked = await slot.sent("xy")
-    assert (asked.replica, asked.names, asked.call.remaining_s) == ("a", "xy", call_of("xy").remaining_s)
-    asked.say(answered("y"))
-    asked.say(answered("x"))
-    await soon(call.task)
-    assert call.names == ["y", "x"]
-
-
-async def test_calls_wait_for_a_replica_where_there_is_none(slot: Slot) -> None:
-    calls = [slot.call("x"), slot.call("y")]
-    await turns()
-    assert [call.task.done() for call in calls] == [False, False]
-    await slot.has("a")
-    for _ in calls:
-        (await slot.asked()).answer()
-    for call in calls:
-        await soon(call.task)
-
-
-async def test_calls_wait_again_when_the_last_replica_has_gone(slot: Slot) -> None:
-    await slot.has("a")
-    call, asked = await slot.sent("x")
-    asked.answer()
-    await soon(call.task)
-    await slot.has()
-    await soon(slot.replicas["a"].ended.get())
-    waiting = slot.call("y")
-    await turns()
-    assert (waiting.task.done(), slot.is_mute) == (False, True)
-    await slot.has("b")
-    assert (await slot.asked()).replica == "b"
-
-
-async def test_a_replica_that_does_not_answer_its_port_gets_no_calls(slot: Slot) -> None:
-    slot.make("mute")
-    await slot.announce("mute")
-    first, second = slot.call("x"), slot.call("y")
-    await slot.has("mute", "b")
-    assert {(await slot.asked()).replica, (await slot.asked()).replica} == {"b"}
-    assert (first.task.done(), second.task.done()) == (False, False)
-
-
-async def test_a_call_that_is_given_up_while_it_waits_reaches_nobody(slot: Slot) -> None:
-    given_up, other = slot.call("x"), slot.call("y")
-    await turns()
-    given_up.task.cancel()
-    await slot.has("a")
-    assert (await slot.asked()).names == "y"
-    assert not other.task.done()
 
 
 # Which replica
@@ -172,17 +111,6 @@ async def test_another_choice_of_avoided_replicas_forgets_no_load(slot: Slot) ->
 # Coming and going
 
 
-async def test_a_replica_that_dies_fails_its_calls_and_gets_no_more(slot: Slot) -> None:
-    await slot.has("a", "b")
-    (one, first), (other, second) = await slot.sent("x"), await slot.sent("y")
-    slot.replicas[first.replica].die()
-    with pytest.raises(ConnectionError, match=first.replica):
-        await soon(one.task)
-    assert {await slot.taker("x"), await slot.taker("x")} == {second.replica}
-    second.answer()
-    await soon(other.task)
-
-
 async def test_a_replica_that_is_reached_again_is_as_idle_as_it_is(slot: Slot) -> None:
     await slot.has("a", "b")
     one, first = await slot.sent("wxyz")
@@ -193,50 +121,3 @@ async def test_a_replica_that_is_reached_again_is_as_idle_as_it_is(slot: Slot) -
         await soon(one.task)
     await soon(again.words.get())
     assert await slot.taker("x") == first.replica
-
-
-async def test_a_replica_that_is_no_longer_announced_ends_its_calls_and_gets_no_more(slot: Slot) -> None:
-    await slot.has("a")
-    call, asked = await slot.sent("xy")
-    await slot.has("b")
-    assert {await slot.taker("x"), await slot.taker("x")} == {"b"}
-    asked.say(answered("x"))
-    assert slot.replicas["a"].ended.empty()
-    asked.say(answered("y"))
-    await soon(call.task)
-    await soon(slot.replicas["a"].ended.get())
-    assert call.names == ["x", "y"]
-
-
-async def test_what_was_announced_before_the_transport_follows_is_known() -> None:
-    slot = Slot()
-    await slot.has("a")
-    late = LinkTransport(phase=0.5)
-    late.follow(slot.board)
-    call = Call(late, "x", ())
-    (await slot.asked()).answer()
-    await soon(call.task)
-    assert call.names == ["x"]
-    await slot.end()
-
-
-async def test_a_transport_and_a_replicas_server_understand_each_other() -> None:
-    host, board, transport = FakeHost(), ReplicaDirectory(), LinkTransport(phase=0.0)
-    server = CallServer(asyncio.get_running_loop())
-    address = await server.listen(cast(StageHost, host), LOOPBACK)
-    transport.follow(board)
-    board.announce({"a": address})
-    answered_call, given_up = Call(transport, "xy", ()), Call(transport, "z", ())
-    opened = {call.piece.sample_ids: opened for call, opened in [await soon(host.submitted.get()) for _ in range(2)]}
-    given_up.task.cancel()
-    assert await soon(host.forgotten.get()) is opened["z",]
-    board.announce({})
-    closing = asyncio.create_task(server.close())
-    for sample_id in "xy":
-        member = Member(sample_id=sample_id, payload=None, origin=opened["x", "y"])
-        answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
-        await asyncio.to_thread(server.deliver, [Told(member=member, answer=answer)])
-    await soon(answered_call.task)
-    assert answered_call.names == ["x", "y"]
-    await soon(closing)
-    await turns()

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.ingress.core.routes import KVPlacement
-from earlyexit.errors import SequenceLostError
 from tests.deployments.ingress.transport.transport_scene import Slot
-from tests.deployments.wire_fakes import soon, turns
+from tests.deployments.wire_fakes import soon
 
 
 @pytest.fixture
@@ -63,31 +62,3 @@ async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_other
     slot.call_of(KVPlacement(4, avoids=full))
     (await slot.asked()).answer()
     assert full == {"a", "b", "c"}
-
-
-@pytest.mark.parametrize("why", ["gone", "avoided", "dead"])
-async def test_a_sequence_is_lost_with_its_replica(slot: Slot, why: str) -> None:
-    await slot.has("a", "b")
-    [home], first = await slot.begun(1)
-    [other] = {"a", "b"} - {first}
-    if why == "gone":
-        await slot.has(other)
-    elif why == "dead":
-        slot.replicas[first].die()
-        await turns()
-        await soon(slot.replicas[first].ended.get())
-    lost = slot.call_of(home, avoided=(first,) if why == "avoided" else ())
-    with pytest.raises(SequenceLostError, match=first):
-        await soon(lost.task)
-    assert (await slot.begun(2))[1] == other
-
-
-async def test_a_connection_that_ended_has_taken_its_sequences_along(slot: Slot) -> None:
-    await slot.has("a")
-    await slot.begun(1, 2, 3)
-    slot.replicas["a"].drop()
-    await soon(slot.replicas["a"].words.get())
-    slot.transport.end("a", 1)
-    await slot.begun(4)
-    slot.transport.end("a", 4)
-    assert await soon(slot.replicas["a"].over.get()) == (4,)
