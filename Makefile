@@ -78,22 +78,17 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, kills (about 8 minutes)
+bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory (about 7 minutes)
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
 	$(BIN)/python -m experiments.costs.footprint
-	$(BIN)/python -m experiments.faults.chaos runs/demo/model --data runs/demo/test.csv
 
-bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, kills, bursts, the simulator beside it (about 40 minutes)
+bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, kills, bursts, the simulator beside it (about 35 minutes)
 	$(BIN)/python -m experiments.live.changes
-	$(BIN)/python -m experiments.live.threshold_changes
-	$(BIN)/python -m experiments.live.mixed
 	$(BIN)/python -m experiments.live.kills
 	@command -v redis-server >/dev/null || echo "skipped, for want of redis-server: experiments.live.head"
 	! command -v redis-server >/dev/null || $(BIN)/python -m experiments.live.head
-	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst
-	$(BIN)/python -m experiments.live.control_overhead
 	$(BIN)/python -m experiments.live.validation
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)

@@ -188,7 +188,6 @@ class PacedRunner(Runner[P]):
         ramps: tuple[int, ...],
         *,
         time_scale: float,
-        slowness: float = 1.0,
         length: int | None = None,
         clock: Clock,
         sleep: Callable[[float], None],
@@ -200,7 +199,7 @@ class PacedRunner(Runner[P]):
         """
         self.inner = inner
         self.memory = inner.memory
-        self.pace = Pace(table, ramps, time_scale * slowness, length=length)
+        self.pace = Pace(table, ramps, time_scale, length=length)
         self.dispatch: Dispatch = "work-conserving"
         """Of the engine it runs for; a deferred batch that is not full was waited with, and starts when chosen."""
         self._ramps = ramps

@@ -53,8 +53,6 @@ class EmulatedSettings(Settings):
     """An emulated second takes so many seconds."""
     decisions: Literal["recorded", "computed"] = "recorded"
     """Taken from the plan's exit records, without torch; or by really running the model."""
-    slow: dict[int, float] = Field(default_factory=dict)
-    """For experiments: by the replica's rank in its slot, by how much it is slower than the profile."""
 
 
 Tuning = Literal["off", "guarantee", "apparate", "pame"]

@@ -39,12 +39,11 @@ def build_runner(
     spec: PolicySpec | None,
     *,
     clock: Clock,
-    rank: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner[Any]:
     """What computes on a device: the model; or, for an emulated one, a profile's time around records or the model.
 
-    `rank` is the replica's, for emulated stragglers. Raises PlanError for what contradicts itself, ModelFolderError.
+    Raises PlanError where the settings contradict the device, and ModelFolderError where the model cannot be read.
     """
     if not find_device(device).emulated:
         return _torch_runner(settings, device, spec)
@@ -57,7 +56,6 @@ def build_runner(
         _table_of(device, emulated, card),
         card.ramps,
         time_scale=emulated.time_scale,
-        slowness=emulated.slow.get(rank, 1.0),
         length=emulated.length,
         clock=clock,
         sleep=sleep,

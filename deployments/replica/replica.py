@@ -48,10 +48,7 @@ class StageReplica:
         clock = MonotonicClock()
         self._metrics = StageMetrics(slot, device)
         policy = starting_policy(self._settings)
-        rank = serve.get_replica_context().rank
-        runner = await asyncio.to_thread(
-            build_runner, self._settings, device, policy, clock=clock, rank=0 if rank is None else rank.rank
-        )
+        runner = await asyncio.to_thread(build_runner, self._settings, device, policy, clock=clock)
         self._host = StageHost(
             self._settings,
             device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,6 @@ def emulated_settings(
     plan: Plan,
     *,
     control: ControlSettings | None = None,
-    slow: Mapping[int, float] | None = None,
     **options: Any,
 ) -> ServeSettings:
     """Settings of a service for `plan`; `options` are further ones of `ServeSettings`.
@@ -50,7 +49,6 @@ def emulated_settings(
             block_s=table.block_s_NB.tolist(),
             ramp_s=table.ramp_s_EB.tolist(),
             time_scale=emulation.time_scale,
-            slow=dict(slow or {}),
         )
         for device, table in problem.latency.items()
     }

@@ -28,16 +28,13 @@ TABLE = LatencyTable(
 class Stage:
     """A paced runner of recorded decisions on a manual clock, whose sleep advances it."""
 
-    def __init__(
-        self, *, table: LatencyTable = TABLE, length: int | None = None, time_scale: float = 1.0, slowness: float = 1.0
-    ) -> None:
+    def __init__(self, *, table: LatencyTable = TABLE, length: int | None = None, time_scale: float = 1.0) -> None:
         self.clock = ManualClock()
         self.runner = PacedRunner(
             recorded(HALF),
             table,
             RAMPS,
             time_scale=time_scale,
-            slowness=slowness,
             length=length,
             clock=self.clock,
             sleep=self.clock.advance,
@@ -80,8 +77,8 @@ def test_batches_that_stay_take_the_time_of_their_ramps_with_everyone_inside() -
     assert Stage().moments(batch_of("abcd", split)) == [("ab", 33.3), ("abcd", 3333.3)]
 
 
-def test_time_is_stretched_by_the_scale_and_by_slowness() -> None:
-    moments = Stage(time_scale=10, slowness=1.5).moments(batch_of("abcd"))
+def test_time_is_stretched_by_the_scale() -> None:
+    moments = Stage(time_scale=15).moments(batch_of("abcd"))
     assert moments == [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]
 
 

@@ -44,7 +44,6 @@ PROFILE = {
     "block_s": [[1.0, 2.0]] * 4,
     "ramp_s": [[0.5, 0.5]] * 3,
     "time_scale": 10.0,
-    "slow": {1: 3.0},
 }
 
 
@@ -68,8 +67,8 @@ def settings_of(folder: Path, policy: PolicySpec | None = None, **changed: Any) 
     return ServeSettings.model_validate(fields)
 
 
-def runner_of(settings: ServeSettings, device: str = V100, *, rank: int = 0) -> PacedRunner[Any]:
-    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock(), rank=rank)
+def runner_of(settings: ServeSettings, device: str = V100) -> PacedRunner[Any]:
+    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock())
     assert isinstance(runner, PacedRunner)
     return runner
 
@@ -101,11 +100,10 @@ def test_an_emulated_device_paces_records_or_the_model(folder: Path, device: str
     assert isinstance(runner_of(settings_of(folder), device).inner, inner)
 
 
-def test_the_profile_is_stretched_by_the_scale_and_by_the_ranks_slowness(folder: Path) -> None:
+def test_the_profile_is_stretched_by_the_scale(folder: Path) -> None:
     settings = settings_of(folder)
     alone = Split(first=0, end=2, batch=1, ramps=(0,))
     assert runner_of(settings).pace.split_s(alone, 1) == (15.0, 25.0)
-    assert runner_of(settings, rank=1).pace.split_s(alone, 1) == (45.0, 75.0)
 
 
 def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:

@@ -19,7 +19,6 @@ from experiments.live.load import (
     longest_silence_s,
     united,
 )
-from experiments.live.straggler import WARM_S, windows_of
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from profiles.records import ExitRecords
@@ -167,9 +166,3 @@ def test_a_trace_is_one_window_and_phases_are_their_own() -> None:
     assert spans_of(run) == {"all": [(0.0, 10.0)]}
     two = tuple(Phase(name=name, seconds=5.0, keys=("a",), rate_per_s=1.0) for name in ("calm", "burst"))
     assert spans_of(replace(run, phases=two)) == {"calm": [(0.0, 5.0)], "burst": [(5.0, 10.0)]}
-
-
-def test_before_during_and_after_leave_out_what_was_under_way() -> None:
-    during = {"before": [(WARM_S, 58.0)], "during": [(60.0, 70.0)], "after": [(72.0, 200.0)]}
-    assert windows_of(60.0, 70.0, 200.0, 2.0) == during
-    assert windows_of(60.0, None, 200.0, 2.0) == {"before": [(WARM_S, 58.0)], "during": [(60.0, 200.0)]}
