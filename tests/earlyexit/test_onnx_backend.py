@@ -62,7 +62,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
-    return OnnxSegments(model, cache=cache, num_threads=1)
+    made = OnnxSegments(model, cache=cache, num_threads=1)
+    made.prepare(EXPORTED)  # by one process, which needs seconds to begin
+    return made
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:

@@ -134,6 +134,8 @@ def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) 
 def test_onnx_runtime_answers_as_torch(model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path) -> None:
     segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
     policy = between_scores(model, encoded)
+    splits = Split(first=0, end=2, batch=8, ramps=(1,)), Split(first=2, end=4, batch=8)
+    segments.prepare([segment for split in splits for segment in split.segments()])  # by one process
     answers = answers_in_cuts(model, policy, encoded, (0, 2, 4), segments=segments, ramps=(1,))
     assert_same(answers, answers_alone(model, policy, encoded, ramps=(1,)), within=1e-4)
 
