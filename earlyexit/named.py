@@ -35,13 +35,20 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
 
 
 def import_own(name: str, *, called: str) -> Callable[..., Any]:
-    """The function that `module:function` names; raises ModelFolderError."""
+    """Returns the function that `module:function` names; raises ModelFolderError."""
+    place, _, attribute = name.partition(":")
     try:
-        function: Callable[..., Any] = imported(name)
-    except (ImportError, AttributeError, ValueError) as error:
+        module = import_module(place)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+        advice = "; add the folder of its module to PYTHONPATH" if missing else ""
+        raise ModelFolderError(f"{called} {name!r} cannot be imported: {error}{advice}") from error
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if function is None:
+        where = getattr(module, "__file__", None) or "a namespace package"
         raise ModelFolderError(
-            f"{called} {name!r} cannot be imported: {error}; the folder of its module belongs into PYTHONPATH"
-        ) from error
+            f"{called} {name!r} cannot be imported: module {place!r} ({where}) has no attribute {attribute!r}"
+        )
     return function
 
 

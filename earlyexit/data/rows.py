@@ -56,6 +56,21 @@ class LabelledRows:
         return len(self.labels)
 
     @property
+    def kind(self) -> tuple[str, ...]:
+        """The names of the columns if they hold texts, image files, or pixels as an image codec takes them.
+
+        It is empty for all other arrays, whatever their names are.
+        """
+        pixels = self.columns.get(IMAGE, np.empty(0))
+        of_pixels = pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[-1] == 3
+        return tuple(self.columns) if self.are_objects or of_pixels else ()
+
+    @property
+    def are_objects(self) -> bool:
+        """Whether rows are texts or files rather than arrays."""
+        return all(column.dtype == object for column in self.columns.values())
+
+    @property
     def label_names(self) -> tuple[str, ...]:
         """The distinct labels, sorted; none where labels are no texts."""
         return () if self.part_names else tuple(sorted(set(self.labels)))
@@ -246,10 +261,10 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:
-    """As a file of that name, of an ending that fits what the rows are and that `read_labelled` reads; its path."""
-    if IMAGE in data.columns:
+    """Writes the rows to a file that `read_labelled` reads, whose ending fits their kind; returns its path."""
+    if data.are_objects and IMAGE in data.columns:
         return _write_images(data, folder / f"{name}.zip")
-    if TEXT in data.columns:
+    if data.are_objects:
         return _write_table(data, folder / f"{name}.csv")
     path = folder / f"{name}.npz"
     arrays: dict[str, Any] = {**data.columns, LABELS: np.array(data.labels)}

@@ -83,7 +83,7 @@ class Pixels(_Part):
     """Multiplies them, before `mean` is taken away and `std` divides."""
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """In the order of `order`."""
+    """`mean` and `std` list the channels in the order that `order` names."""
     order: Literal["RGB", "BGR"] = "RGB"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
 

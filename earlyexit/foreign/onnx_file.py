@@ -224,12 +224,20 @@ def load_structure(path: Path) -> Any:
     except OSError as error:
         raise GraphError(f"{path}: {error.strerror}; {_WANTED}") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        if start[:1] == IR_VERSION:
+            size = path.stat().st_size
+            raise GraphError(
+                f"{path} begins as an ONNX model does, but cannot be read to its end: it is damaged or incomplete "
+                f"({size} bytes); copy or export it again"
+            ) from error
         raise GraphError(f"{path} is no ONNX model; {_WANTED}") from error
     if not proto.graph.node:
         raise GraphError(f"{path} is no ONNX model, or one without operators; {_WANTED}")
     return proto
 
 
+IR_VERSION = b"\x08"
+"""First byte of an ONNX file: field 1 of ModelProto, `ir_version`, a varint."""
 _WANTED = "a model is a file .onnx, or module:function that gives a torch module and example inputs"
 
 

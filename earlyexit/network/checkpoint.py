@@ -34,7 +34,7 @@ from earlyexit.tasks.token import TokenTask
 logger = logging.getLogger(__name__)
 
 STATE_FILES = (".th", ".pt", ".pth")
-CONFIG_SUFFIX = ".json"
+CONFIG, CONFIG_SUFFIX = "config.json", ".json"
 GGUF_SUFFIX = ".gguf"
 UNREACHED = "neither a checkpoint folder nor a hub name that can be reached"
 
@@ -91,6 +91,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     )
 
     place, file = _place(source)
+    _check_hub(source)
     try:
         config = AutoConfig.from_pretrained(place, **file)
     except (ImportError, OSError, ValueError, struct.error) as error:
@@ -110,6 +111,22 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
     return family.from_transformers(hf_model, pairs=pairs), config.model_type
+
+
+def _check_hub(source: str) -> None:
+    """Raises ModelFolderError if a name of the hub is not cached and the hub cannot be reached.
+
+    `transformers` repeats such a request for half a minute, and logs every attempt.
+    """
+    import huggingface_hub
+
+    if source.endswith(GGUF_SUFFIX) or Path(source).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    try:
+        if not isinstance(huggingface_hub.try_to_load_from_cache(source, CONFIG), str):
+            huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(source, CONFIG))
+    except Exception as error:  # a connection's, of the HTTP library that the hub's version uses; a name's ValueError
+        raise ModelFolderError(f"{source!r} is {UNREACHED}: {_first_line(error)}") from error
 
 
 def _place(source: str) -> tuple[str, dict[str, str]]:
@@ -145,6 +162,7 @@ def copy_tokenizer(source: str, folder: Path) -> None:
         return
     from transformers import AutoTokenizer
 
+    _check_hub(source)
     try:
         place, file = _place(source)
         loaded = AutoTokenizer.from_pretrained(place, use_fast=True, **file)

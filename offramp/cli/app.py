@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from earlyexit.errors import OfframpError
 from offramp.cli.bench import bench
@@ -70,8 +71,19 @@ def options(
     """Early-exit model serving on Ray Serve."""
 
 
+class _Command(TyperCommand):
+    """A command whose help shows no type beside a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=_Command)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +106,14 @@ Sets = Annotated[bool, typer.Option("--sets", help="Cut too where two or three t
 Tokenizer = Annotated[str | None, typer.Option(help="Of texts: checkpoint folder, hub name, minilm or tokenizer.json.")]
 
 
+MEAN_HELP = (
+    "Mean of the ONNX file's pixels, from 0 to 1, in the order in which the file takes the channels: red,green,blue, "
+    "or with --bgr blue,green,red; like .485,.456,.406."
+)
+KNOWN_MEANS = ((0.485, 0.456, 0.406), (0.4815, 0.4578, 0.4082))
+"""Means of red, green, blue in ImageNet (torchvision) and in CLIP's training data (openai/CLIP, clip.py)."""
+
+
 def inject(
     model: Model,
     data: Rows,
@@ -120,9 +129,9 @@ def inject(
     tokenizer: Tokenizer = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
     image_size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, where an ONNX file leaves it open.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Of an ONNX file's pixels from 0 to 1, by channel: .5,.5,.5")] = None,
-    std: Annotated[str | None, typer.Option(help="The same of their standard deviation.")] = None,
-    bgr: Annotated[bool, typer.Option("--bgr", help="The ONNX file takes blue first.")] = False,
+    mean: Annotated[str | None, typer.Option(help=MEAN_HELP)] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation of the pixels, in the same order.")] = None,
+    bgr: Annotated[bool, typer.Option("--bgr", help="The ONNX file takes blue, green, red.")] = False,
     output: Annotated[str | None, typer.Option(help="Of several outputs, the one that is the answer.")] = None,
     blocks: Annotated[int | None, typer.Option(help="Default: one more than there are sites, up to 12.")] = None,
     sets: Sets = False,
@@ -204,6 +213,12 @@ def _size(text: str) -> tuple[int, int]:
 
 def _pixels(mean: str | None, std: str | None, *, bgr: bool) -> dict[str, object]:
     given = {name: _channels(name, text) for name, text in (("mean", mean), ("std", std)) if text is not None}
+    in_rgb = given.get("mean", ())[:: -1 if bgr else 1]
+    if any(
+        all(abs(a - b) < 1e-3 for a, b in zip(in_rgb[::-1], known, strict=False)) for known in KNOWN_MEANS if in_rgb
+    ):
+        order = "with --bgr the order is blue,green,red" if bgr else "without --bgr the order is red,green,blue"
+        print(f"--mean {mean}: these are well-known means, but reversed; {order}", file=sys.stderr)
     return {**given, **({"order": "BGR"} if bgr else {})}
 
 
@@ -214,6 +229,8 @@ def _channels(name: str, text: str) -> tuple[float, ...]:
         values = ()
     if len(values) != 3 or (name == "std" and min(values) <= 0):
         raise InputError(f"--{name} {text!r}; three numbers are needed, one for each channel, by commas")
+    if not all(0 <= value <= 1 for value in values):
+        raise InputError(f"--{name} {text!r}; pixels count from 0 to 1 here: divide numbers that are out of 255 by 255")
     return values
 
 

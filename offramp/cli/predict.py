@@ -135,6 +135,9 @@ def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
     from offramp.load.data_stream import Given
 
     if wanted == IMAGES:
+        missing = next((path for path in given if not Path(path).exists()), None)
+        if missing is not None:
+            raise InputError(f"the model takes images, and there is no file {missing!r}: give the paths of image files")
         return [Given({"image": path}, Path(path)) for path in given]
     names = _texts_of(wanted)
     if len(names) == 1:

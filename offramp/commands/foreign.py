@@ -120,7 +120,7 @@ def read_foreign(job: InjectJob, data: LabelledRows) -> Foreign:
     from earlyexit.foreign.onnx_file import OPEN_SIZE, read_onnx
 
     timed = min(OPEN_SIZE, job.max_length or OPEN_SIZE)  # longer texts than it takes could not be timed
-    return OnnxForeign(file=read_onnx(Path(job.backbone), open_size=timed), job=job, kind=tuple(data.columns))
+    return OnnxForeign(file=read_onnx(Path(job.backbone), open_size=timed), job=job, kind=data.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ class OnnxForeign:
     file: OnnxFile
     job: InjectJob
     kind: tuple[str, ...]
-    """Of the data: its columns."""
+    """The data's kind, as `LabelledRows.kind` has it."""
     family: str = "onnx"
 
     @property

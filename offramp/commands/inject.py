@@ -177,7 +177,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
     if job.hold_out is None:
         return data, None
-    if IMAGE in data.columns:
+    if data.are_objects and IMAGE in data.columns:
         check_folder_names({*(job.labels or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
     if len(held) < CalibrateJob().least_rows:

@@ -60,7 +60,7 @@ def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest:
     if job.codec is not None:
         asked = {} if job.max_length is None else {"max_length": job.max_length}
         return make_codec({**_own(job.codec, "codec", [name for name in CODECS if name != CHAIN]), **asked}).spec()
-    names = tuple(data.columns)
+    names = data.kind
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
             raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")

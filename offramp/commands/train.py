@@ -127,11 +127,15 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
 
     Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
     """
-    make_folder(out)
-    if job.task == TOKEN:
-        from offramp.commands.train_tokens import train_tokens
+    with model_folder(out):
+        if job.task == TOKEN:
+            from offramp.commands.train_tokens import train_tokens
 
-        return train_tokens(job, data, out, progress)
+            return train_tokens(job, data, out, progress)
+        return _train(job, data, out, progress)
+
+
+def _train(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
     model, options = _untrained(job, data, progress)
     codec = load_codec(model.info.codec, job, out)
     targets = data.targets(model.task, codec)
@@ -206,8 +210,21 @@ def head_in_words(model: EarlyExitModel) -> str:
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
+@contextmanager
+def model_folder(out: Path) -> Iterator[None]:
+    """Makes the folder, and removes it again if an error leaves it new and empty; raises InputError."""
+    new = not out.exists()
+    make_folder(out)
+    try:
+        yield
+    except BaseException:
+        if new and not any(out.iterdir()):
+            out.rmdir()
+        raise
+
+
 def make_folder(out: Path) -> None:
-    """With those above it; raises InputError."""
+    """Makes a folder and its parents; raises InputError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -239,8 +256,7 @@ def in_place_of(out: Path) -> Iterator[Path]:
 
     The calibration of the model before goes then, too. Raises InputError where `out` cannot be a folder.
     """
-    make_folder(out)
-    with TemporaryDirectory(dir=out, prefix=".made-") as made:
+    with model_folder(out), TemporaryDirectory(dir=out, prefix=".made-") as made:
         yield Path(made)
         forget_calibration(out)
         files = sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE)  # the card says what the rest is

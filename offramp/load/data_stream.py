@@ -28,13 +28,13 @@ class Given:
 def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[Given]:
     """The inputs of a path by its ending, in its order; no label is needed.
 
-    `columns` are those of the file, by the names of the model's inputs that they are for; images and arrays need none.
-    Raises DataError at once for what cannot be read, and at its line for a row that holds no input.
+    `columns` maps the names of the model's inputs to columns of the file. Arrays have the names of the inputs.
+    Raises DataError at once for a file that cannot be read, and at its line for a row that holds no input.
     """
     if is_images(path):
         return _images(path, part)
     if path.suffix in ARRAYS:
-        return _arrays(path)
+        return _arrays(path, tuple(columns))
     names, texts = tuple(columns), stream_texts(path, tuple(columns.values()), part=part)
     return (Given(dict(zip(names, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1])) for row in texts)
 
@@ -81,11 +81,14 @@ def _images(path: Path, part: str | None) -> Iterator[Given]:
     return rows()
 
 
-def _arrays(path: Path) -> Iterator[Given]:
+def _arrays(path: Path, names: Sequence[str]) -> Iterator[Given]:
     arrays = read_arrays(path)
-    arrays.pop(LABELS, None)
+    if LABELS not in names:
+        arrays.pop(LABELS, None)
     if not arrays or any(array.ndim == 0 for array in arrays.values()) or len({*map(len, arrays.values())}) > 1:
         raise DataError(f"{path}: arrays of as many rows each are needed")
+    if "" not in arrays and set(arrays) != set(names):
+        raise DataError(f"{path}: the model takes {', '.join(names)}; the file holds {', '.join(arrays)}")
     rows = zip(*arrays.values(), strict=True)
     return (
         Given({"row": k}, row[0] if len(row) == 1 else dict(zip(arrays, row, strict=True)))

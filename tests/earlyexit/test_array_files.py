@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.data.rows import read_arrays
+from earlyexit.data.rows import read_arrays, read_labelled, write_labelled
 from earlyexit.errors import DataError
 
 
@@ -48,3 +48,11 @@ def test_what_holds_no_arrays_is_refused_in_one_line(tmp_path: Path, content: by
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.npz: no such file"):
         read_arrays(tmp_path / "gone.npz")
+
+
+def test_an_array_that_is_named_image_stays_an_array(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", image=np.arange(8, dtype=np.float32).reshape(4, 2), labels=np.array([*"abab"]))
+    rows = read_labelled(tmp_path / "a.npz")
+    assert rows.kind == ()
+    kept = read_labelled(write_labelled(rows, tmp_path, "held_out"))
+    assert kept.columns["image"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

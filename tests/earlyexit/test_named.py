@@ -87,6 +87,13 @@ def test_what_cannot_be_made_is_refused_with_the_reason(spec: NamedSpec, message
         make_named(spec, TABLE, called="shape")
 
 
+def test_a_module_that_was_found_is_not_said_to_be_missing_from_the_path() -> None:
+    with pytest.raises(ModelFolderError) as caught:
+        make_named({"name": f"{HERE}:f"}, TABLE, called="shape")
+    assert "PYTHONPATH" not in str(caught.value)
+    assert f"({__file__}) has no attribute 'f'" in str(caught.value)
+
+
 @pytest.mark.parametrize("spec", [{}, {"name": 3}, {"name": None}], ids=["no name", "a number", "null"])
 def test_a_name_that_is_none_is_refused(spec: NamedSpec) -> None:
     with pytest.raises(ModelFolderError, match=r"a shape needs a name, which {.*} does not have"):

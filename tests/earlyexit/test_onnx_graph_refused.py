@@ -238,6 +238,13 @@ def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None
         pictures_taken(path, tmp_path / "model")
 
 
+def test_an_onnx_file_that_was_cut_short_is_called_damaged(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(GraphError, match=r"begins as an ONNX model does, .* damaged or incomplete \(\d+ bytes\)"):
+        pictures_taken(path, tmp_path / "model")
+
+
 def picture(**changes: Any) -> dict[str, Any]:
     return {"codec": onnx_graphs.CODEC | changes}
 

@@ -10,6 +10,7 @@ from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import offramp
@@ -35,11 +36,12 @@ METADATA = {
 }
 
 ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 8]}]}
+IMAGES = {**METADATA, "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}]}
 
 
 class Always(Answering):
     def do_GET(self) -> None:
-        metadata = ARRAYS if self.path.startswith("/arrays") else METADATA
+        metadata = {"arrays": ARRAYS, "images": IMAGES}.get(self.path.split("/")[1], METADATA)
         self.say(metadata if self.path.endswith("/intents") else {"models": ["intents"]})
 
     def do_POST(self) -> None:
@@ -311,6 +313,36 @@ def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answeri
 def test_arrays_are_given_in_files_whatever_their_name_is(answering_url: str, argument: str, capsys: Captured) -> None:
     said = refused(capsys, "predict", argument, "--url", f"{answering_url}/arrays")
     assert said == "the model takes image, arrays: give a .npy or .npz file with --data"
+
+
+def test_a_text_for_a_model_of_images_is_answered_by_what_the_model_takes(answering_url: str, capsys: Captured) -> None:
+    said = refused(capsys, "predict", "what is my balance", "--url", f"{answering_url}/images")
+    assert said == ("the model takes images, and there is no file 'what is my balance': give the paths of image files")
+
+
+def test_an_array_of_another_name_than_the_models_input_is_refused(
+    tmp_path: Path, answering_url: str, capsys: Captured
+) -> None:
+    np.savez(tmp_path / "x.npz", sound=np.zeros((2, 8), dtype=np.float32))
+    said = refused(capsys, "predict", "--data", tmp_path / "x.npz", "--url", f"{answering_url}/arrays")
+    assert said == f"{tmp_path / 'x.npz'}: the model takes image; the file holds sound"
+
+
+@pytest.mark.parametrize("backbone", ["nosuch/thing", "/no/such/folder"])
+def test_an_unknown_backbone_is_refused_in_one_line_and_leaves_no_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, backbone: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    said = refused(capsys, "train", "--data", data, "--out", tmp_path / "new", "--backbone", backbone)
+    assert said.startswith(f"'{backbone}' is neither a checkpoint folder nor a hub name that can be reached: ")
+    assert not (tmp_path / "new").exists()
+
+
+def test_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
+    assert run("train", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--joint" in said
+    assert "bool" not in said
 
 
 @pytest.mark.parametrize("arguments", [("a text", "--data", "a.txt"), ("-", "--data", "a.txt")])

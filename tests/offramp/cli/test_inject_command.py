@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.data.rows import write_labelled
-from offramp.cli.inject import _rows
+from offramp.cli.inject import _pixels, _rows
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of
 
@@ -28,6 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (TORCH, ["--image-size", "224"], "--image-size '224'; HEIGHTxWIDTH in pixels is needed, like 224x224"),
         (TORCH, ["--mean", ".5"], "--mean '.5'; three numbers are needed"),
         (TORCH, ["--std", "1,0,1"], "--std '1,0,1'; three numbers are needed"),
+        (TORCH, ["--mean", "123.7,116.8,103.9"], "--mean '123.7,116.8,103.9'; pixels count from 0 to 1 here"),
         (TORCH, ["--labels", "nowhere.txt"], "nowhere.txt: no such file"),
         (TORCH, ["--ramp-style", "heavy"], "--ramp-style 'heavy'; allowed: light, mlp, pooler, reduced, conv"),
         (TORCH, ["--name", "a model"], "a model cannot be named 'a model'"),
@@ -40,6 +41,24 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     line = refused(capsys, "inject", model, "--data", str(data), "--out", str(tmp_path / "out"), *options)
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("mean", "bgr", "warned"),
+    [
+        (".485,.456,.406", False, False),
+        (".485,.456,.406", True, True),
+        (".406,.456,.485", True, False),
+        (".408,.458,.481", False, True),
+        (".5,.5,.5", True, False),
+    ],
+)
+def test_well_known_means_in_the_reverse_order_are_warned_of(
+    capsys: Captured, mean: str, bgr: bool, warned: bool
+) -> None:
+    numbers = tuple(map(float, mean.split(",")))
+    assert _pixels(mean, None, bgr=bgr) == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
+    assert ("these are well-known means, but reversed" in capsys.readouterr().err) == warned
 
 
 def test_a_label_column_that_is_named_and_missing_is_refused(tmp_path: Path, capsys: Captured) -> None:
