@@ -192,15 +192,6 @@ def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
     )
 
 
-def in_steps(table: LatencyTable, steps: Sequence[int], most: int) -> LatencyTable:
-    """Every batch takes what the next of some sizes takes, as padded batches do (figure 13(c))."""
-    sizes = np.arange(1, most + 1)
-    padded = np.array([min(step for step in steps if step >= size) for size in sizes], dtype=np.float64)
-    return LatencyTable(
-        batches=tuple(sizes.tolist()), block_s_NB=table.blocks_at(padded), ramp_s_EB=table.ramps_at(padded)
-    )
-
-
 def recorded_batches(records: ExitRecords, thresholds: Mapping[int, float], size: int) -> RecordedBatches:
     """Of all ramps of the records."""
     return RecordedBatches.of_records(records, thresholds, size, records.ramps)

@@ -378,11 +378,6 @@ class Replay:
         """How often a batch was served otherwise than the one before it."""
         return sum(one != other for one, other in zip(self.settings, self.settings[1:], strict=False))
 
-    @property
-    def mean_ramps(self) -> float:
-        """Active ramps of the mean batch."""
-        return float(np.mean([len(setting) for setting in self.settings]))
-
 
 def replay_replay(
     records: ExitRecords, controller: Controller, times: ExitTimes, *, probe_share: float = 0.0, seed: int = 0

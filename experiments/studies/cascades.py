@@ -17,12 +17,10 @@ from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
-from optimizer.exact.solve import solve_exactly
 from optimizer.networks import Part, choices, part_of
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
-from optimizer.space import SPACES
 from optimizer.tabi import ProfiledModel, TabiCandidate, candidates, select
 from optimizer.what_if import with_batch_limit
 from profiles.catalogue import published_profile
@@ -248,7 +246,7 @@ def answered_per_s(outcome: Outcome, since_s: float) -> float:
 def planned_on(problem: PlanProblem, used: tuple[int, ...]) -> Planned:
     """The best plan of exactly these networks, in the chain's numbers."""
     part = Part(whole=problem, used=used)
-    found = solve_exactly(part.problem, SPACES["best"])  # asked so, it leaves none of them out
+    found = solve(replace(part.problem, networks=()))  # as one network, of which the planner can leave out no part
     assert isinstance(found, Planned), "an SLO of a second has plans"
     return replace(found, stages=part.in_chain(found.stages))
 

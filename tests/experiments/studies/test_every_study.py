@@ -1,0 +1,61 @@
+"""Every study runs with quick effort, and its figures are those that `quick_figures.json` holds.
+
+The file holds no figures of studies that measure times. `python -m tests.experiments.studies.test_every_study FOLDER`
+writes it from a folder of quick results, which `make report-quick` leaves. A commit that changes a figure says why.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import studies
+from experiments.studies.record import perform, read_record
+from experiments.studies.study import StudyResult
+
+HELD = Path(__file__).with_name("quick_figures.json")
+TIMED = ("fig20_planner_overhead", "tcb_fig16_overhead")
+MOST_S = 4.0
+"""Studies that take longer run with `-m slow`, and all of them in `make report-quick`."""
+
+
+def figures_of(result: StudyResult) -> dict[str, float | None]:
+    """The comparisons with the paper, without those that are measured on this machine."""
+    measured = ("processor time", "this CPU")
+    return {each.name: each.ours for each in result.comparisons if not any(words in each.name for words in measured)}
+
+
+def cases() -> list[Any]:
+    found = []
+    for name in studies.FIGURES:
+        marks = [pytest.mark.slow] if studies.load(name).about.quick_s > MOST_S else []
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_study_gives_the_figures_that_it_gave_before(name: str) -> None:
+    outcome = perform(studies.load(name), "quick").outcome
+    if outcome.state == "skipped":
+        pytest.skip(outcome.reason)
+    assert outcome.result is not None
+    assert outcome.result.pictures or outcome.result.tables
+    figures = figures_of(outcome.result)
+    if name in TIMED:
+        assert all(value is not None for value in figures.values())
+    else:
+        held = json.loads(HELD.read_text(encoding="utf-8"))[name]
+        # Models that were trained on this machine add figures of their own.
+        found = {figure: figures.get(figure) for figure in held}
+        assert found == {figure: pytest.approx(value, rel=1e-6) for figure, value in held.items()}
+
+
+if __name__ == "__main__":
+    names = [name for name in studies.FIGURES if name not in TIMED]
+    results = {name: read_record(Path(sys.argv[1]), name).outcome.result for name in names}
+    found = {name: figures_of(result) for name, result in results.items() if result is not None}
+    HELD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
