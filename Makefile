@@ -78,10 +78,9 @@ format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead, memory (about 7 minutes)
+bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead (about 4 minutes)
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
-	$(BIN)/python -m experiments.costs.footprint
 
 bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, kills, bursts, the simulator beside it (about 35 minutes)
 	$(BIN)/python -m experiments.live.changes
@@ -108,7 +107,6 @@ bench-peers: $(COMPILED) peers  ## Against Ray Serve, LitServe, mosec and BentoM
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
-	$(BIN)/python -m experiments.peers.emulated
 
 report: $(COMPILED)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
 	$(BIN)/python -m experiments.report --jobs 2

@@ -2,7 +2,6 @@
 
     python -m experiments.overhead bare          # beside a bare FastAPI app on Ray Serve (2 minutes)
     python -m experiments.overhead grpc          # the Open Inference Protocol over HTTP and over gRPC (1 minute)
-    python -m experiments.overhead dashboard     # latency while the live page is looked at (6 minutes)
     python -m experiments.overhead parts         # processor time by part, --beside a commit (2 min/round)
 
 Sides take turns; medians of rounds. The clients share the machine's cores with the service: ratios are what counts.
@@ -12,16 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import random
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,8 +114,6 @@ def served(checkout: Checkout, front: str, options: Namespace) -> Iterator[Serve
 TEXTS = ("turn on the light", "what is the weather like tomorrow", "book a table for two at eight")
 SLO_S = 0.1
 GRPC_PORT = 9000
-SETTLE_S = 4.0
-"""Until the viewers are there and the producer runs, or has stopped."""
 DONE = Reply(status=200, payload={"label": "", "score": 1.0, "exit": 0})
 Over = Callable[[str], AbstractAsyncContextManager[Post]]
 """How a service at an address is asked."""
@@ -134,8 +128,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=3000, help="of a closed loop")
     parser.add_argument("--seconds", type=float, default=20.0, help="of an open loop")
-    parser.add_argument("--rate", type=float, default=200.0, help="of an open loop, requests/s")
-    parser.add_argument("--viewers", type=int, default=3, help="of the live page")
     parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     parser.add_argument("--port", type=int, default=8000)
@@ -192,26 +184,9 @@ def grpc(options: Namespace) -> Iterator[Mapping[str, Side]]:
         }
 
 
-@contextmanager
-def dashboard(options: Namespace) -> Iterator[Mapping[str, Side]]:
-    """An open loop from one process, viewers in another: neither waits for the other."""
-    with costless(options, slo_s=None) as url, TemporaryDirectory() as folder:
-        load = ClientOptions(
-            url=url,
-            inputs=write_inputs(Path(folder) / "inputs.jsonl", TEXTS),
-            rate_per_s=options.rate,
-            duration_s=options.seconds,
-            warmup_s=SETTLE_S,
-            slo_s=SLO_S,
-        )
-        names = {0: "nobody looks", options.viewers: f"{options.viewers} viewers look"}
-        yield {name: partial(looked_at, load, ingress_of(url), viewers) for viewers, name in names.items()}
-
-
 BENCHES: Mapping[str, Callable[[Namespace], AbstractContextManager[Mapping[str, Side]]]] = {
     "bare": bare,
     "grpc": grpc,
-    "dashboard": dashboard,
     "parts": parts,
 }
 
@@ -283,50 +258,6 @@ async def over_grpc(_: str, *, model: str) -> AsyncIterator[Post]:
             return DONE
 
         yield ask
-
-
-def looked_at(load: ClientOptions, ingress: psutil.Process, viewers: int) -> Figures:
-    """The load, with so many viewers."""
-    with looking(load.url, viewers) as got:
-        busy_s, began_s = cpu_s(ingress), time.monotonic()
-        result = run_client(load)
-        share = (cpu_s(ingress) - busy_s) / (time.monotonic() - began_s)
-    assert not result.lost_share, result
-    assert result.p50_s is not None
-    assert result.p99_s is not None
-    return {
-        "p50 ms": 1000 * result.p50_s,
-        "p99 ms": 1000 * result.p99_s,
-        "ingress, cores": share,
-        "states sent": float(got.value),
-    }
-
-
-@contextmanager
-def looking(url: str, viewers: int) -> Iterator[Synchronized[int]]:
-    """So many viewers that read as fast as they can, in a process of their own; how many states they have got."""
-    context = multiprocessing.get_context("spawn")
-    got: Synchronized[int] = context.Value("l", 0)
-    process = context.Process(target=_look_for_ever, args=(url, viewers, got))
-    process.start()
-    try:
-        yield got
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _look_for_ever(url: str, viewers: int, got: Synchronized[int]) -> None:
-    async def look(client: httpx.AsyncClient) -> None:
-        async with client.stream("GET", f"{url}/dashboard/events") as response:
-            async for line in response.aiter_lines():
-                got.value += line.startswith("data: ")
-
-    async def all_of_them() -> None:
-        async with httpx.AsyncClient(timeout=None) as client:
-            await asyncio.gather(asyncio.Event().wait(), *(look(client) for _ in range(viewers)))
-
-    asyncio.run(all_of_them())
 
 
 def ingress_of(url: str) -> psutil.Process:

@@ -177,7 +177,7 @@ def compare_studies(older: Checkout, ours: Checkout) -> list[str]:
     different = []
     records = []
     for side in (older, ours):
-        side.command("experiments.report", "--quick", "--keep", "--jobs", str(os.cpu_count()))
+        side.command("experiments.report", "--quick", "--jobs", str(os.cpu_count()))
         folder = side.root / "runs" / "report-quick"
         records.append({path.stem: json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))})
     before, now = records

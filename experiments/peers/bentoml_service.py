@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from earlyexit.errors import InputError
 from experiments.peers.bodies import parse_body, reply
-from experiments.peers.emulated_model import load_model
 from experiments.peers.options import ServerOptions
+from experiments.peers.stock import StockModel
 
 TIMEOUT_S = 60.0
 
@@ -63,7 +63,7 @@ class Classifier:
     """
 
     def __init__(self) -> None:
-        self._model = load_model(options)
+        self._model = StockModel.load(options)
 
     @bentoml.api(  # type: ignore[untyped-decorator] # its package is in the peers' environment only
         route="/predict",

@@ -11,8 +11,8 @@ from fastapi import HTTPException
 
 from earlyexit.errors import InputError
 from experiments.peers.bodies import Asked, answer, parse_body
-from experiments.peers.emulated_model import Predicts, load_model
 from experiments.peers.options import ServerOptions
+from experiments.peers.stock import StockModel
 
 SHORTEST_WAIT_S = 0.001
 """At 0 LitServe's workers ask their queue without a pause, and with it its process, even when nothing comes."""
@@ -24,11 +24,11 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the
     def __init__(self, options: ServerOptions) -> None:
         super().__init__(max_batch_size=options.batch, batch_timeout=max(options.wait_s, SHORTEST_WAIT_S))
         self._options = options
-        self._model: Predicts
+        self._model: StockModel
 
     def setup(self, device: str) -> None:
         """Run once in every worker."""
-        self._model = load_model(self._options)
+        self._model = StockModel.load(self._options)
 
     def decode_request(self, request: dict[str, Any]) -> Asked:
         try:

@@ -9,8 +9,8 @@ import mosec
 
 from earlyexit.errors import InputError
 from experiments.peers.bodies import Asked, answer, parse_body
-from experiments.peers.emulated_model import load_model
 from experiments.peers.options import ServerOptions
+from experiments.peers.stock import StockModel
 
 TIMEOUT_S = 60.0
 
@@ -20,7 +20,7 @@ class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the pe
 
     def __init__(self) -> None:
         super().__init__()
-        self._model = load_model(ServerOptions.told())
+        self._model = StockModel.load(ServerOptions.told())
 
     def deserialize(self, data: bytes) -> Asked:
         try:

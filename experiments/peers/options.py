@@ -37,8 +37,6 @@ class ServerOptions(BaseModel):
     """How late an answer may be; told to those who drop what would be later (BentoML)."""
     max_queued: int = Field(default=2000, ge=1)
     """Requests that wait before more are refused, where a server can say so."""
-    batch_s: tuple[float, ...] = ()
-    """Of an emulated accelerator: seconds of a batch of 1, 2, ... inputs; empty: the model is really computed."""
     port: int = Field(default=8100, ge=1, le=65535)
 
     @classmethod

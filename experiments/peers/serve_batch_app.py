@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from earlyexit.errors import InputError
 from experiments.peers.bodies import Asked, answer_together, parse_body
-from experiments.peers.emulated_model import load_model
 from experiments.peers.options import ServerOptions
+from experiments.peers.stock import StockModel
 
 
 class Classifier:
@@ -22,7 +22,7 @@ class Classifier:
 
     def __init__(self, options: dict[str, Any]) -> None:
         checked = ServerOptions.model_validate(options)
-        self._model = load_model(checked)
+        self._model = StockModel.load(checked)
         batched = cast(Any, self._answer)
         batched.set_max_batch_size(checked.batch)
         batched.set_batch_wait_timeout_s(checked.wait_s)

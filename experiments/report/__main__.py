@@ -1,6 +1,6 @@
 """Run every study, and write one REPORT.md of what they gave.
 
-    python -m experiments.report [--quick] [--jobs N] [--keep] [--out FOLDER]
+    python -m experiments.report [--quick] [--jobs N] [--out FOLDER]
 
 Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. A full report, without its
 pictures, is experiments/REPORT.md too. Minutes: the sum over the studies, which the report gives.
@@ -28,7 +28,6 @@ from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
 from experiments.studies.record import Outcome, Record, read_record, record_of, record_path
 from experiments.studies.study import About, Effort
 from offramp.cli.plan_picture import load_pyplot
-from offramp.commands.progress import provenance
 
 COMMITTED = Path("experiments", "REPORT.md")
 NOT_SAID = "not known: the study broke before it could say"
@@ -39,18 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m experiments.report", description="Run every study and write REPORT.md.")
     parser.add_argument("--quick", action="store_true", help="fewer points, into runs/report-quick")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time; measured times suffer above 1")
-    parser.add_argument("--keep", action="store_true", help="take results of this effort and commit that are there")
     parser.add_argument("--out", type=Path, help="another folder")
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
     folder = options.out or FOLDERS[effort]
     load_pyplot()  # refuses before the work rather than after it
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    runner = Runner(folder=folder, effort=effort, keep=options.keep, console=console)
+    runner = Runner(folder=folder, effort=effort, console=console)
     try:
         records = runner.run_all(studies.FIGURES, max(1, options.jobs))
     except KeyboardInterrupt:
-        console.print(f"interrupted: what is finished is in {folder}; --keep goes on from there")
+        console.print(f"interrupted: what is finished is in {folder}")
         sys.exit(130)
     console.print(f"written: {write_report(records, folder)}")
     if not options.quick and options.out is None and all(record.outcome.state == "done" for record in records):
@@ -66,8 +64,6 @@ class Runner:
 
     folder: Path
     effort: Effort
-    keep: bool
-    """Take results that are there and may stay."""
     console: Console
 
     def run_all(self, names: Sequence[str], jobs: int) -> list[Record]:
@@ -77,12 +73,11 @@ class Runner:
         too; they end by themselves, and no other begins.
         """
         running: list[str] = []
-        commit = provenance()["commit"]
 
         def one(name: str) -> Record:
             running.append(name)
             bar.update(task, description=", ".join(running))
-            record = self.result(name, commit)
+            record = self.run(name)
             running.remove(name)
             bar.update(task, advance=1, description=", ".join(running) or "studies")
             outcome = record.outcome
@@ -99,14 +94,6 @@ class Runner:
         ):
             task = bar.add_task("studies", total=len(names))
             return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
-
-    def result(self, name: str, commit: str | None) -> Record:
-        """Earlier or new; a line says why an earlier one may not stay."""
-        if not self.keep:
-            return self.run(name)
-        found = earlier(self.folder, name, self.effort, commit)
-        self.console.print(f"{name}: kept" if isinstance(found, Record) else f"{name} runs: {found}")
-        return found if isinstance(found, Record) else self.run(name)
 
     def run(self, name: str) -> Record:
         """A new one, of the study's own command; a study that breaks gives one that says so."""
@@ -141,24 +128,6 @@ def unknown(name: str) -> About:
     said = dict.fromkeys(("claim", "exits", "hardware", "differs"), NOT_SAID)
     facts = {"name": name, "section": "?", "title": "?", "how": "computed", "minutes": 0, "quick_s": 0}
     return TypeAdapter(About).validate_python(facts | said)
-
-
-def earlier(folder: Path, name: str, effort: Effort, commit: str | None) -> Record | str:
-    """A result that is already there and may stay, or why it may not."""
-    if not record_path(folder, name).exists():
-        return "no result yet"
-    try:
-        record = read_record(folder, name)
-    except DataError as error:
-        return str(error)
-    made = record.provenance.get("commit")
-    if record.effort != effort:
-        return f"the result there is from a {record.effort} run"
-    if record.outcome.state != "done":
-        return f"{record.outcome.state} last time"
-    if commit is None or made != commit:
-        return f"stale: made at commit {str(made)[:8]}, this is {str(commit)[:8]}"
-    return record
 
 
 def write_report(records: Sequence[Record], folder: Path) -> Path:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from earlyexit.errors import DataError, InputError, PlanError
 from experiments import studies
-from experiments.report.__main__ import Runner, earlier, unknown, write_report
+from experiments.report.__main__ import Runner, unknown, write_report
 from experiments.report.text import report_text
 from experiments.studies.__main__ import main, run_study
 from experiments.studies.picture import Box, Boxes, Lines, Picture
@@ -44,9 +44,9 @@ def with_result(*pictures: Picture, **parts: Any) -> Record:
     return replace(DONE, outcome=Outcome(state="done", result=result, took_s=1.0))
 
 
-def runner(folder: Path, printed: io.StringIO | None = None, *, keep: bool = False) -> Runner:
+def runner(folder: Path, printed: io.StringIO | None = None) -> Runner:
     console = Console(file=printed or io.StringIO(), width=1000)
-    return Runner(folder=folder, effort="quick", keep=keep, console=console)
+    return Runner(folder=folder, effort="quick", console=console)
 
 
 @pytest.mark.parametrize("name", studies.FIGURES)
@@ -183,43 +183,6 @@ def test_a_broken_study_says_so_and_leaves_no_earlier_result(
     outcome = runner(tmp_path).run(NAME).outcome
     assert outcome.state == "failed"
     assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
-
-
-@pytest.mark.parametrize(
-    ("record", "effort", "commit", "words"),
-    [
-        (DONE, "quick", "0123456789", "the result there is from a full run"),
-        (DONE, "full", "abcdef", "stale: made at commit 01234567, this is abcdef"),
-        (DONE, "full", None, "stale: made at commit 01234567, this is None"),
-        (FAILED, "full", "0123456789", "failed last time"),
-        (SKIPPED, "full", "0123456789", "skipped last time"),
-    ],
-)
-def test_a_result_may_stay_that_this_commit_and_effort_gave(
-    tmp_path: Path, record: Record, effort: Any, commit: str | None, words: str
-) -> None:
-    assert earlier(tmp_path, "fake_study", "full", "0123456789") == "no result yet"
-    path = write_record(record, tmp_path)
-    assert earlier(tmp_path, "fake_study", effort, commit) == words
-    assert isinstance(earlier(tmp_path, "fake_study", "full", "0123456789"), Record) == (record is DONE)
-    path.write_text("{}", encoding="utf-8")
-    assert "no result of this version" in str(earlier(tmp_path, "fake_study", effort, commit))
-
-
-def test_keeping_runs_only_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    printed, ran = io.StringIO(), list[str]()
-
-    def run(_: Runner, name: str) -> Record:
-        ran.append(name)
-        return DONE
-
-    monkeypatch.setattr(Runner, "run", run)
-    write_record(replace(DONE, effort="quick"), tmp_path)
-    keeping = runner(tmp_path, printed, keep=True)
-    assert keeping.result("fake_study", "0123456789").effort == "quick"
-    assert keeping.result("another", "0123456789") is DONE
-    assert ran == ["another"]
-    assert printed.getvalue().splitlines() == ["fake_study: kept", "another runs: no result yet"]
 
 
 def test_the_report_stands_beside_the_pictures_it_shows_and_no_others(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""What a service costs beside its models, by part: processor time, memory, bytes."""
