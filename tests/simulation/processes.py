@@ -32,7 +32,7 @@ from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 from simulator.events import ENDS, Events
 from tests.earlyexit.decoders import VOCABULARY, byte_tokenizer
-from tests.simulation.model import NUM_BLOCKS, RAMPS, Arithmetic, NumberCodec, score_of, token_of, value_of
+from tests.simulation.model import NUM_BLOCKS, RAMPS, Arithmetic, NumberCodec, score_of, state_of, token_of, value_of
 from tests.simulation.network import HOST, Network
 
 CALIBRATED = dict.fromkeys(RAMPS, 0.6)
@@ -288,6 +288,11 @@ class Watcher:
                 self.expect(len(found) <= MAX_ATTEMPTS, "an input is sent from the start at most so many times")
 
 
+def is_sure_enough(number: int, exit_block: int) -> bool:
+    """Whether an input may leave there by the thresholds of calibration."""
+    return exit_block == NUM_BLOCKS - 1 or score_of(number, exit_block) >= CALIBRATED[exit_block]
+
+
 async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None) -> str:
     """A request of several inputs: what its caller hears, in a word."""
     watch = ingress.watch
@@ -302,7 +307,7 @@ async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None)
         watch.expect(not ingress.is_alive or late_s < 0.1, "a caller hears something by its deadline")
     for number, answer in zip(numbers, answers, strict=True):
         watch.expect(answer.value == value_of(number, answer.exit), "an answer is of all blocks before its exit")
-        is_sure = answer.exit == NUM_BLOCKS - 1 or score_of(number, answer.exit) >= CALIBRATED[answer.exit]
+        is_sure = is_sure_enough(number, answer.exit)
         watch.expect(is_sure, "no threshold is looser than its calibration")
     return "answered"
 
@@ -320,9 +325,9 @@ async def generate(
     try:
         async for said in stream:
             watch.expect(said.chosen.token == token_of(tokens, said.exit), "a token goes on from those before it")
+            is_sure = is_sure_enough(state_of(tokens), said.exit)
+            watch.expect(is_sure, "no threshold is looser than its calibration")
             tokens.append(said.chosen.token)
-            is_sure = said.exit == NUM_BLOCKS - 1 or said.exit in RAMPS
-            watch.expect(is_sure, "tokens leave at ramps")
             if leaves_after is not None and len(tokens) - len(prompt) >= leaves_after:
                 return "left"
     except OfframpError as error:

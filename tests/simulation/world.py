@@ -428,7 +428,7 @@ class World(Fleet):
         )
 
     def _order(self) -> None:
-        """A plan is asked for: the planner's, or somebody's own."""
+        """An operator asks for a plan: the planner's, or one that the operator has made."""
         is_own = self.rng.random() < 0.6
         plan = self._random_plan()
 
