@@ -7,7 +7,6 @@ from itertools import combinations
 import pytest
 
 from deployments.wire.encoding import LENGTH_BYTES, SHORT_BYTES, Frames
-from tests.deployments.wire_fakes import LOOPBACK, soon
 
 SAID = [b"", b"a", b"", b"bcd", b"0123456789"]
 
@@ -70,30 +69,12 @@ def stream_of(frames: Iterable[bytes]) -> bytes:
     return end.stream.written
 
 
-def test_a_frame_is_its_length_and_its_content() -> None:
-    assert stream_of([b"abc", b""]) == b"\0\0\0\3abc\0\0\0\0"
-
-
 def test_frames_are_the_same_wherever_the_stream_is_cut() -> None:
     stream = stream_of(SAID)
     for first, second in combinations(range(len(stream) + 1), 2):
         end = End()
         end.feed(*(piece for piece in (stream[:first], stream[first:second], stream[second:]) if piece))
         assert end.heard == SAID, (first, second)
-
-
-def test_a_stream_may_come_byte_by_byte() -> None:
-    stream, end = stream_of(SAID), End()
-    end.feed(*(stream[k : k + 1] for k in range(len(stream))))
-    assert end.heard == SAID
-
-
-def test_a_frame_is_heard_as_soon_as_it_is_whole() -> None:
-    end = End()
-    end.feed(b"\0\0\0\1")
-    assert end.heard == []
-    end.feed(b"a\0\0")
-    assert end.heard == [b"a"]
 
 
 def test_long_frames_come_in_many_pieces() -> None:
@@ -164,26 +145,3 @@ def test_nothing_happens_before_the_connection_is_there() -> None:
     frames.close()
     frames.abort()
     assert told == []
-
-
-async def test_two_ends_say_everything_before_they_close() -> None:
-    loop = asyncio.get_running_loop()
-    log: list[str] = []
-    both_ended = asyncio.Event()
-
-    def end(name: str) -> None:
-        log.append(f"{name} ends")
-        if {"here ends", "there ends"} <= set(log):
-            both_ended.set()
-
-    there = Frames(lambda frame: log.append(f"there {len(frame)}"), lambda: end("there"))
-    server = await loop.create_server(lambda: there, LOOPBACK, 0)
-    here = Frames(lambda _: None, lambda: end("here"), lambda *_: log.append("here opens"))
-    await loop.create_connection(lambda: here, *server.sockets[0].getsockname())
-    here.send(b"x" * 3_000_000)
-    here.send(b"")
-    here.close()
-    await soon(both_ended.wait())
-    server.close()
-    assert [line for line in log if line.startswith("there")] == ["there 3000000", "there 0", "there ends"]
-    assert [line for line in log if line.startswith("here")] == ["here opens", "here ends"]

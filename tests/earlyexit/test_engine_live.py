@@ -16,7 +16,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.times import MOST_SPLITS
 from earlyexit.errors import PlanError
 from earlyexit.network.split import Split
-from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member, names
+from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member
 
 EVERY_BLOCK = dict.fromkeys(range(8), 1.0)
 """Every split takes one second, wherever it starts."""
@@ -53,18 +53,6 @@ def test_queued_members_run_by_their_old_split_where_no_new_one_starts() -> None
     assert driver.engine.waiting() == {0: 0}
 
 
-def test_drained_queues_vanish_and_those_of_the_plan_stay() -> None:
-    engine = driver_of(splits_of(0, 2, 4)).engine
-    engine.submit(0, [member("a")], 0.0)
-    engine.submit(2, [member("b"), member("c"), member("d")], 0.0)
-    engine.follow(splits_of(0, 4), "work-conserving")
-    assert (engine.waiting(), engine.num_waiting) == ({0: 1, 2: 3}, 4)
-    assert engine.choose(0.0).batch is not None
-    assert engine.waiting() == {0: 1, 2: 1}
-    assert engine.forget(None) == 2
-    assert engine.waiting() == {0: 0}
-
-
 def test_a_plan_that_changes_nothing_keeps_queues_and_counts() -> None:
     engine = driver_of(splits_of(0, 2, 4)).engine
     engine.submit(0, [member("a"), member("b"), member("c")], 0.0)
@@ -72,20 +60,6 @@ def test_a_plan_that_changes_nothing_keeps_queues_and_counts() -> None:
     engine.follow(splits_of(0, 2, 3, 4), "work-conserving")
     assert engine.waiting() == {0: 1, 2: 0, 3: 0}
     assert [counts.inputs for counts in engine.counts.values()] == [2, 0, 0]
-
-
-def test_the_old_plan_may_come_back_before_its_queues_have_drained() -> None:
-    driver = driver_of(splits_of(0, 2, 4))
-    log = driver.play(
-        [
-            Arrival(0, "ab"),
-            Arrival(0, "c", block=2),
-            Switch(0.25, splits_of(0, 4)),
-            Arrival(0.5, "d", block=2),  # runs by the rest of 0 to 3
-            Switch(0.75, splits_of(0, 2, 4)),
-        ]
-    )
-    assert log == ["0.000 start 0:[a b]", "1.000 start 2:[c d]", "2.000 start 2:[a b]"]
 
 
 def test_a_plan_may_take_everything_from_a_replica() -> None:
@@ -135,16 +109,6 @@ def test_a_block_that_neither_plan_holds_is_refused() -> None:
         engine.submit(6, [member("a")], 0.0, splits_of(2, 6))
 
 
-def test_probes_share_no_batch_with_others() -> None:
-    log = driver_of(splits_of(0, 4, batch=4)).play([Arrival(0, "aBcDe")])
-    assert log == ["0.000 start 0:[B D]", "1.000 start 0:[a c e]"]
-
-
-def test_probes_stay_probes_in_the_splits_that_follow() -> None:
-    log = driver_of(splits_of(0, 2, 4)).play([Arrival(0, "aB")])
-    assert log == ["0.000 start 0:[B]", "1.000 start 2:[B]", "2.000 start 0:[a]", "3.000 start 2:[a]"]
-
-
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -185,14 +149,6 @@ def test_members_of_queues_on_their_way_out_are_dropped_where_their_deadline_can
     log = driver.play([Arrival(0, "ab", block=2, deadline_s=1.5), Switch(0.5, splits_of(0, 4))])
     assert log == ["0.000 start 2:[a]", "1.000 drop [b]"]
     assert driver.engine.waiting() == {0: 0}
-
-
-def test_probes_are_moved_to_the_new_plan_as_probes() -> None:
-    engine = driver_of(splits_of(0, 2)).engine
-    engine.submit(0, [member("A"), member("b")], 0.0)
-    engine.follow(splits_of(0, 3), "work-conserving")
-    batches = [engine.choose(0.0).batch for _ in range(2)]
-    assert [(batch.probe, names(batch.members)) for batch in batches if batch] == [(True, "A"), (False, "b")]
 
 
 def test_times_are_summed_by_split_and_size_over_plans_and_without_probes() -> None:

@@ -20,10 +20,9 @@ from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.threshold import EntropyPolicy
 from tests.earlyexit.cuts import assert_same
-from tests.earlyexit.engine_driver import Arrival, Switch
-from tests.earlyexit.letters import EVERYONE, Bench, FailsLater, Part, members, one_split
+from tests.earlyexit.letters import EVERYONE, Bench, Part, members
 from tests.earlyexit.test_cut import NUM_BLOCKS, model
-from tests.earlyexit.test_engine_live import driver_of, splits_of
+from tests.earlyexit.test_engine_live import splits_of
 from tests.earlyexit.tokens import wire_of
 
 __all__ = ["model"]
@@ -71,38 +70,6 @@ def test_who_stayed_goes_on_elsewhere_with_the_others() -> None:
     assert bench.run(members("ab")) == [
         "1.000 look a at 1, look b at 1, answer a after 1, stays",
         "1.000 goes on 2:[a b]",
-    ]
-
-
-def test_after_a_failure_nobody_is_answered_twice_and_everybody_ends_once() -> None:
-    split = Split(first=0, end=4, batch=4, ramps=(0,), after_answer="stay")
-    bench = Bench([split], {0: [Part(1, 1, "ab"), Part(1, 4, EVERYONE)]}, "b", FailsLater)
-    assert bench.run(members("abc")) == [
-        "1.000 look a at 0, look b at 0, look c at 0, answer a after 0, stays, answer b after 0, stays",
-        "4.000 look a at 3, answer a after 3",
-        "6.000 lost b execution: the model failed on this input: ValueError: too much",
-        "8.000 look c at 3, answer c after 3",
-    ]
-
-
-def test_where_inputs_stop_nothing_is_seen_and_nobody_stays() -> None:
-    assert one_split([Part(1, 1, "a"), Part(1, 4, EVERYONE)]).run(members("ab")) == [
-        "1.000 answer a after 0",
-        "2.000 answer b after 3",
-    ]
-
-
-def test_while_plans_change_from_stop_to_stay_and_back_everybody_runs_by_the_plan_of_the_moment() -> None:
-    stop, stay = splits_of(0, 2, 4), tuple(staying(*splits_of(0, 2, 4)))
-    driver = driver_of(stop)
-    log = driver.play([Arrival(0, "abcd"), Switch(0.5, stay), Switch(2.5, stop)])
-    # a and b, running when inputs began to stay, go on to the new plan's second split; c and d came back to the old.
-    assert log == ["0.000 start 0:[a b]", "1.000 start 2:[a b]", "2.000 start 0:[c d]", "3.000 start 2:[c d]"]
-    assert [(run.first, run.after_answer) for run in driver.engine.times_run] == [
-        (0, "stop"),
-        (2, "stay"),
-        (0, "stay"),
-        (2, "stop"),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.split import Split
-from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member, names
+from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes
 
 SECONDS = {0: 1.0}
 
@@ -63,23 +63,6 @@ def test_a_deferred_batch_is_full_as_soon_as_enough_tokens_wait(lengths: tuple[i
     assert log[0].startswith(f"{start_s:.3f} start 0:[a")
 
 
-def test_tokens_that_were_run_dropped_or_forgotten_fill_no_batch() -> None:
-    engine = Engine([Split(first=0, end=4, batch=4, tokens=10)], TableTimes(SECONDS), dispatch="deferred")
-    caller = object()
-    engine.submit(0, [member("a", tokens=9, deadline_s=50.0), member("b", tokens=2, deadline_s=50.0)], 0.0)
-    assert names(chosen(engine).members) == "a"
-    engine.submit(
-        0, [member("c", tokens=5, deadline_s=50.0, origin=caller), member("d", tokens=4, deadline_s=0.5)], 0.0
-    )
-    assert engine.forget(caller) == 1
-    choice = engine.choose(0.0)
-    assert (names(choice.dropped), choice.batch) == ("d", None)
-    engine.submit(0, [member("e", tokens=7, deadline_s=50.0)], 0.0)
-    assert engine.choose(0.0).batch is None
-    engine.submit(0, [member("f", deadline_s=50.0)], 0.0)
-    assert names(chosen(engine).members) == "b e f"
-
-
 def test_who_waits_is_counted_by_the_budgets_of_the_plan_that_is_followed() -> None:
     without, narrow = ((Split(first=0, end=4, batch=4, tokens=tokens),) for tokens in (None, 5))
     log = budget_of(None).play(
@@ -96,17 +79,6 @@ def test_who_waits_is_counted_by_the_budgets_of_the_plan_that_is_followed() -> N
 def test_probes_keep_to_the_budget_and_wait_for_nobody() -> None:
     log = budget_of(10, dispatch="deferred").play([Arrival(0, "ABC", tokens=(6, 4, 1), deadline_s=90.0)])
     assert log == ["0.000 start 0:[A B]", "1.000 start 0:[C]"]
-
-
-@pytest.mark.parametrize("lengths", [(1,) * 7, (3, 1, 4, 1, 5, 9, 2)], ids=["of one token", "of several"])
-def test_survivors_keep_their_tokens(lengths: Sequence[int]) -> None:
-    splits = [Split(first=0, end=2, batch=7, tokens=12), Split(first=2, end=4, batch=7, tokens=9)]
-    driver = Driver(Engine(splits, TableTimes({0: 1.0, 2: 1.0})), {0: 1.0, 2: 1.0}, {0: "be"})
-    driver.play([Arrival(0, "abcdefg", tokens=tuple(lengths))])
-    by_name = dict(zip("abcdefg", lengths, strict=True))
-    started = [line.partition("[")[2].rstrip("]").split() for line in driver.log if "start 2" in line]
-    assert sorted(name for batch in started for name in batch) == list("acdfg")
-    assert all(len(batch) == 1 or sum(by_name[name] for name in batch) <= 9 for batch in started)
 
 
 class TokenTimes(TableTimes):
@@ -153,17 +125,6 @@ def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
     assert (counts.batches, counts.inputs, counts.tokens, counts.token_fill) == (3, 5, 49, 49 / 30)
     runs = {run.size: (run.batches, run.tokens) for run in driver.engine.times_run}
     assert runs == {1: (1, 30), 2: (2, 19)}
-
-
-def test_a_batch_knows_its_tokens() -> None:
-    engine = budget_of(10).engine
-    engine.submit(0, [member("a", tokens=6), member("b", tokens=5), member("C", tokens=2)], 0.0)
-    batches = [chosen(engine) for _ in range(3)]
-    assert [(names(batch.members), batch.tokens) for batch in batches] == [
-        ("C", 2),
-        ("a", 6),
-        ("b", 5),
-    ]
 
 
 Play = list[tuple[int, int, float]]

@@ -16,6 +16,10 @@ HOST: contextvars.ContextVar[str] = contextvars.ContextVar("host")
 """The process that a coroutine belongs to, by name."""
 
 
+SPLIT = 0.1
+"""Share of the frames that arrive in two parts."""
+
+
 @dataclass(slots=True)
 class Weather:
     """What the network does to what is sent. All of it is zero once the faults have stopped."""
@@ -62,8 +66,9 @@ class VirtualTransport(asyncio.Transport):
             if rng.random() < weather.late:
                 delay_s += rng.random() * weather.late_s
             times = 0 if rng.random() < weather.lost else 2 if rng.random() < weather.repeated else 1
-        for _ in range(times):
-            self._at_peer(delay_s, self._deliver, frame)
+        cut = rng.randrange(len(frame)) if rng.random() < SPLIT else 0
+        for part in (frame[:cut], frame[cut:]) * times:
+            self._at_peer(delay_s, self._deliver, part)
 
     def close(self) -> None:
         """The other end hears of it after everything that was sent."""

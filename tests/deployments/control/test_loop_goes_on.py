@@ -68,30 +68,6 @@ async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from
     assert len(scene.said("error")) == 1
 
 
-async def test_a_change_that_broke_off_is_carried_on_by_the_next_controller(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.broken = {"prepare"}
-    await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1"]
-    assert scene.said("error") == ["ConnectionError: prepare found a dying replica"]
-    scene.fleet.broken = set()
-    scene.start()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
-    assert scene.fleet.log[-2:] == ["prepare 1", "follow 1"]
-
-
-async def test_a_broadcast_that_fails_is_tried_again_at_the_next_look(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.broken = {"follow"}
-    await scene.ticks(2, EASY)
-    assert scene.fleet.followed.epoch == 0
-    scene.fleet.broken = set()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.epoch == 1
-    assert len(scene.asked) == 1
-
-
 async def test_replicas_that_do_not_come_are_given_up_when_their_accelerators_are_gone(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     scene.fleet.stuck = {"split-cpu-1"}
@@ -221,22 +197,6 @@ async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) 
     scene.fleet.replicas["split-cpu-0"] = 1
     await scene.ticks(1)
     assert scene.fleet.log == ["scale split-cpu-0 to 4"]
-
-
-async def test_an_ingress_that_follows_an_older_plan_is_told_again(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(3, 1))
-    scene.fleet.followed = scene.placed
-    scene.fleet.log.clear()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["follow 1"]
-
-
-async def test_an_ingress_that_was_told_late_to_refuse_is_told_the_plan_again(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, looks=1, best=halves(3, 1))
-    scene.fleet.is_suspended = True
-    scene.fleet.log.clear()
-    await scene.ticks(2, EASY)
-    assert scene.fleet.log == ["follow 1"]
 
 
 async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:

@@ -55,17 +55,6 @@ def test_one_that_waits_alone_and_is_larger_than_a_batch_waits_for_nobody_else()
     assert scene.log == ["0 send 0: a to first for block 0", "0 send 1: b to first for block 0"]
 
 
-def test_who_is_given_up_while_it_waits_fills_no_batch() -> None:
-    scene = CoreScene(plan(tokens=TOKENS))
-    scene.submit("a", 10)
-    scene.submit("bc", 30, 60)
-    scene.give_up("c")
-    scene.submit("d", 60)
-    assert scene.log == ["0 send 0: a to first for block 0", "0 drop c: abandoned"]
-    scene.submit("e", 10)
-    assert scene.log[2:] == ["0 send 1: bde to first for block 0"]
-
-
 def test_what_starts_again_waits_with_its_tokens_before_all_others() -> None:
     scene = CoreScene(plan(tokens=TOKENS))
     scene.submit("ab", 70, 20)
@@ -144,18 +133,6 @@ def test_what_is_still_to_be_submitted_counts_as_inputs_were_so_far() -> None:
     scene.core.check(1, 1.0, 0.0, num_coming=5)
     with pytest.raises(AdmissionError):
         scene.core.check(1, 1.0, 0.0, num_coming=6)
-
-
-def test_whatever_becomes_of_inputs_their_tokens_are_inside_no_more() -> None:
-    scene = scene_with_slo()
-    scene.submit("abcd", 10, 20, 30, 40, deadline_s=5.0)
-    scene.answer(0, "a")
-    scene.lose(0, "b")
-    scene.give_up("c")
-    assert scene.core.peek(0.0, 0.0).unanswered_tokens == 40
-    scene.until(6.0)
-    told = scene.core.peek(6.0, 0.0)
-    assert (told.unanswered, told.unanswered_tokens, told.answered_tokens) == (0, 0, 10)
 
 
 def test_how_long_the_oldest_have_waited_is_told_by_length() -> None:

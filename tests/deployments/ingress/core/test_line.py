@@ -13,7 +13,7 @@ from deployments.ingress.core.inputs import Flight
 from deployments.ingress.core.queue import WaitQueue
 from earlyexit.engine.order import OrderName, OrderSpec
 from earlyexit.network.split import Budget
-from tests.deployments.ingress.core.core_scene import CoreScene, plan
+from tests.deployments.ingress.core.core_scene import plan
 
 DEFAULT = OrderSpec().build()
 TWO = Budget(inputs=2)
@@ -107,29 +107,3 @@ def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: in
 def ordered(name: OrderName, epoch: int = 1) -> Any:
     placed = plan(epoch=epoch)
     return replace(placed, plan=replace(placed.plan, order=OrderSpec(name=name)))
-
-
-def test_a_plan_with_another_order_counts_from_the_next_call_on_and_loses_nobody() -> None:
-    scene = CoreScene(ordered("shortest"), calls_per_replica=1)
-    scene.submit("z", 1)
-    scene.submit("abcdef", 6, 5, 4, 3, 2, 1)
-    scene.answer(0, "z")
-    assert scene.log[-1] == "0 send 1: fedc to first for block 0"
-    scene.submit("ghij", 9, 8, 7, 1)
-    scene.follow(ordered("deadline", epoch=2))
-    scene.answer(1, "fedc")
-    assert scene.log[-1] == "0 send 2: abgh to first for block 0"
-    scene.answer(2, "abgh")
-    scene.answer(3, "ij")
-    assert scene.outcomes == dict.fromkeys("zfedcabghij", "answered")
-
-
-def test_an_input_whose_calls_fail_is_not_passed_by_later_ones() -> None:
-    scene = CoreScene(ordered("deadline"), calls_per_replica=1)
-    scene.submit("a", deadline_s=10.0)
-    scene.submit("bcdefghi", deadline_s=11.0)
-    scene.fail(0)
-    scene.until(0.06)
-    assert scene.log[-1] == "0.05 again 1 of first"
-    scene.answer(1, "bcde")
-    assert scene.log[-1].endswith("send 2: afgh to first for block 0")

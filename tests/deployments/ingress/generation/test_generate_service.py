@@ -186,21 +186,6 @@ async def test_a_step_that_a_replica_drops_because_it_would_be_late_cuts_the_ans
         await anext(scene.start(2))
 
 
-async def test_who_has_no_token_by_his_deadline_is_told_and_the_others_go_on() -> None:
-    scene = GenerateScene()
-    scene.replicas.holds = True
-    hurried, patient = scene.start(1, timeout_s=1.0), scene.start(2, timeout_s=50.0)
-    await turns()
-    await scene.alarms.until(1.0)
-    with pytest.raises(DeadlineError, match=r"no token came within 1\.0 s.* limit of 1 s for the whole answer"):
-        await anext(hurried)
-    scene.replicas.holds = False
-    scene.replicas.answer()
-    assert await tokens_of(patient) == expected((2,), 5)
-    await turns()
-    assert (scene.is_empty, scene.core.counts.drops) == (True, {"deadline": 1})
-
-
 async def test_an_answer_that_makes_no_token_ends_its_own_sequence_alone() -> None:
     scene = GenerateScene()
     scene.replicas.holds = True

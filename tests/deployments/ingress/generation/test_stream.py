@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-import pytest
-
 from deployments.api.generation import Stream
-from earlyexit.errors import OverloadedError
 from earlyexit.sequences.sequence import Chosen, Ended, Said
 
 
@@ -20,17 +17,6 @@ async def tokens_of(stream: Stream) -> list[int]:
     return [each.chosen.token async for each in stream]
 
 
-async def test_everything_that_is_said_comes_in_its_order_and_the_last_ends_it() -> None:
-    stream = Stream(3)
-    stream.put(said(1))
-    reader = asyncio.create_task(tokens_of(stream))
-    await asyncio.sleep(0)
-    stream.put(said(2))
-    await asyncio.sleep(0)
-    stream.put(said(3, "stop"))
-    assert (await reader, stream.num_prompt, stream.num_said, stream.is_over) == ([1, 2, 3], 3, 3, True)
-
-
 async def test_a_reader_has_a_token_a_turn_after_it_came() -> None:
     stream = Stream(1)
     reader = asyncio.ensure_future(anext(stream))
@@ -38,16 +24,6 @@ async def test_a_reader_has_a_token_a_turn_after_it_came() -> None:
     stream.put(said(1))
     await asyncio.sleep(0)
     assert reader.done()
-
-
-async def test_an_error_comes_after_what_was_said_before_it() -> None:
-    stream = Stream(1)
-    stream.put(said(1))
-    stream.fail(OverloadedError("full", retry_after_s=1.0))
-    stream.fail(RuntimeError("the first error counts"))
-    assert (await anext(stream)).chosen.token == 1
-    with pytest.raises(OverloadedError, match="full"):
-        await anext(stream)
 
 
 async def test_whoever_stops_reading_aborts_once_and_nothing_comes_after() -> None:
