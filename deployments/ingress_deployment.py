@@ -39,8 +39,9 @@ from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
 from deployments.local_ray.grpc_binding import bind_calls
 from deployments.local_ray.ports import take_listener
 from deployments.metrics import IngressMetrics
-from deployments.ops.dashboard.poller import Everyone, SnapshotPoller
+from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
 from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
+from deployments.ops.prometheus import metrics_text
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally
@@ -55,7 +56,7 @@ from deployments.wire.directory import board_of
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
-from earlyexit.errors import InputError, OfframpError, PlanError
+from earlyexit.errors import InputError, OfframpError, PlanError, StageUnavailableError
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.network.wire import Answer
 from earlyexit.tasks import find_task
@@ -100,6 +101,7 @@ class Ingress(RpcMethods):
         self._core = build_core(self._settings, self.card, self._transports)
         entrance = entrance_of(self._core.name, codec)
         self._dispatcher = Dispatcher(self._core, self._clock, self._metrics, entrance=entrance)
+        self._everyone = Everyone(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
         encode = encode_of(codec, self._core)
@@ -130,9 +132,11 @@ class Ingress(RpcMethods):
             slo_s=settings.slo_s,
             emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
             image=image_facts(self.signature.codec),
+            generates=self.card.generates,
         )
-        everyone = Everyone(settings.app)
-        return Feed(SnapshotPoller(facts, self._core, everyone.ask, self._controller, WallClock()).event, self._clock)
+        return Feed(
+            SnapshotPoller(facts, self._core, self._everyone.ask, self._controller, WallClock()).event, self._clock
+        )
 
     def __serve_build_asgi_app__(self) -> Router:
         access = self._settings.access
@@ -291,6 +295,13 @@ class Ingress(RpcMethods):
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         """The controller's plans so far; none without a controller. Raises ControllerUnavailableError."""
         return [] if self._controller is None else await self._controller.history(limit)
+
+    async def metrics(self) -> str:
+        """Returns what all ingresses and replicas count, for Prometheus; raises StageUnavailableError."""
+        ingresses, replicas = await ask_service(self._everyone.ask, self._core.placed.slots)
+        if ingresses is None:
+            raise StageUnavailableError("the ingresses do not say what they count", retry_after_s=1.0)
+        return metrics_text(ingresses, replicas, self.card.chain)
 
     async def stats(self) -> dict[str, Any]:
         """What the replicas of the plan's stages have done since their start, and what waits here."""

@@ -56,10 +56,14 @@ class InputError(OfframpError):
     """What came from outside is wrong; the message says what was wrong and what is allowed."""
 
     param: str | None = None
-    """The field of the request that is wrong, where one is known."""
+    """The field of the request that is wrong; None if it is not known."""
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
     exit_status = 2
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class UnauthorizedError(InputError):

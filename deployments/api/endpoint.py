@@ -138,9 +138,9 @@ class Api:
         """Raise UnknownModelError for what is not served; no `version` stands for whichever is."""
         card, served = self._backend.card, self._backend.version
         if name != card.name:
-            raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
+            raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}", param="model")
         if (version or served) != served:
-            raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}")
+            raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}", param="model")
 
     async def model_metadata(self) -> dict[str, Any]:
         """As the protocol names its parts."""

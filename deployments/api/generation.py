@@ -245,7 +245,9 @@ class GenerateService:
         """The limit on a whole sequence, in seconds."""
         longest = self._settings.max_timeout_s
         if asked is not None and not 0 < asked <= longest:
-            raise InputError(f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken")
+            raise InputError(
+                f"a timeout of {asked:g} s; more than 0 and at most {longest:g} s are taken", param="timeout_s"
+            )
         return math.inf if asked is None else asked
 
     def _limit(self, running: _Running) -> tuple[float, float, str]:

@@ -40,6 +40,7 @@ from deployments.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.api.request_body import MAX_DIGITS
 from deployments.api.responses import ANYTHING, formed, predict_response, preferred, v2_response
 from deployments.api.server.connection import FastPath, Lane
+from deployments.ops.prometheus import CONTENT_TYPE
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.wire import Answer
 
@@ -61,6 +62,8 @@ class HttpBackend(Backend, Protocol):
     async def plan(self) -> dict[str, Any]: ...
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
+
+    async def metrics(self) -> str: ...
 
     def watch(self) -> Viewer: ...
 
@@ -145,6 +148,9 @@ class Routes:
 
     async def plan_history(self, request: Request) -> Response:
         return json_response(await self._backend.plan_history(_limit(request)))
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(await self._backend.metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def events(self, request: Request) -> Response:
         return pages.watch(request, self._backend.watch)
@@ -237,6 +243,7 @@ def _paths(backend: HttpBackend, routes: Routes) -> Iterator[tuple[str, Mapping[
         "/v2/health/live": told(_live),
         "/v2/health/ready": routes.ready,
         "/stats": told(backend.stats),
+        "/metrics": routes.metrics,
         "/plan": told(backend.plan),
         "/plan/history": routes.plan_history,
         "/dashboard": pages.page,

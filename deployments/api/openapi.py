@@ -24,7 +24,16 @@ from deployments.api.bodies import (
     V2Model,
     V2Server,
 )
-from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
+from deployments.api.completions.bodies import (
+    CHAT_TOKENS,
+    COMPLETION_TOKENS,
+    OPENAI_TEMPERATURE,
+    V2_TEMPERATURE,
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    OpenAiError,
+)
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
 from deployments.api.parsing import Signature
 from earlyexit.network.wire import Column
@@ -74,6 +83,15 @@ GENERATE_EXAMPLES: dict[str, dict[str, Any]] = {
     "ChatBody": {"model": "smollm2", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True},
     "GenerateBody": {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}},
 }
+GENERATE_DEFAULTS: dict[str, dict[str, Any]] = {
+    "CompletionBody": {"temperature": OPENAI_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
+    "ChatBody": {"temperature": OPENAI_TEMPERATURE, "max_tokens": CHAT_TOKENS, "logprobs": False, "top_logprobs": 0},
+    "GenerateBody": {"temperature": V2_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
+    "GenerateParameters": {"temperature": V2_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
+    "StreamOptions": {"include_usage": False},
+}
+SHARED_DEFAULTS = {"top_p": 1.0, "ignore_eos": False, "exits": False, "stream": False, "echo": False}
+"""What a request gets that leaves a field out, or sends null. A field without a default is off, or random."""
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 LIMIT = {
     "name": "limit",
@@ -136,6 +154,11 @@ def openapi_document(
             "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
             **_version_paths(named),
             "/stats": {"get": _get("What stages and ingress have done since their start")},
+            "/metrics": {
+                "get": _get(
+                    "What all ingresses and replicas count, for Prometheus", TEXT, ("503",), kinds=("text/plain",)
+                )
+            },
             "/plan": {"get": _get("The plan in force, and why", errors=("503",))},
             "/plan/history": {
                 "get": _get("The plans so far, newest first", {"type": "array", "items": OBJECT}, ("400", "503"))
@@ -189,6 +212,11 @@ def generate_schemas() -> dict[str, Any]:
     found: dict[str, Any] = schemas["$defs"]
     for name, example in GENERATE_EXAMPLES.items():
         found[name]["examples"] = [example]
+    for name, defaults in GENERATE_DEFAULTS.items():
+        for field, described in found[name]["properties"].items():
+            described.pop("default", None)
+            if (default := {**SHARED_DEFAULTS, **defaults}.get(field)) is not None:
+                described["default"] = default
     return found
 
 

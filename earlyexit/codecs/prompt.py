@@ -70,7 +70,9 @@ class ChatTemplate:
             said = [dict(message) for message in messages]
             return self._template.render(messages=said, add_generation_prompt=True, **self._tokens)
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise InputError(f"messages: the model's chat template does not take them: {error}") from error
+            raise InputError(
+                f"messages: the model's chat template does not take them: {error}", param="messages"
+            ) from error
 
 
 def _default(config: Mapping[str, Any]) -> str | None:
@@ -196,7 +198,9 @@ class PromptCodec(Codec[Prompt]):
         InputError where the model has no template, or the template takes no such messages.
         """
         if self._template is None:
-            raise InputError("messages: this model has no chat template; send a prompt to /v1/completions")
+            raise InputError(
+                "messages: this model has no chat template; send a prompt to /v1/completions", param="messages"
+            )
         text = self._template.render([{name: self._marked(value) for name, value in each.items()} for each in messages])
         if LEFT not in text:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -82,13 +82,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 2:
-            raise InputError(f"temperature must be from 0 to 2, not {self.temperature:g}")
+            raise InputError(f"temperature must be from 0 to 2, not {self.temperature:g}", param="temperature")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p:g}")
+            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p:g}", param="top_p")
         if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, not {self.top_k}")
+            raise InputError(f"top_k must be at least 1, not {self.top_k}", param="top_k")
         if not 0 <= self.seed <= LARGEST_SEED:
-            raise InputError(f"seed must be from 0 to {LARGEST_SEED}, not {self.seed}")
+            raise InputError(f"seed must be from 0 to {LARGEST_SEED}, not {self.seed}", param="seed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,12 +262,11 @@ def _serve_until_stopped(
         with serving(settings, cluster, lambda lost: _leave(lost, environment if restart else None)) as url:
             card = read_card(Path(settings.model))
             print(f"serving {card.name} at {url}   API: {url}/docs")
+            print(f"live page at {url}/dashboard   metrics at {url}/metrics")
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             if cluster.metrics_port is not None:
-                print(f"metrics at http://{cluster.address}:{cluster.metrics_port}/metrics")
-            else:
-                print("metrics at a free port of Ray's; --metrics-port chooses it")
+                print(f"Ray's metrics at http://{cluster.address}:{cluster.metrics_port}/metrics")
             print(f"try: {example_of(card)} --url {url}", flush=True)
             has_keys = settings.access is not None and settings.access.has_keys
             for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):

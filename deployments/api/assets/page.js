@@ -6,7 +6,7 @@ import { drawPlan, planTable, planWords } from "./plan.js";
 import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
-const SCHEMA = 3;
+const SCHEMA = 4;
 const HISTORY_S = 120;
 const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
@@ -139,7 +139,8 @@ function drawFigures({ now, totals, drops, agreement, service }) {
     figure("dropped", "Drops", decimal(drops.reduce((sum, drop) => sum + drop.per_s, 0)), "/s", `${count(dropped)} so far`),
     figure("agreement", "Agreement", percent(agreement.value, 2).replace(" %", ""), agreement.value === null ? "" : "%",
       (agreement.within === false ? "below the " : "") + budget + seen + pruned, agreement.within === false),
-    figure("answered", "Answers", count(totals.answered), "", `${count(totals.in_slo)} in time`));
+    figure("answered", service.generates ? "Steps" : "Answers", count(totals.answered), "",
+      `${count(totals.in_slo)} in time${service.generates ? "; each a token or a part of a prompt" : ""}`));
 }
 
 function figure(name, title, value, unit, beside, isAlarm = false) {
@@ -175,9 +176,9 @@ function drawBatches({ blocks }) {
 
 function drawExits({ exits, early, service, plan, networks }) {
   const saved = early.share === null ? "" : `: ${percent(early.share)} before the end, after ${decimal(early.mean_blocks)} of ${service.num_blocks} blocks on average`;
-  patch(at("exits-of"), `share of answers, 60 s${saved}${plan.after_answer === "stay" ? "; inputs stay" : ""}`);
+  patch(at("exits-of"), `share of ${service.generates ? "steps" : "answers"}, 60 s${saved}${plan.after_answer === "stay" ? "; inputs stay" : ""}`);
   if (!exits.some((one) => one.answers)) {
-    empty(at("exits"), NO_ANSWERS, " Try: ", h("code", {}, "offramp predict 'some text'"));
+    empty(at("exits"), NO_ANSWERS, " Try: ", h("code", {}, service.generates ? "offramp generate 'Hello'" : "offramp predict 'some text'"));
     return;
   }
   const where = (one) => (one.kind === "end" ? "end" : one.block);

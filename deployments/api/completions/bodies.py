@@ -48,7 +48,8 @@ class _Asked(BaseModel):
         not_served = [name for name, value in extra.items() if value is not None and not _is_nothing(name, value)]
         if not_served:
             served = ", ".join(type(self).model_fields)
-            raise InputError(f"not served: {', '.join(map(repr, sorted(not_served)))}; served are {served}")
+            names = sorted(not_served)
+            raise InputError(f"not served: {', '.join(map(repr, names))}; served are {served}", param=names[0])
 
 
 def _is_nothing(name: str, value: object) -> bool:
@@ -70,9 +71,9 @@ class DrawnBody(_Asked):
     """How tokens are drawn, and when an answer is over; None stands for the default, wherever it may be said."""
 
     temperature: float | None = None
-    """The temperature of sampling; 0 always takes the likeliest token. Default: 1 on /v1, 0 on /v2."""
+    """The temperature of sampling; 0 always takes the likeliest token."""
     top_p: float | None = None
-    """Sample from the likeliest tokens whose probabilities reach this sum. Default: 1."""
+    """Sample from the likeliest tokens whose probabilities reach this sum."""
     top_k: int | None = None
     """Sample from this many of the likeliest tokens. Default: all that the model reports."""
     seed: int | None = None
@@ -80,20 +81,20 @@ class DrawnBody(_Asked):
     stop: Stop | None = None
     """A text, or up to 16 texts, that end the answer and are not part of it."""
     max_tokens: Tokens | None = None
-    """The most tokens of the answer. Default: 16, for messages 256."""
+    """The most tokens of the answer."""
     ignore_eos: bool | None = None
-    """Go on after tokens that end answers, for measurements. Default: false."""
+    """Go on after tokens that end answers, for measurements."""
     timeout_s: TimeoutSeconds | None = None
     """A limit on the whole answer, in seconds. Default: none; the service limits each token."""
     exits: bool | None = None
-    """Report the block after which each token left. Default: false."""
+    """Report the block after which each token left."""
 
 
 class _OpenAiBody(DrawnBody):
     model: str
     """The model's name, also with a version: `name:2`."""
     stream: bool | None = None
-    """Answer as server-sent events, one for each part. Default: false."""
+    """Answer as server-sent events, one for each part."""
     stream_options: StreamOptions | None = None
     """Options of a stream."""
 
@@ -106,7 +107,7 @@ class CompletionBody(_OpenAiBody):
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     """Report each token's log-probability, and those of this many of the likeliest tokens."""
     echo: bool | None = None
-    """Put the prompt before the answer. Default: false."""
+    """Put the prompt before the answer."""
 
 
 class TextPart(BaseModel):
@@ -132,11 +133,13 @@ class ChatMessage(_Asked):
         """As a chat template takes it; raises InputError for parts that are no text, and for calls of tools."""
         asked = [name for name, value in (self.model_extra or {}).items() if value not in (None, [], {}, "")]
         if asked:
-            raise InputError(f"messages: {', '.join(map(repr, asked))} of a message is not served; texts are")
+            raise InputError(
+                f"messages: {', '.join(map(repr, asked))} of a message is not served; texts are", param="messages"
+            )
         parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         others = [part.type for part in parts if part.type != "text" or part.text is None]
         if others:
-            raise InputError(f"messages: a part of type {others[0]!r} is not served; texts are")
+            raise InputError(f"messages: a part of type {others[0]!r} is not served; texts are", param="messages")
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": "".join(part.text or "" for part in parts), **named}
 
@@ -149,7 +152,7 @@ class ChatBody(_OpenAiBody):
     max_completion_tokens: Tokens | None = None
     """The newer name of `max_tokens`."""
     logprobs: bool | None = None
-    """Report each token's log-probability. Default: false."""
+    """Report each token's log-probability."""
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     """With `logprobs`, report those of this many of the likeliest tokens, too."""
 
@@ -175,7 +178,7 @@ class GenerateBody(DrawnBody):
         names = set(DrawnBody.model_fields)
         beside, inside = self.model_fields_set & names, self.parameters.model_fields_set & names
         if both := beside & inside:
-            raise InputError(f"{', '.join(sorted(both))}: said twice, in `parameters` and beside them")
+            raise InputError(f"{', '.join(sorted(both))}: said twice, in `parameters` and beside them", param=min(both))
         said = {name: getattr(self, name) for name in beside}
         return self.parameters.model_copy(update=said)
 
@@ -208,6 +211,8 @@ class Asked:
     """What is generated, and how its caller wants it told."""
 
     request: GenerateRequest
+    source: str
+    """The field that the prompt came from."""
     streams: bool = False
     include_usage: bool = False
     num_likeliest: int | None = None
@@ -228,6 +233,7 @@ def asked_completion(body: CompletionBody, codec: PromptCodec, vocab_size: int, 
         request=_request(
             body, tokens, codec, (body.max_tokens, COMPLETION_TOKENS), OPENAI_TEMPERATURE, request_id=request_id
         ),
+        source=_source(body),
         streams=bool(body.stream),
         include_usage=_usage(body),
         num_likeliest=body.logprobs,
@@ -240,13 +246,15 @@ def asked_chat(body: ChatBody, codec: PromptCodec, request_id: str) -> Asked:
     """Raises InputError."""
     body.check_served()
     if body.top_logprobs and not body.logprobs:
-        raise InputError("top_logprobs: only with logprobs")
+        raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-        raise InputError("max_tokens and max_completion_tokens are one parameter, and say different things")
+        message = "max_tokens and max_completion_tokens are one parameter, and say different things"
+        raise InputError(message, param="max_completion_tokens")
     max_tokens = body.max_completion_tokens or body.max_tokens
     tokens = codec.chat([message.as_text() for message in body.messages])
     return Asked(
         request=_request(body, tokens, codec, (max_tokens, CHAT_TOKENS), OPENAI_TEMPERATURE, request_id=request_id),
+        source=_source(body),
         streams=bool(body.stream),
         include_usage=_usage(body),
         num_likeliest=(body.top_logprobs or 0) if body.logprobs else None,
@@ -260,7 +268,7 @@ def asked_generate(body: GenerateBody, codec: PromptCodec, request_id: str, *, s
     tokens = _tokens(body.text_input, codec)
     lengths = drawn.max_tokens, COMPLETION_TOKENS
     request = _request(drawn, tokens, codec, lengths, V2_TEMPERATURE, request_id=request_id)
-    return Asked(request=request, streams=streams, exits=bool(drawn.exits))
+    return Asked(request=request, source=_source(body), streams=streams, exits=bool(drawn.exits))
 
 
 def _request(
@@ -274,11 +282,12 @@ def _request(
 ) -> GenerateRequest:
     """`lengths`: the most tokens that were asked for, and the default, which is cut where the model is shorter."""
     if not tokens:
-        raise InputError("the prompt is empty; a token at least is needed")
+        raise InputError("the prompt is empty; a token at least is needed", param=_source(body))
     max_tokens = lengths[0] or min(lengths[1], codec.max_length - 1)
     if max_tokens >= codec.max_length:
         raise ContextLengthError(
-            f"max_tokens is {max_tokens}; this model takes {codec.max_length} tokens with the prompt"
+            f"max_tokens is {max_tokens}; this model takes {codec.max_length} tokens with the prompt",
+            param="max_tokens",
         )
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
@@ -297,6 +306,11 @@ def _request(
     )
 
 
+def _source(body: DrawnBody) -> str:
+    """Returns the field that the prompt came from."""
+    return "messages" if isinstance(body, ChatBody) else "prompt" if isinstance(body, CompletionBody) else "text_input"
+
+
 def _tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:
     """Of an empty text none, whatever the tokenizer puts before texts."""
     return codec.tokens(text) if text else ()
@@ -309,25 +323,27 @@ def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | 
     tokens = [each for each in prompt if isinstance(each, int)]
     others = [each for each in prompt if not isinstance(each, int)]
     if len(others) > 1:
-        raise InputError(f"prompt: {len(others)} prompts in one request; one is taken")
+        raise InputError(f"prompt: {len(others)} prompts in one request; one is taken", param="prompt")
     return others[0] if others else tokens
 
 
 def _checked(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise InputError(f"prompt: token {wrong}; this model has tokens 0 to {vocab_size - 1}")
+        raise InputError(f"prompt: token {wrong}; this model has tokens 0 to {vocab_size - 1}", param="prompt")
     return tuple(tokens)
 
 
 def _check_echo(body: CompletionBody, prompt: str | list[int]) -> None:
     if body.echo and not isinstance(prompt, str):
-        raise InputError("echo: only of prompts that are texts")
+        raise InputError("echo: only of prompts that are texts", param="echo")
     if body.echo and body.logprobs is not None:
-        raise InputError("logprobs with echo is not served: no probabilities of a prompt are computed")
+        raise InputError(
+            "logprobs with echo is not served: no probabilities of a prompt are computed", param="logprobs"
+        )
 
 
 def _usage(body: CompletionBody | ChatBody) -> bool:
     if body.stream_options is not None and not body.stream:
-        raise InputError("stream_options: only with stream")
+        raise InputError("stream_options: only with stream", param="stream_options")
     return body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -39,7 +39,7 @@ from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock, WallClock
 from earlyexit.codecs.prompt import PromptCodec
-from earlyexit.errors import OfframpError
+from earlyexit.errors import ContextLengthError, OfframpError
 from earlyexit.sequences.sequence import Said
 from earlyexit.tasks.token import TokenTask
 
@@ -258,7 +258,11 @@ class GenerateRoutes:
     async def _respond(self, request: Request, asked: Asked, form: Form) -> Response:
         if self._gate is not None:
             self._gate.charge(request.scope[CALLER], 1)
-        stream = await self._backend.generate(asked.request)
+        try:
+            stream = await self._backend.generate(asked.request)
+        except ContextLengthError as error:
+            error.param = asked.source
+            raise
         return await respond(stream, request.receive, form, streams=asked.streams, request_id=asked.request.request_id)
 
     def _facts(self, asked: Asked, model: str) -> OpenAiFacts:

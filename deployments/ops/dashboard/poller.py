@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 
 from deployments.ops.dashboard.snapshot import ControllerState, ServiceFacts, Snapshot, within
 from deployments.ops.dashboard.state import SHARES_S, page_state
+from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import ControllerUnavailableError
 from optimizer.placement import PlacedPlan
@@ -31,6 +32,14 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
 """What every running replica of a deployment says to a method; None where they could not be asked."""
+
+
+async def ask_service(ask_all: AskAll, slots: Iterable[str]) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
+    """Returns what every ingress and every replica of the slots counts; None if the ingresses could not be asked."""
+    ingresses, *of_slots = await asyncio.gather(
+        ask_all("ingress", "peek"), *(ask_all(slot, "report") for slot in slots)
+    )
+    return ingresses, [report for reports in of_slots for report in reports or ()]
 
 
 class PlanTeller(Protocol):
@@ -91,9 +100,7 @@ class SnapshotPoller:
 
     async def _look(self) -> Snapshot | None:
         slots = dict.fromkeys((*self._ingress.placed.slots, *self._ingress.placed.avoided.values()))
-        ingresses, *of_slots = await asyncio.gather(
-            self._ask_all("ingress", "peek"), *(self._ask_all(slot, "report") for slot in slots)
-        )
+        ingresses, replicas = await ask_service(self._ask_all, slots)
         await self._ask_controller()
         if self._is_ending(ingresses):
             return None
@@ -102,7 +109,7 @@ class SnapshotPoller:
             placed=self._ingress.placed,
             suspended=self._ingress.suspended,
             ingresses=ingresses or (),
-            replicas=[report for reports in of_slots for report in reports or ()],
+            replicas=replicas,
             controller=self._said,
             described=self._described,
             history=self._history,

@@ -26,6 +26,8 @@ class ServiceFacts:
     slo_s: float | None
     emulated: Mapping[str, float]
     """By accelerator type that is not there: our seconds per emulated one."""
+    generates: bool = False
+    """Whether answers are steps of sequences: each is a token, or takes in a part of a prompt."""
     image: Mapping[str, Any] | None = None
     """Of a model of images, how one comes to its size, and the types of its files; None of others."""
 

@@ -142,7 +142,7 @@ def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, bl
     return size * survival[block] / survival[first]
 
 
-SCHEMA = 3
+SCHEMA = 4
 """Of the state; a page that was loaded from another version is told to load anew."""
 RATES_S = 10.0
 """Rates and percentiles are those of so many seconds."""
@@ -187,6 +187,7 @@ def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
         "model": facts.model,
         "num_blocks": facts.chain.num_blocks,
         "slo_s": facts.slo_s,
+        "generates": facts.generates,
         "image": facts.image,
         "ingresses": len(now.ingresses),
         "epoch": now.placed.epoch,

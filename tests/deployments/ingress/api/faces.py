@@ -63,6 +63,10 @@ class FakeBackend(Described):
         self._fail()
         return {"unanswered": 0}
 
+    async def metrics(self) -> str:
+        self._fail()
+        return "# TYPE offramp_inputs_total counter\n"
+
     async def plan(self) -> dict[str, Any]:
         self._fail()
         return {"epoch": 3}

@@ -29,6 +29,7 @@ ROUTES = [
     ("GET", "/stats"),
     ("GET", "/plan"),
     ("GET", "/plan/history"),
+    ("GET", "/metrics"),
     ("GET", "/dashboard"),
     ("GET", "/dashboard/events"),
     ("GET", "/dashboard/{asset}"),
@@ -54,6 +55,7 @@ MEDIA_TYPES = {
     "/dashboard": "text/html",
     "/dashboard/events": "text/event-stream",
     "/dashboard/{asset}": "text/javascript",
+    "/metrics": "text/plain; version=0.0.4",
 }
 """Of what is not JSON."""
 

@@ -23,6 +23,9 @@ TOO_LONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+SOURCES = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+
+
 @pytest.fixture
 def teller(tmp_path: Path) -> Teller:
     return Teller(codec=prompt_codec(tmp_path))
@@ -35,7 +38,10 @@ async def test_what_is_longer_than_the_model_takes_has_one_status_and_code(
     async with client_of(teller) as client:
         refused = await client.post(path, json=body)
     assert refused.status_code == 400
-    assert path == V2 or refused.json()["error"]["code"] == "context_length_exceeded"
+    if path != V2:
+        error = refused.json()["error"]
+        named = "max_tokens" if "max_tokens" in body and body["max_tokens"] == 128 else SOURCES[path]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", named)
 
 
 async def test_an_unknown_path_is_not_said_to_be_elsewhere(teller: Teller) -> None:
@@ -64,3 +70,47 @@ async def test_a_wrong_field_is_named_without_the_alternatives_of_its_type(telle
         error = (await client.post("/v1/completions", json=TEXT | {"prompt": 7})).json()["error"]
     assert error["param"] == "prompt"
     assert error["message"] == "prompt: Input should be a valid string or Input should be a valid array"
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
+        ("/v1/completions", {"prompt": [5, 999]}, "prompt"),
+        ("/v1/completions", {"n": 2}, "n"),
+        ("/v1/completions", {"temperature": 3}, "temperature"),
+        ("/v1/completions", {"top_p": 0}, "top_p"),
+        ("/v1/completions", {"top_k": 0}, "top_k"),
+        ("/v1/completions", {"echo": True, "logprobs": 1}, "logprobs"),
+        ("/v1/completions", {"stream_options": {}}, "stream_options"),
+        ("/v1/completions", {"model": "gpt-4"}, "model"),
+        ("/v1/chat/completions", {"model": "tales:2"}, "model"),
+        ("/v1/chat/completions", {"top_logprobs": 3}, "top_logprobs"),
+        ("/v1/chat/completions", {"max_tokens": 4, "max_completion_tokens": 3}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "4"}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ],
+)
+async def test_a_refusal_after_parsing_names_its_field(
+    teller: Teller, path: str, change: dict[str, Any], param: str
+) -> None:
+    async with client_of(teller) as client:
+        refused = await client.post(path, json=(TEXT if path == "/v1/completions" else CHAT) | change)
+    assert refused.json()["error"]["param"] == param
+
+
+async def test_defaults_of_generation_can_be_read_by_machines(teller: Teller) -> None:
+    async with client_of(teller) as client:
+        schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    defaults = {
+        name: {field: each["default"] for field, each in schemas[name]["properties"].items() if "default" in each}
+        for name in ("CompletionBody", "ChatBody", "GenerateParameters")
+    }
+    shared = {"top_p": 1.0, "ignore_eos": False, "exits": False}
+    assert defaults == {
+        "CompletionBody": shared | {"temperature": 1.0, "max_tokens": 16, "stream": False, "echo": False},
+        "ChatBody": shared
+        | {"temperature": 1.0, "max_tokens": 256, "stream": False, "logprobs": False, "top_logprobs": 0},
+        "GenerateParameters": shared | {"temperature": 0.0, "max_tokens": 16},
+    }

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from deployments.ops.dashboard.state import observed_survival, page_state
+from deployments.ops.prometheus import metrics_text
 from deployments.wire.messages import BUCKET
 from earlyexit.network.chain import Chain
 from earlyexit.network.split import Split
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
-from tests.deployments.ingress.dashboard.dashboard_scene import FACTS, ingress, placed, replica, snapshot
+from tests.deployments.ingress.dashboard.dashboard_scene import FACTS, FIRST, ingress, placed, ran, replica, snapshot
 
 
 def test_a_single_look_has_totals_but_no_rates() -> None:
@@ -207,3 +208,31 @@ def test_a_network_that_the_plan_leaves_out_returned_nothing_and_its_blocks_are_
 
 def test_one_network_has_no_rows_of_networks() -> None:
     assert page_state(FACTS, [snapshot(0.0, ingress())])["networks"] == []
+
+
+def test_answers_of_a_model_that_generates_are_told_as_steps() -> None:
+    looks = [snapshot(0.0, ingress(answered=10))]
+    assert not page_state(FACTS, looks)["service"]["generates"]
+    assert page_state(replace(FACTS, generates=True), looks)["service"]["generates"]
+
+
+def test_a_scrape_finds_what_every_ingress_and_replica_counts() -> None:
+    first = ingress("a", answered=9, arrived=10, exits={1: 5, 3: 4}, drops={"deadline": 1}, waiting=2)
+    second = ingress('b"\\', answered=3, unanswered=7)
+    times = ran(FIRST, 4, 10, 0.5), ran(FIRST, 8, 5, 0.25)
+    page = metrics_text([first, second], [replica("r1", "split-0", *times, waiting=6)], FACTS.chain)
+    lines = page.splitlines()
+    assert "# TYPE offramp_inputs_total counter" in lines
+    assert "# TYPE offramp_waiting gauge" in lines
+    assert {
+        'offramp_inputs_total{ingress="a"} 10',
+        'offramp_answers_total{ingress="a",exit="1",network="intents"} 5',
+        'offramp_drops_total{ingress="a",reason="deadline"} 1',
+        'offramp_unanswered{ingress="b\\"\\\\"} 7',
+        'offramp_stage_waiting{slot="split-0",replica="r1",device="cpu"} 6',
+        'offramp_batches_total{slot="split-0",replica="r1",device="cpu",split="0"} 15',
+        'offramp_batch_inputs_total{slot="split-0",replica="r1",device="cpu",split="0"} 80',
+        'offramp_busy_seconds_total{slot="split-0",replica="r1",device="cpu",split="0"} 0.75',
+    } <= set(lines)
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads)), "samples of one metric stand together"

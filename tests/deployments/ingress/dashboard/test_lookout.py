@@ -53,7 +53,7 @@ async def test_an_event_is_one_state_in_the_form_of_server_sent_events() -> None
     assert event is not None
     lines = event.decode().split("\n")
     assert lines[:2] == ["retry: 2000", "event: state"]
-    assert lines[2].startswith('data: {"schema":3')
+    assert lines[2].startswith('data: {"schema":4')
     assert lines[3:] == ["", ""]
 
 

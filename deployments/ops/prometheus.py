@@ -1,0 +1,86 @@
+"""`GET /metrics`: the counts behind the live page in Prometheus' text format, formed when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
+from deployments.wire.messages import IngressReport, ReplicaReport
+from earlyexit.network.chain import Chain
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Sample = tuple[Mapping[str, str], float]
+"""Labels and value."""
+METRICS = {
+    "offramp_inputs_total": "Inputs of well-formed requests that arrived, refused ones too",
+    "offramp_answered_total": "Inputs that were answered; of models that generate, steps",
+    "offramp_answers_in_slo_total": "Answers inside the SLO; all of them where there is none",
+    "offramp_answers_total": "Answers under the present plan, by the block they left after",
+    "offramp_drops_total": "Inputs without an answer, by reason",
+    "offramp_latency_seconds_bucket_total": "Answers by latency, at most `le` seconds",
+    "offramp_answered_tokens_total": "Tokens of answered inputs",
+    "offramp_waiting": "Inputs that no stage has been sent yet",
+    "offramp_unanswered": "Inputs that wait or are under way",
+    "offramp_unanswered_tokens": "Tokens of inputs that wait or are under way",
+    "offramp_ingress_plan_epoch": "The plan that the ingress follows",
+    "offramp_stage_waiting": "Inputs queued in a stage's replica",
+    "offramp_batches_total": "Batches that a replica ran, by the split's first block; probes left out",
+    "offramp_batch_inputs_total": "Inputs of these batches",
+    "offramp_batch_tokens_total": "Tokens of these batches",
+    "offramp_busy_seconds_total": "Device time of these batches, in seconds",
+}
+"""Help texts by name. A name that ends in `_total` is a counter's, any other a gauge's."""
+
+
+def metrics_text(ingresses: Iterable[IngressReport], replicas: Iterable[ReplicaReport], chain: Chain) -> str:
+    """Returns one page with the counts of all ingresses and replicas of a service, each under its own labels."""
+    found: dict[str, list[Sample]] = {name: [] for name in METRICS}
+    for name, sample in (*_of_ingresses(ingresses, chain), *_of_replicas(replicas)):
+        found[name].append(sample)
+    return "".join(_lines(name, samples) for name, samples in found.items() if samples)
+
+
+def _of_ingresses(reports: Iterable[IngressReport], chain: Chain) -> Iterator[tuple[str, Sample]]:
+    for report in reports:
+        own = {"ingress": report.name}
+        yield "offramp_inputs_total", (own, report.arrived)
+        yield "offramp_answered_total", (own, report.answered)
+        yield "offramp_answers_in_slo_total", (own, report.in_slo)
+        for block, count in sorted(report.exits.items()):
+            yield "offramp_answers_total", (own | {"exit": str(block), "network": chain.name_of(block)}, count)
+        for reason, count in sorted(report.drops.items()):
+            yield "offramp_drops_total", (own | {"reason": reason}, count)
+        for end_s, count in zip(LATENCY_ENDS_S, latencies_within(report.latencies, LATENCY_ENDS_S), strict=True):
+            end = "+Inf" if end_s == float("inf") else f"{end_s:g}"
+            yield "offramp_latency_seconds_bucket_total", (own | {"le": end}, count)
+        yield "offramp_answered_tokens_total", (own, report.answered_tokens)
+        yield "offramp_waiting", (own, report.waiting)
+        yield "offramp_unanswered", (own, report.unanswered)
+        yield "offramp_unanswered_tokens", (own, report.unanswered_tokens)
+        yield "offramp_ingress_plan_epoch", (own, report.epoch)
+
+
+def _of_replicas(reports: Iterable[ReplicaReport]) -> Iterator[tuple[str, Sample]]:
+    for report in reports:
+        own = {"slot": report.slot, "replica": report.replica, "device": report.device}
+        yield "offramp_stage_waiting", (own, report.waiting)
+        for block in sorted({each.first for each in report.times}):
+            times, split = [each for each in report.times if each.first == block], own | {"split": str(block)}
+            yield "offramp_batches_total", (split, sum(each.batches for each in times))
+            yield "offramp_batch_inputs_total", (split, sum(each.batches * each.size for each in times))
+            yield "offramp_batch_tokens_total", (split, sum(each.tokens for each in times))
+            yield "offramp_busy_seconds_total", (split, sum(each.seconds for each in times))
+
+
+def _lines(name: str, samples: Sequence[Sample]) -> str:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    head = f"# HELP {name} {METRICS[name]}\n# TYPE {name} {kind}\n"
+    return head + "".join(f"{name}{{{_labels(labels)}}} {value:.15g}\n" for labels, value in samples)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    """Escapes backslashes, quotes and line ends, as the text format asks."""
+    escaped = {
+        name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
+    }
+    return ",".join(f'{name}="{text}"' for name, text in escaped.items())
