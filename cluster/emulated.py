@@ -17,7 +17,7 @@ from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Payload, Step
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.split import Budget, Split
 from earlyexit.network.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
 from profiles.records import ExitRecords

@@ -1,13 +1,19 @@
-"""Variants that a model card names: from a table, or anybody's own as `module:function`."""
+"""Variants that a model card or a setting names: from a table, or a user's own as `module:function`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from earlyexit.errors import ModelFolderError
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Model names stand in URLs and file names."""
+HopDtype = Literal["same", "float16"]
+"""The type of `float` tensors between processes: the model's own type, or half precision."""
+Fill = Literal["compute", "copy"]
+"""How skipped blocks fill the keys and values of a token: see `earlyexit.sequences.kv_memory`."""
 NamedSpec = Mapping[str, Any]
 """`{"name": NAME, ...}`; what is beside the name are the variant's own settings."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from earlyexit.errors import InputError
-from earlyexit.network.store import NAME_PATTERN
+from earlyexit.named import NAME_PATTERN
 
 T = TypeVar("T")
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

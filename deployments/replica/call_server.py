@@ -29,7 +29,7 @@ from deployments.wire.encoding import (
 )
 from deployments.wire.messages import Address, Chunk, StageCall
 from earlyexit.engine.release import Release
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 
 
 class Sender:

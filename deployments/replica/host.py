@@ -21,7 +21,7 @@ from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.release import Observed, Release, Step, Survivors, Told
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer, Seen, WirePiece
 from earlyexit.sequences.memory import MemoryUse

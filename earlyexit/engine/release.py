@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from earlyexit.engine.queue import NO_SEQUENCE, Member, Queue
 from earlyexit.errors import OfframpError
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
 
 

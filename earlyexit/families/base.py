@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
-from earlyexit.named import NamedSpec
+from earlyexit.named import Fill, NamedSpec
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
-from earlyexit.sequences.memory import Fill, Memory
+from earlyexit.sequences.memory import Memory
 
 JsonDict = dict[str, Any]
 

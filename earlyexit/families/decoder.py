@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
 from earlyexit.sequences.kv import TRIAL, KvShape, KvStore, Places, Run
 from earlyexit.sequences.kv_memory import Behind, KvMemory, Pending, joined
-from earlyexit.sequences.memory import PAGE_TOKENS, Fill
+from earlyexit.sequences.memory import PAGE_TOKENS
 from earlyexit.sequences.sequence import RUN, sequence_of
 
 

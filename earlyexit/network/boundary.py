@@ -9,12 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from earlyexit.named import HopDtype
 from earlyexit.network.wire import Encoded
 
 DType = Literal["float", "int32", "uint8"]
 """`float` is the float type that the model was loaded in."""
-HopDtype = Literal["same", "float16"]
-"""In what `float` tensors travel between processes: in the model's own type, or in half precision."""
 BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
 FloatName = Literal["float32", "bfloat16"]
 """What networks compute in."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from earlyexit.engine.order import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
-from earlyexit.named import NamedSpec
+from earlyexit.named import Fill, NamedSpec
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import Chain
 from earlyexit.network.layout import Layout
@@ -24,7 +24,7 @@ from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.ramps.heads import Ramp
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
-from earlyexit.sequences.memory import Fill, Memory
+from earlyexit.sequences.memory import Memory
 from earlyexit.tasks.base import Task
 
 

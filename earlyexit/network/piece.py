@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.transfer import all_to_host, to_device
 from earlyexit.network.wire import Lengths, WirePiece
 

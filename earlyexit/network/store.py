@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import FILES, FLOAT32_ONLY
-from earlyexit.named import is_own
+from earlyexit.named import NAME_PATTERN, is_own
 from earlyexit.network.boundary import Boundary, TensorSpec, bytes_per_input
 from earlyexit.network.chain import Chain
 from earlyexit.ramps import RampStyle
@@ -24,8 +24,6 @@ if TYPE_CHECKING:  # the ingress reads model.json without torch
 CARD_FILE = "model.json"
 CHAIN = "chain"
 """The family of several models one after the other: its folder holds a card, and no weights."""
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Model names stand in URLs and file names."""
 WEIGHTS_FILE = "model.safetensors"
 
 

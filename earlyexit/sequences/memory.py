@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Protocol
 
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import PayloadT
 from earlyexit.errors import OfframpError, SequenceLostError
 from earlyexit.network.wire import WirePiece
 
-Fill = Literal["compute", "copy"]
-"""How blocks that a token has skipped come to its keys and values: see `earlyexit.sequences.kv_memory`."""
 PAGE_TOKENS = 16
 """As vLLM's: on average half a page of each sequence is reserved and never used."""
 RETRY_S = 0.05

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from earlyexit.named import Fill
 from earlyexit.network.chain_network import AnyNetwork, ChainNetwork
 from earlyexit.network.piece import Piece
-from earlyexit.sequences.memory import PAGE_TOKENS, Fill, Memory
+from earlyexit.sequences.memory import PAGE_TOKENS, Memory
 
 logger = logging.getLogger(__name__)
 

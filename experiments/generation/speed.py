@@ -36,6 +36,7 @@ from earlyexit.engine.release import Release, Told
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.named import Fill
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.network.model import EarlyExitModel
@@ -45,7 +46,7 @@ from earlyexit.network.store import load_model
 from earlyexit.network.wire import Numbers, entering
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
-from earlyexit.sequences.memory import PAGE_TOKENS, Fill
+from earlyexit.sequences.memory import PAGE_TOKENS
 from earlyexit.sequences.sequence import Sampling, TokenSequence
 from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.token import TokenTask

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import GENERATES
+from earlyexit.named import NAME_PATTERN
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.store import NAME_PATTERN
 
 if TYPE_CHECKING:  # a job is read without torch
     from earlyexit.training.augmentation import Augmentation

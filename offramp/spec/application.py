@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
+from deployments.choices import IngressSettings, ModelSettings, TracingSettings
 from deployments.keys import KEYS_VARIABLE, AccessSettings
-from deployments.settings import IngressSettings, ModelSettings, RepositorySettings, ServeSettings, TracingSettings
+from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import read_calibration

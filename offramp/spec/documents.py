@@ -1,4 +1,4 @@
-"""What a service is said by, field by field: settings as files say them, strictly, and what only a file says."""
+"""The fields of an application, in `offramp serve` and in service files: settings, strictly, and where it listens."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from cluster.inventory_file import InventoryDocument
+from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
-from deployments.settings import IngressSettings, ModelSettings, PlanningSettings, TracingSettings, VersionSettings
 from earlyexit.data.source_file import StrictDocument
-from earlyexit.network.store import NAME_PATTERN
-from optimizer.dispatch import PlanDispatch
-from optimizer.plan_file import OrderDocument
-from optimizer.problem_shape import (
-    BudgetDocument,
-    LatencyDocument,
-    LengthsDocument,
-    ObjectiveDocument,
-    SloDocument,
-    ThresholdsDocument,
-)
+from earlyexit.named import NAME_PATTERN
 
 
 class PartDocument(StrictDocument):
@@ -42,65 +31,6 @@ class ServedModelDocument(StrictDocument, ModelSettings):
 
     folder: str
     """As `offramp train` and `offramp calibrate` leave it; relative to the service file's folder."""
-
-
-class ModelDocument(ServedModelDocument):
-    """What is served, and what is known of it."""
-
-    models: list[str] | None = Field(default=None, min_length=2)
-    """The models that the folder's chain must consist of, smallest first; relative to the service file's folder. None:
-    whatever it consists of."""
-    latency: dict[str, LatencyDocument] = Field(min_length=1)
-    """Per accelerator type of the cluster: a table, a published profile or a profile's file."""
-    slower: float = Field(default=1.0, gt=0)
-    """Every latency times this, where all accelerators are emulated: E3's V100 takes 6.5 times what is published."""
-    decisions: Literal["recorded", "computed"] = "recorded"
-    """Of emulated accelerators: taken from exit records, or by really running the model."""
-    bytes_per_sample: float | None = Field(default=None, ge=0)
-    """What one input carries over a hop; None: what crosses after each block, of the latency's tokens or the longest
-    input's, in `hop_dtype`."""
-    memory_bytes: int | None = Field(default=None, gt=0)
-    """What a replica needs of its accelerator; None: the parameters, in `dtype`."""
-
-
-class AccuracyDocument(StrictDocument):
-    """When inputs may leave."""
-
-    budget: float | None = Field(default=None, ge=0, lt=1)
-    """Share of answers that may differ from the full model's; None: the calibration's."""
-    policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
-    """None: the calibration's; where emulated accelerators decide from records, recorded."""
-    thresholds: ThresholdsDocument | None = None
-    """One for all ramps, or one per ramp, of which only those are used; None: the calibration's."""
-    records: str | None = None
-    """Exit records: survival before anything was seen. None: those of the model's calibration."""
-    prune: bool | None = None
-    """Of a chain that was calibrated with `--prune`: whether words are pruned at its crossings. None: where plans are
-    worth more for it."""
-
-
-class PlannerDocument(PartDocument, PlanningSettings):
-    """How plans are made."""
-
-    nullable = frozenset(PlanningSettings.model_fields) - {"strategy"}
-
-    objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
-    budget: BudgetDocument | None = None
-    control: bool = True
-    """False: no controller; the first plan stays."""
-    plan: str | None = None
-    """Plan file to begin with; None: the planner's, by the exit records."""
-    order: OrderDocument | None = None
-    """Which of the inputs that wait go first, as plan files say it; None: as the plan file says, else by deadline."""
-    dispatch: PlanDispatch | None = None
-    """When a batch that is not full begins, as plan files say it; None: as the plan file says, else at once."""
-    batch_limit: int | None = Field(default=None, ge=1)
-    """Largest batch size that a plan may use; None: the largest with a latency."""
-    max_stages: int = Field(default=3, ge=1)
-    """Slots per accelerator type, at most: stages that a plan may have on it."""
-    state: str | None = None
-    """SQLite file with what the controller remembers; None: the service's name, beside the service file."""
-    probe_share: float = Field(default=0.02, ge=0, le=1)
 
 
 class IngressDocument(PartDocument, IngressSettings):
@@ -145,19 +75,3 @@ class ApplicationDocument(StrictDocument):
     access: AccessDocument | None = None
     """None: open to all who reach it."""
     repository: VersionsDocument = Field(default_factory=VersionsDocument)
-
-
-class ServiceDocument(ApplicationDocument):
-    """A whole service."""
-
-    schema_version: Literal[1]
-    name: str = Field(pattern=NAME_PATTERN)
-    model: ModelDocument
-    slo: SloDocument
-    """In emulated seconds, where the cluster is emulated."""
-    accuracy: AccuracyDocument = Field(default_factory=AccuracyDocument)
-    cluster: str | InventoryDocument
-    """Inline, or a file relative to the service file's folder."""
-    planner: PlannerDocument = Field(default_factory=PlannerDocument)
-    lengths: LengthsDocument | None = None
-    """Tokens of inputs, before any were seen: then plans have token budgets. None: batches are counted in inputs."""

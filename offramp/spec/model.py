@@ -20,7 +20,7 @@ from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrate import read_calibration
 from offramp.commands.calibrated import check_members
 from offramp.commands.plan import is_worth_more
-from offramp.spec.documents import AccuracyDocument, ModelDocument, ServiceDocument
+from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
 from optimizer.networks import measuring
 from optimizer.plan import Plan, PolicySpec, policy_of_score

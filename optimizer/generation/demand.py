@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from earlyexit.errors import PlanError
-from earlyexit.sequences.memory import PAGE_TOKENS, Fill
+from earlyexit.named import Fill
+from earlyexit.sequences.memory import PAGE_TOKENS
 from profiles.lengths import Lengths
 from profiles.sequence_trace import Pairs
 from profiles.table import LatencyTable

@@ -14,7 +14,7 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Lost, Observed, Release, Step, Survivors, Told
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
 from earlyexit.sequences.memory import Memory

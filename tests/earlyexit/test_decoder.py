@@ -14,12 +14,12 @@ from transformers import LlamaForCausalLM
 from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import DecoderConfig
 from earlyexit.families.llama import Llama
+from earlyexit.named import Fill
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import arbitrary_tensors
 from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.memory import Fill
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, say, sequence
 from tests.earlyexit.stories import encode, read_pieces, read_stories

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from transformers import LlamaForCausalLM
 
+from earlyexit.named import Fill
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
@@ -18,7 +19,6 @@ from earlyexit.network.wire import Numbers, WirePiece, entering
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.kv_memory import BEHIND, RUN
-from earlyexit.sequences.memory import Fill
 from earlyexit.sequences.sequence import TokenSequence
 from tests.earlyexit.cuts import every_bounds, in_random_order
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, sequence

@@ -12,6 +12,7 @@ import torch
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.seq2seq import Seq2SeqConfig
+from earlyexit.named import Fill
 from earlyexit.network.checkpoint import load_pretrained, start_of
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
@@ -19,7 +20,6 @@ from earlyexit.network.network import arbitrary_tensors
 from earlyexit.network.split import Segment
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.memory import Fill
 from earlyexit.sequences.sequence import TokenSequence, run_of
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, say, sequence
 from tests.earlyexit.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from deployments.settings import ServeSettings
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.settings import ControlSettings, RepositorySettings, ServeSettings, TracingSettings
+from deployments.choices import TracingSettings
+from deployments.settings import ControlSettings, RepositorySettings, ServeSettings
 from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import cut_out

@@ -13,7 +13,7 @@ from earlyexit.codecs.base import Codec
 from earlyexit.engine.device import Runner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer, Encoded, Lengths, Numbers, Seen, WirePiece
 from earlyexit.sequences.kv import KvShape, KvStore

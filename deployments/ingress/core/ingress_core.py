@@ -34,7 +34,7 @@ from deployments.ingress.core.queue import Calls, WaitQueue
 from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
 from deployments.wire.messages import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan, placed_document
 

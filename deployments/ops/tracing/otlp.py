@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from deployments.choices import TracingSettings
 from deployments.ops.tracing.spans import Span
 from deployments.ops.tracing.tracer import Attributes
-from deployments.settings import TracingSettings
 
 TRACES = "/v1/traces"
 TRACEPARENT = "traceparent"

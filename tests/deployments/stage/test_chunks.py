@@ -11,7 +11,7 @@ from deployments.replica.host import OpenCall, chunks_by_call, split_runs
 from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Observed, Survivors, Told
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.piece import Piece
 from earlyexit.network.wire import Answer, Seen
 

@@ -17,7 +17,7 @@ from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.split import Split
 from earlyexit.network.store import load_model, save_model

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import offramp
+from deployments.choices import TracingSettings
 from deployments.keys import AccessSettings
-from deployments.settings import ServeSettings, TracingSettings
+from deployments.settings import ServeSettings
 from offramp.cli.app import main
 from optimizer.plan import stock_plan
 from optimizer.plan_file import write_plan

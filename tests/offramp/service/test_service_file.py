@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import ControlSettings, ServeSettings, TracingSettings
+from deployments.choices import TracingSettings
+from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError
 from offramp.spec.file import Service

@@ -12,7 +12,7 @@ import numpy as np
 from earlyexit.engine.device import Runner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
-from earlyexit.network.boundary import HopDtype
+from earlyexit.named import HopDtype
 from earlyexit.network.chain import Chain
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.api.tracing import check_tracing, start_tracing
+from deployments.choices import TracingSettings
 from deployments.ops.tracing.otlp import traces_url
-from deployments.settings import ServeSettings, TracingSettings
+from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
 from optimizer.plan import stock_plan
 
@@ -28,7 +29,8 @@ def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
         "from deployments.api.tracing import check_tracing\n"
-        "from deployments.settings import ServeSettings, TracingSettings\n"
+        "from deployments.choices import TracingSettings\n"
+        "from deployments.settings import ServeSettings\n"
         "from optimizer.plan import stock_plan\n"
         "settings = ServeSettings(model='m', plan=stock_plan(1, batch=1))\n"
         "check_tracing(settings)\n"
