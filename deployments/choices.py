@@ -18,7 +18,7 @@ from earlyexit.named import NAME_PATTERN, Fill, HopDtype
 class Settings(BaseModel):
     """Base of all parts: plain data, as cluster YAML carries it. Service files take the same fields, strictly."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class TracingSettings(Settings):
@@ -31,8 +31,8 @@ class TracingSettings(Settings):
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """The collector, such as http://collector:4318; spans go to /v1/traces of it, or to the path that it names."""
     ratio: float | None = Field(default=None, ge=0, le=1)
-    """Share of the requests that are traced, of those that come without a trace of their own; None: what
-    OTEL_TRACES_SAMPLER says, else 1 %."""
+    """Share of requests that are traced, among those that bring no trace of their own. None: what OTEL_TRACES_SAMPLER
+    says, else 0.01."""
     service_name: str | None = None
     """None: what OTEL_SERVICE_NAME says, else the application's name."""
 
@@ -52,20 +52,24 @@ class ModelSettings(Settings):
     version: str = Field(default="1", pattern=NAME_PATTERN)
     """What tells this application from others of the same model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the model computes: float32 or bfloat16."""
     hop_dtype: HopDtype = "same"
-    """In what hidden states travel between stages. float16, of float32 models: half the bytes, values rounded to three
-    digits and held within 65504 of 0; answers of inputs that crossed a hop may differ."""
+    """Type of hidden states between stages: same (as the model's dtype) or float16. float16, for float32 models, takes
+    half the bytes. Values are rounded to three digits and limited to 65504, so answers of inputs that crossed a hop may
+    differ."""
     backend: BackendName = "torch"
+    """Library that runs the model: torch, onnx, or auto (whichever is faster here)."""
     attention: Attention = "auto"
-    """How inputs of unequal lengths attend, each to its own tokens; answers are the same to rounding."""
+    """How a batch of unequal lengths attends: auto, padded, slotted or apart. Each input attends to its own tokens
+    alone; answers are the same to rounding."""
     threads_per_replica: int = Field(default=1, ge=1)
-    """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
+    """Threads of a CPU replica. More threads than its share of the cores slow the other replicas."""
     kv_tokens: int | None = Field(default=None, ge=1)
-    """Tokens, prompts and answers, whose keys and values a decoder's replica holds at once. None: by the memory that is
-    free as it starts (`earlyexit.sequences.memory_size`)."""
+    """For decoders: tokens, of prompts and answers, whose keys and values a replica holds at once. None: by the memory
+    that is free when it starts. See `earlyexit.sequences.memory_size`."""
     kv_fill: Fill = "compute"
-    """How blocks come to the keys and values of tokens that left before them: by running on them, so that later tokens
-    are the full model's; or by copies of the state that they left with, which is less work (CALM)."""
+    """For decoders, keys and values of blocks that a token skipped: compute or copy. `compute` runs the blocks, so that
+    later tokens are the full model's; `copy` takes the state with which the token left, which is less work (CALM)."""
 
     @field_validator("attention")
     @classmethod
@@ -86,18 +90,19 @@ class IngressSettings(Settings):
     """What an ingress takes of its clients."""
 
     max_queued: int = Field(default=2000, ge=1)
-    """Inputs that one ingress holds unanswered before it refuses more with 503."""
+    """Unanswered inputs that one ingress holds before it refuses more with 503."""
     default_timeout_s: float = Field(default=30.0, gt=0)
-    """Of requests that name no timeout; of models that generate, until the first token."""
+    """Timeout in seconds of requests that name none; for models that generate, until the first token."""
     token_timeout_s: float = Field(default=30.0, gt=0)
-    """Of models that generate: between two tokens. The whole answer has no limit but the request's own."""
+    """For models that generate: timeout in seconds between two tokens. The whole answer has no limit but the
+    request's own."""
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)
-    """Of one request; of a gzip body, decompressed."""
+    """Bytes of one request's body (of a gzip body, decompressed) before it is refused with 413."""
     max_held_bytes: int = Field(default=256_000_000, ge=1)
-    """Of all bodies that one ingress receives or has not answered, before it refuses more with 503; one body of the
-    largest size is always let in."""
+    """Bytes of all bodies that one ingress holds before it refuses more with 503. One body of the largest size is
+    always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
     """Of models that generate: tokens of a prompt that run in one step, beside the steps of others. More make a first
     token sooner, and everybody else's next one later."""

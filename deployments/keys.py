@@ -23,21 +23,22 @@ KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 class AccessSettings(BaseModel):
     """Serve shows its applications' settings to whoever may see them, so keys stand in a file or a variable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     keys_file: str | None = None
-    """File with one `name:key` or `key` per line; every node that runs an ingress must be able to read it."""
+    """File of API keys, one `name:key` or `key` per line. Every node that runs an ingress must be able to read it.
+    None: $OFFRAMP_API_KEYS where `offramp serve` finds it."""
     keys_env: str | None = Field(default=None, min_length=1)
     """Environment variable with the same, separated by commas or lines; every node that runs an ingress must have it.
     With neither, everything is open."""
     rate_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """What one key, or everybody where there are no keys, may send for ever. None: no limit."""
+    """Requests per second that one key, or all callers where there are no keys, may send. None: no limit."""
     rate_of: Literal["requests", "inputs"] = "requests"
     """What is counted; of inputs, those of predictions only."""
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """What may come at once after a pause; None: one second's, at least 1."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
-    """Origins, like `https://example.org`, whose pages browsers let use the service; `*` for all. None by default."""
+    """Origin, like https://example.org, whose pages browsers let use the service, or *; may be repeated."""
 
     @property
     def has_keys(self) -> bool:

@@ -16,6 +16,7 @@ import yaml
 
 import offramp
 from offramp.cli.app import app
+from offramp.cli.fields import Commands, build
 from offramp.commands.reference import TABLES, renewed, routes
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
@@ -51,8 +52,6 @@ def code(text: str) -> list[str]:
 @cache
 def commands() -> dict[str, set[str]]:
     """Options by command, as the command line itself knows them."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
     return {
         name: {
             option
@@ -60,7 +59,8 @@ def commands() -> dict[str, set[str]]:
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option.startswith("--")
         }
-        for name, command in group.commands.items()
+        for name, function in Commands.functions.items()
+        for command in [build(name, function)]
     }
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from earlyexit.errors import OfframpError
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
 from offramp.cli.doctor import doctor
+from offramp.cli.fields import Commands
 from offramp.cli.forecast import forecast
 from offramp.cli.generate import generate
 from offramp.cli.inject import inject, sites
@@ -26,28 +26,16 @@ from offramp.cli.simulate import simulate
 from offramp.cli.train import chain, train
 from offramp.cli.versions import canary, load, promote, unload, versions
 
-COMMANDS: tuple[Callable[..., Any], ...] = (
-    *(
-        serve,
-        bench,
-        train,
-        inject,
-        chain,
-        calibrate,
-        doctor,
-        predict,
-        generate,
-        profile,
-        forecast,
-        plan,
-        what_if,
-        simulate,
-        sites,
-    ),
-    *(sites, render, deploy, status, delete, versions, canary, promote, load, unload),
-)
+Commands.functions = {
+    each.__name__.replace("_", "-"): each
+    for each in (
+        *(serve, bench, train, inject, chain, calibrate, doctor, predict, generate, profile, forecast, plan, what_if),
+        *(simulate, sites, render, deploy, status, delete, versions, canary, promote, load, unload),
+    )
+}
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Early-exit model serving on Ray Serve.",
@@ -69,21 +57,6 @@ def options(
     ] = False,
 ) -> None:
     """Early-exit model serving on Ray Serve."""
-
-
-class _Command(TyperCommand):
-    """A command whose help shows no type beside a flag, which takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
-
-
-for command in COMMANDS:
-    app.command(cls=_Command)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import typer
 
 from earlyexit.backends.backends import BACKENDS as COMPUTED_BY
-from earlyexit.engine.order import ATTENTIONS as ATTENTIONS
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError, PlanError
 from earlyexit.ramps import pooling
@@ -128,10 +127,7 @@ def in_a_folder(name: str, path: Path | None) -> None:
 
 
 DTYPES = ("float32", "bfloat16")
-HOP_DTYPES = ("same", "float16")
 BACKENDS = tuple(COMPUTED_BY)
-KV_FILLS = ("compute", "copy")
-FRONTS = ("auto", "direct", "haproxy", "proxy")
 SCORES = ("entropy", "confidence", "share", "foreseen", "similar")
 METRICS = ("agreement", "harm")
 RAMP_STYLES = ("light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge", "normed", "adapted")
@@ -140,9 +136,7 @@ POOLINGS = tuple(pooling.POOLINGS)
 ARRIVALS = ("poisson", "constant")
 PARTS = ("train", "val", "test")
 # Those of `optimizer.plan` and `optimizer.decision`, named here too: a shell that completes waits for no planner.
-BUILT_IN_PLANS = ("stock", "early-exit", "serial")
 STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial", "apparate", "pame")
-DEVICE_NAMES = ("cpu", "cuda")
 ORDER_NAMES = ("arrival", "deadline", "shortest", "das")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]

@@ -15,6 +15,7 @@ from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
 from offramp.commands.calibrate import read_calibration
+from offramp.spec.documents import BUILT_IN, PlanOptions
 from optimizer.plan import early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan
 
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from earlyexit.engine.order import OrderSpec
     from offramp.spec.documents import ApplicationDocument
     from optimizer.plan import Plan
-
-BUILT_IN = ("stock", "early-exit", "serial")
-BATCH = 32
-REPLICAS = 1
-DEVICE = "cpu"
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -87,40 +83,37 @@ def resolve_plan(
     An `order` takes the place of the plan's own. Raises ModelFolderError, PlanError, or InputError for numbers that a
     file's plan has of its own.
     """
-    found = _named_plan(plan, model, batch=batch, replicas=replicas, device=device)
+    given = {"batch": batch, "replicas": replicas, "device": device}
+    found = _named_plan(plan, model, {name: value for name, value in given.items() if value is not None})
     return found if order is None else replace(found, order=order)
 
 
-def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | None, device: str | None) -> Plan:
+def _named_plan(plan: str, model: Path, given: Mapping[str, Any]) -> Plan:
     if plan in BUILT_IN:
-        return _built_in(plan, model, batch=batch or BATCH, replicas=replicas or REPLICAS, device=device or DEVICE)
+        return _built_in(PlanOptions(plan=plan, **given), model)
     card = read_card(model)
     if not Path(plan).is_file():
         wrong = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
         raise PlanError(f"--plan {plan}: {wrong}; built in are {', '.join(BUILT_IN)}")
-    given = {"--batch": batch, "--replicas": replicas, "--device": device}
-    ignored = [option for option, value in given.items() if value is not None]
-    if ignored:
+    if given:
+        ignored = [f"--{name}" for name in given]
         raise InputError(f"{' and '.join(ignored)}: only for built-in plans; {plan} says it for every stage and split")
     return read_plan(Path(plan), ModelShape.of(card))
 
 
-def _built_in(name: str, model: Path, *, batch: int, replicas: int, device: str) -> Plan:
+def _built_in(asked: PlanOptions, model: Path) -> Plan:
     card = read_card(model)
-    find_device(device)
-    networks = card.chain.networks
-    if name == "stock":
-        return stock_plan(card.num_blocks, batch=batch, device=device, replicas=replicas, networks=networks)
-    make = early_exit_plan if name == "early-exit" else serial_plan
+    find_device(asked.device)
+    shape: dict[str, Any] = asked.model_dump(exclude={"plan"}) | {"networks": card.chain.networks}
+    if asked.plan == "stock":
+        return stock_plan(card.num_blocks, **shape)
+    make = early_exit_plan if asked.plan == "early-exit" else serial_plan
     calibration = read_calibration(model)
     return make(
         card.num_blocks,
         tuple(sorted(calibration.thresholds)),
         calibration.policy_spec(),
-        batch=batch,
-        device=device,
-        replicas=replicas,
-        networks=networks,
+        **shape,
     )
 
 
@@ -138,9 +131,9 @@ def exposure_notes(
     """What can be reached by more than one would think; `ray_is_open`: Ray's own ports are on every interface."""
     notes = []
     if host not in LOOPBACK and not has_keys:
-        notes.append(f"listening on {host} without API keys: whoever reaches it may use it (--api-keys)")
+        notes.append(f"listening on {host} without API keys: all who reach it may use it (--api-keys)")
     if ray_is_open:
-        everybody = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
-        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if everybody else ""
+        for_all = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""
         notes.append(f"Ray's own ports listen on every interface, as --metrics-port does{opened}")
     return notes

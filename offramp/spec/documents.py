@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
 from earlyexit.data.source_file import StrictDocument
 from earlyexit.named import NAME_PATTERN
+
+BUILT_IN = ("stock", "early-exit", "serial")
+"""Plans that need no file."""
 
 
 class PartDocument(StrictDocument):
@@ -39,16 +42,33 @@ class IngressDocument(PartDocument, IngressSettings):
     nullable = frozenset({*IngressSettings.model_fields, "replicas"})
 
     replicas: int = Field(default=1, ge=1)
+    """Replicas of the ingress."""
     port: int = Field(default=8000, ge=1, le=65535)
+    """Port of the HTTP API."""
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
-    """The Open Inference Protocol over gRPC; None: not at all."""
+    """Port of the Open Inference Protocol over gRPC. None: none."""
     host: str = "127.0.0.1"
-    """Address to listen on; on a cluster, where HAProxy asks ingresses of other nodes, 0.0.0.0."""
+    """Address to listen on. On a cluster, where HAProxy asks ingresses of other nodes, it is 0.0.0.0."""
     front: Literal["auto", "direct", "haproxy", "proxy"] = "auto"
-    """Who stands before the ingresses: nobody (`direct`, of a single one), HAProxy, or Serve's own proxy; `auto`: on
-    one machine nobody where that is possible, else HAProxy, as on a cluster."""
+    """What stands before the ingresses: nothing (direct, for a single ingress), haproxy, or proxy (Serve's own). With
+    auto it is direct on one machine where that is possible, else HAProxy, as on a cluster."""
     route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
     """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
+
+
+class PlanOptions(StrictDocument):
+    """The plan that `offramp serve` of a model's folder begins with."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    plan: str = Field(default="serial", examples=list(BUILT_IN))
+    """Plan file, or a built-in plan: stock, early-exit, serial."""
+    batch: int = Field(default=32, ge=1)
+    """Batch size of a built-in plan."""
+    replicas: int = Field(default=1, ge=1)
+    """Replicas of a built-in plan."""
+    device: str = Field(default="cpu", examples=["cpu", "cuda"])
+    """Device of a built-in plan."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):
@@ -64,7 +84,7 @@ class AccessDocument(StrictDocument, AccessSettings):
 
 
 class ApplicationDocument(StrictDocument):
-    """What `offramp serve` of a model's folder is told, and a service file says as well."""
+    """The fields that `offramp serve` of a model's folder and a service file share."""
 
     schema_version: Literal[1] = 1
     name: str = Field(default="offramp", pattern=NAME_PATTERN)
@@ -75,3 +95,9 @@ class ApplicationDocument(StrictDocument):
     access: AccessDocument | None = None
     """None: open to all who reach it."""
     repository: VersionsDocument = Field(default_factory=VersionsDocument)
+
+
+class FolderDocument(ApplicationDocument):
+    """The options of `offramp serve` for a model's folder, as a document."""
+
+    plan: PlanOptions = Field(default_factory=PlanOptions)

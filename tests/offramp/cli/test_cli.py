@@ -174,7 +174,9 @@ def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_pa
 
 def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
+    monkeypatch.setattr(
+        "offramp.cli.serve._serve_until_stopped", lambda *what, metrics_port, **_: started.extend((*what, metrics_port))
+    )
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
     kept = ("--kv-tokens", 600, "--kv-fill", "copy")
@@ -184,7 +186,7 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     assert (
         run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *kept, *limits, *access, *tracing) == 0
     )
-    settings, ingress, ports, metrics_port = started
+    settings, ingress, metrics_port = started
     assert settings == ServeSettings(
         model=str(model),
         plan=stock_plan(3, batch=4),
@@ -201,11 +203,8 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
         access=AccessSettings(keys_file="/keys", rate_per_s=5.0, cors_origins=("https://a.b", "http://c:1")),
         tracing=TracingSettings(endpoint="http://collector:4318", ratio=0.5),
     )
-    assert (ingress.host, ingress.front, ports, metrics_port) == (
-        *("0.0.0.0", "proxy"),
-        {"port": 9000, "grpc_port": None},
-        9002,
-    )
+    assert (ingress.host, ingress.front, ingress.port, ingress.grpc_port) == ("0.0.0.0", "proxy", 9000, None)
+    assert metrics_port == 9002
 
 
 def test_options_that_are_left_out_are_the_applications_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
