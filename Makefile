@@ -82,12 +82,8 @@ bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead (
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
 	$(BIN)/python -m experiments.overhead bare
 
-bench-live: $(COMPILED)  ## The live service on emulated accelerators: changes, kills, bursts, the simulator beside it (about 35 minutes)
-	$(BIN)/python -m experiments.live.changes
+bench-live: $(COMPILED)  ## The live service on emulated accelerators: kills, and the simulator beside it (about 35 minutes)
 	$(BIN)/python -m experiments.live.kills
-	@command -v redis-server >/dev/null || echo "skipped, for want of redis-server: experiments.live.head"
-	! command -v redis-server >/dev/null || $(BIN)/python -m experiments.live.head
-	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.validation
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)

@@ -23,7 +23,6 @@ from profiles.scores import SCORES
 
 # What the machine spends, and which of our processes does what.
 
-MIB = 2**20
 OK_SHARE = 0.6
 """Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
 T = TypeVar("T")
@@ -67,12 +66,6 @@ class Meter:
             ours=sum(spent_s.values()) / total_s,
             client=spent_s[psutil.Process()] / total_s,
         )
-
-
-def memory() -> tuple[int, float]:
-    """Number of this process and all that it started, and their resident MiB, shared pages counted in each."""
-    sizes = [_of(process, lambda each: int(each.memory_info().rss), 0) for process in _family()]
-    return len(sizes), sum(sizes) / MIB
 
 
 def replica_pids(app: str) -> dict[str, list[int]]:
@@ -145,11 +138,6 @@ class Driven:
     usage: Usage
     began_s: float = 0.0
     """When, by the wall's clock: for what others tell of the same time."""
-
-    @property
-    def starts_s(self) -> tuple[float, ...]:
-        """When each phase began."""
-        return starts_of(self.phases)
 
     @property
     def seconds(self) -> float:
@@ -300,15 +288,6 @@ def united(spans: Sequence[Span]) -> list[Span]:
         else:
             apart.append((since_s, until_s))
     return apart
-
-
-def between(spans: Sequence[Span], since_s: float, until_s: float) -> list[Span]:
-    """What windows leave of a longer one."""
-    apart = united(spans)
-    starts = [since_s, *(end_s for _, end_s in apart)]
-    ends = [*(start_s for start_s, _ in apart), until_s]
-    gaps = [(max(start, since_s), min(end, until_s)) for start, end in zip(starts, ends, strict=True)]
-    return [(start, end) for start, end in gaps if end > start]
 
 
 def goodput_bins(driven: Driven, bin_s: float) -> list[float]:

@@ -104,11 +104,6 @@ class Service:
         """What the controller says of itself."""
         return await self._ask("describe", timeout_s=timeout_s)
 
-    async def history(self, limit: int) -> list[dict[str, Any]]:
-        """The last plans, newest first, each with when it was decided on."""
-        rows: Any = await self._ask("history", limit)
-        return list(rows)
-
     async def current(self) -> dict[str, Any]:
         """The placed plan in force; empty while nothing is served."""
         return await self._ask("current")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from earlyexit.errors import DataError
-from simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
+from tests.simulator.queueing import batch_latency_s, fixed_service_wait_s, tandem_latency_s
 
 
 def test_before_one_server_an_input_waits_by_its_load() -> None:

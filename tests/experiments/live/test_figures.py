@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from experiments.live.burst import around_peak, burst_phases, died_between, spans_of, trace_phases
 from experiments.live.load import (
     Driven,
     Phase,
     Usage,
     back_at_s,
-    between,
     check,
     fault,
     figures,
@@ -93,9 +89,6 @@ def test_a_window_counts_what_was_due_in_it_and_what_was_answered_in_it() -> Non
 
 def test_windows_that_overlap_count_once() -> None:
     assert united([(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)]) == [(0.0, 1.0), (3.0, 6.0)]
-    assert between([(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)], 0.0, 9.0) == [(1.0, 3.0), (6.0, 9.0)]
-    assert between([(0.0, 2.0)], 1.0, 3.0) == [(2.0, 3.0)]
-    assert between([], 1.0, 3.0) == [(1.0, 3.0)]
     run = driven(request("one", 0.5, 0.8, *RIGHT), request("two", 2.0, 2.1, *RIGHT), request("three", 4.5, 4.6, *RIGHT))
     window = figures(run, (3.0, 5.0), (0.0, 1.0), (4.0, 6.0))
     assert (window.requests, window.seconds) == (2, 4.0)
@@ -141,28 +134,3 @@ def test_a_run_holds_when_everything_sent_has_one_right_outcome() -> None:
     assert not check(missing, two_inputs(), {0: 0.4}, LABELS).hold
     wrong = check(driven(request("one", 0.0, 1.0, ("negative", 0), RIGHT[1])), two_inputs(), {0: 0.4}, LABELS)
     assert wrong.wrong == ("a: label 0 after block 0, not 1",)
-
-
-def test_a_burst_is_three_times_as_much_as_around_it() -> None:
-    phases = burst_phases(("a",), 100.0)
-    assert [(phase.name, phase.rate_per_s) for phase in phases] == [("calm", 50.0), ("burst", 150.0), ("after", 50.0)]
-
-
-def test_the_trace_is_taken_around_its_peak_and_scaled_to_a_mean() -> None:
-    per_second = np.array([1.0, 1.0, 1.0, 9.0, 2.0, 1.0])
-    around = around_peak(per_second, 3)
-    assert around.tolist() == [1.0, 9.0, 2.0]
-    assert around_peak(np.array([1.0, 2.0, 9.0]), 2).tolist() == [2.0, 9.0], "a peak at the end has nothing behind it"
-    assert [phase.rate_per_s for phase in trace_phases(("a",), around, 8.0)] == [2.0, 18.0, 4.0]
-
-
-def test_a_deployment_that_lost_a_process_is_named() -> None:
-    before = {"ingress": [1], "split-0": [2, 3], "split-1": [4]}
-    assert died_between(before, {"ingress": [1], "split-0": [2, 9]}) == ["split-0", "split-1"]
-
-
-def test_a_trace_is_one_window_and_phases_are_their_own() -> None:
-    run = driven()
-    assert spans_of(run) == {"all": [(0.0, 10.0)]}
-    two = tuple(Phase(name=name, seconds=5.0, keys=("a",), rate_per_s=1.0) for name in ("calm", "burst"))
-    assert spans_of(replace(run, phases=two)) == {"calm": [(0.0, 5.0)], "burst": [(5.0, 10.0)]}
