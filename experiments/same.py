@@ -1,24 +1,22 @@
-"""Whether this checkout answers as an older commit did: plans to the last bit, studies' figures, and planning's speed.
+"""Whether this checkout answers as an older commit did: plans to the last bit, simulations, and planning's speed.
 
-    python -m experiments.same REVISION [--only plans speed studies simulations] [--problems 500] [--rounds 5]
+    python -m experiments.same REVISION [--only plans speed simulations] [--problems 500] [--rounds 5]
 
 The older commit is checked out below runs/ and run by this environment's Python. Plans: seeded problems, small and
 large, of every objective, which both sides plan by every strategy; what `offramp plan --json` prints must not differ by
 a byte. Simulations: Poisson arrivals at these problems' best plans, of which `offramp simulate --json` must print the
-same but for the commit. Speed: processor time of the larger problems, in turns. Studies: `experiments.report --quick`
-on both sides; every figure that does not measure time must be the same. The exit status is 1 where anything differs.
-Minutes: about 25 on two cores, 20 of them for the studies.
+same but for the commit. Speed: processor time of the larger problems, in turns. The exit status is 1 where anything
+differs. `tests/experiments/studies/quick_figures.json` holds the figures of studies. Minutes: about 5 on two cores.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,9 +38,7 @@ LENGTH = 128
 TIMED_PROBLEMS = 100
 ENOUGH_S = 0.15
 """Seconds of planning above which a problem's time is compared: below, starting costs more."""
-TIMED = ("fig20_planner_overhead",)
-"""Studies whose figures are times."""
-PARTS = ("plans", "simulations", "speed", "studies")
+PARTS = ("plans", "simulations", "speed")
 SIMULATED = ("--arrivals", "poisson:300", "--duration", "3", "--json")
 ASK_ALL = """
 import contextlib, importlib, io, json, sys, time
@@ -172,38 +168,6 @@ def compare_speed(older: Checkout, ours: Checkout, paths: Sequence[Path], rounds
     print(f"speed: {before.sum() / now.sum():.3f} x in all, {median((before / now).tolist()):.3f} x the median problem")
 
 
-def compare_studies(older: Checkout, ours: Checkout) -> list[str]:
-    """Figures of the quick report that differ, by study."""
-    different = []
-    records = []
-    for side in (older, ours):
-        side.command("experiments.report", "--quick", "--jobs", str(os.cpu_count()))
-        folder = side.root / "runs" / "report-quick"
-        records.append({path.stem: json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))})
-    before, now = records
-    undone = [name for side in records for name, record in side.items() if record["outcome"]["state"] != "done"]
-    print(f"studies: {len(before)} before, {len(now)} now, {len(TIMED)} of times left out")
-    different += [f"{name}: not done on both sides" for name in undone]
-    for name in sorted(before.keys() | now.keys()):
-        if name not in TIMED:
-            pair = [dict(_figures(side.get(name, {}).get("outcome", {}).get("result", {}))) for side in (before, now)]
-            # What is new, such as a table of figures that there were, changes none.
-            different += [f"{name}: {key}" for key, value in pair[0].items() if pair[1].get(key) != value]
-    return different
-
-
-def _figures(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every number below a document, by its path."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _figures(inner, f"{path}/{name}")
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _figures(inner, f"{path}/{index}")
-    elif isinstance(value, int | float):
-        yield path, value
-
-
 def main() -> None:
     """Compare, print, and end with 1 where anything differs."""
     parser = ArgumentParser(prog="python -m experiments.same", description=__doc__)
@@ -227,8 +191,6 @@ def main() -> None:
     if "speed" in options.only:
         given = sorted(older.root.glob("ex*/problems/*.yaml"))  # later ones it may not understand
         compare_speed(older, ours, [*paths[:TIMED_PROBLEMS], *given], options.rounds)
-    if "studies" in options.only:
-        different += compare_studies(older, ours)
     print("\n".join(different[:50]))
     print(f"{len(different)} differences")
     sys.exit(1 if different else 0)

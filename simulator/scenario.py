@@ -184,3 +184,12 @@ def _check_arrivals(arrivals_s: FloatArray, duration_s: float) -> None:
         )
     if arrivals_s[-1] > duration_s:
         raise DataError(f"the last arrival, at {arrivals_s[-1]:g} s, is after the end, at {duration_s:g} s")
+
+
+def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> FloatArray:
+    """The same arrivals at every rate and duration of a seed, only faster or slower, and more or fewer of them."""
+    expected = rate_per_s * duration_s
+    rng = np.random.default_rng(seed)
+    most = int(expected + 10 * expected**0.5 + 10)
+    arrivals_s = rng.standard_exponential(most).cumsum() / rate_per_s
+    return np.asarray(arrivals_s[: np.searchsorted(arrivals_s, duration_s)])

@@ -56,7 +56,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
 
 
 def _facts(records: Sequence[Record]) -> Iterator[str]:
-    """Where, with what and when; the commit is left out, as the report may be part of one."""
+    """Where, with what and when the figures were made, and by which commits."""
     if not records:
         yield "No study ran."
         return
@@ -66,6 +66,7 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
     days = sorted({each["created_at"][:10] for each in where})
     yield f"- Machine: {'; '.join(sorted({each['machine'] for each in where}))}"
     yield f"- Versions: {', '.join([*pythons, *sorted(versions)])}"
+    yield f"- Commit: {', '.join(sorted({str(each['commit'])[:8] for each in where}))}"
     yield f"- Date: {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
     yield f"- Minutes: {sum(record.outcome.took_s for record in records) / 60:.1f} over all studies"
     used = {record.about.how for record in records if record.outcome.state != "failed"}

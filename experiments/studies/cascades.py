@@ -29,9 +29,8 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from simulator.inputs import recorded
 from simulator.outcome import Outcome
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, poisson_arrivals
 from simulator.simulate import simulate
-from simulator.sustained import poisson_arrivals
 
 # How others choose models for a service: one by a rule (INFaaS, ATC'21), or a vote of several (Cocktail, NSDI'22).
 

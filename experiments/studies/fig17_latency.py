@@ -30,8 +30,7 @@ from experiments.studies.study import Comparison, Effort, StudyResult, Table, de
 from optimizer.decision import Planned
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
-from simulator.scenario import FloatArray
-from simulator.sustained import poisson_arrivals
+from simulator.scenario import FloatArray, poisson_arrivals
 
 BATCH = 8
 EASY_SHARE = 0.5

@@ -34,8 +34,7 @@ from simulator.controlled import (
     rows_in_turn,
     simulate_controlled,
 )
-from simulator.scenario import FloatArray, Scenario
-from simulator.sustained import poisson_arrivals
+from simulator.scenario import FloatArray, Scenario, poisson_arrivals
 
 # A service whose inputs become harder, and sides that follow them or do not: E3 section 5.4, on the simulator.
 

@@ -23,12 +23,12 @@ from experiments.studies.sides import (
     sst2,
 )
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, facts, largest_ratios, ratio
+from experiments.sustained import SHARE
 from optimizer.decision import Planned, Strategy
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Supply
 from optimizer.what_if import with_batch_limit
-from simulator.sustained import SHARE
 
 # The cheapest plan of a strategy that holds a rate, by the planner's word and then by simulation.
 

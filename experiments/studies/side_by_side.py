@@ -10,11 +10,11 @@ from experiments.studies.e3_case import flat
 from experiments.studies.picture import Bars
 from experiments.studies.sides import Workload, decide, facing, goodput
 from experiments.studies.study import Comparison, Effort, Ratios, Table, largest_ratios, ratio
+from experiments.sustained import Capacity
 from optimizer.decision import Decision, Planned
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
-from simulator.sustained import Capacity
 
 COLUMNS = ("", "side", "goodput", "over its plan's", "splits", "batch", "worst case (ms)", "busy", "last split full")
 Choose = Callable[[PlanProblem], Mapping[str, Decision]]

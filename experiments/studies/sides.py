@@ -11,6 +11,7 @@ from experiments.problems import ENTROPY, PROBLEMS, stretched
 from experiments.recorded_exits import bert12_sst2
 from experiments.studies.mixes import mixed_rows
 from experiments.studies.study import Effort
+from experiments.sustained import Capacity, highest_rate
 from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
@@ -19,9 +20,8 @@ from optimizer.problem_file import read_problem
 from profiles.table import LatencyTable
 from simulator.inputs import Decisions, IntArray, recorded, survival_of
 from simulator.outcome import Outcome
-from simulator.scenario import FloatArray, Scenario
+from simulator.scenario import FloatArray, Scenario, poisson_arrivals
 from simulator.simulate import simulate
-from simulator.sustained import Capacity, highest_rate, poisson_arrivals
 
 SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
 BATCHES: Mapping[Effort, tuple[int, ...]] = {"full": (1, 2, 4, 8), "quick": (8,)}

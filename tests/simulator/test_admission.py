@@ -19,10 +19,9 @@ from simulator.events import CONTROLS
 from simulator.inputs import ByRamp
 from simulator.outcome import Figures
 from simulator.replica import SimulatedReplica
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, poisson_arrivals
 from simulator.service import SimulatedService
 from simulator.simulate import booted, play
-from simulator.sustained import poisson_arrivals
 
 POLICY = PolicySpec(name="entropy", thresholds=0.4)
 SLO_S, BATCH = 0.4, 16

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from simulator.outcome import UNANSWERED, Outcome
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, poisson_arrivals
 from simulator.simulate import CHUNK, simulate
-from simulator.sustained import poisson_arrivals
 from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, scenario, split, stage
 
 TWO_STAGES = plan(

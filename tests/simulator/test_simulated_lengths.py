@@ -14,9 +14,8 @@ from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from simulator.outcome import Outcome
-from simulator.scenario import Scenario
+from simulator.scenario import Scenario, poisson_arrivals
 from simulator.simulate import simulate
-from simulator.sustained import poisson_arrivals
 from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, problem, scenario, split, stage
 
 LENGTH = 8

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from earlyexit.errors import DataError
 from simulator.outcome import Figures
-from simulator.scenario import FloatArray, Scenario
+from simulator.scenario import Scenario
 from simulator.simulate import simulate
 
 ScenarioAt = Callable[[float], Scenario]
@@ -89,12 +87,3 @@ class _Search:
                 return rate_per_s / step, rate_per_s
             rate_per_s, step = rate_per_s / step, step**2
         return 0.0, rate_per_s
-
-
-def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> FloatArray:
-    """The same arrivals at every rate and duration of a seed, only faster or slower, and more or fewer of them."""
-    expected = rate_per_s * duration_s
-    rng = np.random.default_rng(seed)
-    most = int(expected + 10 * expected**0.5 + 10)
-    arrivals_s = rng.standard_exponential(most).cumsum() / rate_per_s
-    return np.asarray(arrivals_s[: np.searchsorted(arrivals_s, duration_s)])

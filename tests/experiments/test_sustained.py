@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from simulator.scenario import Scenario
-from simulator.sustained import highest_rate, poisson_arrivals
+from experiments.sustained import highest_rate
+from simulator.scenario import Scenario, poisson_arrivals
 from tests.simulator.tiny_cases import plan, scenario, split, stage
 
 WHOLE = plan(stage(2, split(0, 4, 1)))
