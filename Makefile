@@ -66,8 +66,8 @@ lint: $(STAMP)  ## ruff, check and format
 type: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-docs: $(STAMP)  ## The documents' tables of routes, statuses and exit policies, from the code
-	$(BIN)/python -m offramp.commands.reference
+docs: $(STAMP)  ## The tables of the documents (commands, fields, routes, statuses, exit policies), from the code
+	$(BIN)/python -m tests.reference
 
 mutants: $(STAMP)  ## Mutation testing of engine, ingress core, thresholds, cost model, plan files, windows (an hour)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mutation]'

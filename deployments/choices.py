@@ -41,7 +41,7 @@ class VersionSettings(Settings):
     """What may be done with versions by HTTP."""
 
     control: Literal["none", "explicit"] = "none"
-    """Explicit: whoever reaches the service may load and unload versions, and say which one answers."""
+    """Explicit: every caller may load and unload versions, and choose which one answers."""
     folder: str | None = None
     """Versions that can be loaded by name: settings of each in `<model>/<version>/settings.json`."""
 
@@ -104,8 +104,8 @@ class IngressSettings(Settings):
     """Bytes of all bodies that one ingress holds before it refuses more with 503. One body of the largest size is
     always accepted."""
     prompt_chunk: int = Field(default=256, ge=1)
-    """Of models that generate: tokens of a prompt that run in one step, beside the steps of others. More make a first
-    token sooner, and everybody else's next one later."""
+    """Models that generate: tokens of a prompt that run in one step, beside steps of other sequences. A larger value
+    makes first tokens sooner, and the next tokens of other sequences later."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
     """Of models that generate: until the first token. What cannot keep it is refused with 503; None: nothing is."""
     tpot_slo_s: float | None = Field(default=None, gt=0)

@@ -1,4 +1,4 @@
-"""Exit records from elsewhere: tables of one row per input and exit (docs/records.md tells the form)."""
+"""Exit records from elsewhere: tables of one row per input and exit (docs/models.md#exit-records tells the form)."""
 
 from __future__ import annotations
 

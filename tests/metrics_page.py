@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "operate.md"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 EVERY_METRIC = "Every metric"
 """Begins the paragraph that names the labels which Ray and Serve add."""
@@ -42,7 +42,7 @@ class Documented:
 
 
 def documented() -> list[Documented]:
-    """Every row of docs/metrics.md, in its order."""
+    """Every row of docs/operate.md, in its order."""
     rows = re.findall(
         r"^\| `(ray_offramp_\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| [^|]+ \| [^|]+ \| [^|]+ \|$",
         DOCUMENT.read_text(encoding="utf-8"),

@@ -17,10 +17,10 @@ import yaml
 import offramp
 from offramp.cli.app import app
 from offramp.cli.fields import Commands, build
-from offramp.commands.reference import TABLES, renewed, routes
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
 from tests.metrics_page import documented
+from tests.reference import TABLES, renewed, routes
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -103,6 +103,19 @@ def paths(text: str) -> Iterator[str]:
             yield span
 
 
+def anchors(document: Path) -> set[str]:
+    """What links may point at behind #, as GitHub makes it of headings."""
+    headings = re.findall(r"^#+ (.*)$", read(document), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_into_a_document_meets_a_heading() -> None:
+    for document in DOCUMENTS:
+        for path, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", read(document)):
+            target = document.parent / path if path else document
+            assert anchor in anchors(target), f"{document}: {path}#{anchor}"
+
+
 def test_every_path_and_link_leads_somewhere() -> None:
     for document in DOCUMENTS:
         text = read(document)
@@ -113,19 +126,32 @@ def test_every_path_and_link_leads_somewhere() -> None:
 
 def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
     for document in DOCUMENTS:
-        for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", read(document)):
-            found = re.search(rf"^(class |def )?{name}\b", read(ROOT / path), flags=re.MULTILINE)
-            assert found, f"{document}: {name} in {path}"
+        for path, name in re.findall(r"`([\w/]+\.py)`:\s+`([\w.]+)`", read(document)):
+            top, _, method = name.partition(".")
+            text = read(ROOT / path)
+            found = re.search(rf"^(class |def |async def )?{top}\b", text, flags=re.MULTILINE)
+            assert found, f"{document}: {top} in {path}"
+            behind = text[found.start() :]
+            assert not method or re.search(rf"^    (async )?def {method}\b", behind, flags=re.MULTILINE), (
+                f"{document}: {name} in {path}"
+            )
 
 
-def test_the_plan_on_the_page_of_plans_is_accepted() -> None:
-    [text] = fenced(read(ROOT / "docs" / "plans.md"), "yaml")
+def test_a_request_is_told_in_forty_lines_whose_steps_name_files() -> None:
+    told = read(ROOT / "docs" / "architecture.md").partition("## The life of a request\n")[2].partition("\n## ")[0]
+    steps = re.split(r"^\d+\. ", told.strip(), flags=re.MULTILINE)[1:]
+    assert len(told.strip().splitlines()) <= 40
+    assert [step for step in steps if ".py`" not in step] == []
+
+
+def test_the_plan_on_the_page_of_planning_is_accepted() -> None:
+    text, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     plan = parse_plan(yaml.safe_load(text), ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4)))
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
 
 
-def test_the_problems_on_the_planners_page_are_accepted(tmp_path: Path) -> None:
-    text, with_lengths, of_steps, of_a_chain = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> None:
+    _, text, with_lengths, of_steps, of_a_chain, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     path = tmp_path / "problem.yaml"
     path.write_text(text, encoding="utf-8")
     problem = read_problem(path).problem

@@ -211,7 +211,7 @@ class _Replica:
 class LinkTransport:
     """Straight to the replicas of a slot: a connection to each, fill-first among those that are up.
 
-    Serve's handles do the same at ten times the cost per part of a reply (docs/performance.md).
+    Serve's handles do the same at ten times the cost per part of a reply (docs/results.md).
     """
 
     def __init__(self, *, phase: float, link: LinkTo = ReplicaLink) -> None:

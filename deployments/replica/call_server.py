@@ -36,7 +36,7 @@ class Sender:
     """Sends frames at once, from the device's thread too; what the socket does not take then, the event loop sends.
 
     To hand every part of a reply to the event loop costs the device's thread more than to send it: both want the
-    interpreter's lock then (docs/performance.md).
+    interpreter's lock then (docs/results.md).
     """
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:

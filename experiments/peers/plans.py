@@ -25,7 +25,7 @@ SLO_FACTOR = 12.5
 SLACK = 0.5
 """Of the SLO, what plans leave for queues. E3 has 0.2 (section 4), for bursts; but who arrives at a busy replica waits
 for the batch under way, then for his own: both must fit (so Nexus, SOSP'19, takes batches of half the SLO).
-On CPUs, where a batch of eight takes six times as long as one, that is what decides: docs/performance.md has figures.
+On CPUs, where a batch of eight takes six times as long as one, that is what decides: docs/results.md has figures.
 """
 STOCK_RUNS = 60
 HIDDEN_BYTES = {"float32": 4, "bfloat16": 2}

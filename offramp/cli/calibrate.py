@@ -78,7 +78,7 @@ RecordsOut = Annotated[
     Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
 ]
 EnsembleFlag = Annotated[
-    bool, typer.Option("--ensemble", help="Of a chain: mix what its networks say, where that pays (docs/cascades.md).")
+    bool, typer.Option("--ensemble", help="Of a chain: mix what its networks say, where that pays (docs/models.md).")
 ]
 Prune = Annotated[
     float | None,
@@ -132,7 +132,7 @@ def calibrate(
 ) -> None:
     """Find thresholds that agree with the full model often enough, with stated confidence.
 
-    For a model and labelled rows, or for exit records of anything that has exits (docs/records.md).
+    For a model and labelled rows, or for exit records of anything that has exits (docs/models.md#exit-records).
     """
     from offramp.commands.calibrate import CalibrateJob
     from optimizer.risk import Guarantee

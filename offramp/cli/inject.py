@@ -143,7 +143,7 @@ def inject(
     hold_out: HoldOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Give a model that nobody prepared ramps: cut it, and train them on it as it is."""
+    """Add ramps to an ONNX file or a torch module: cut the model into blocks, and train the ramps with it frozen."""
     from earlyexit.network.checkpoint import RampOptions
     from offramp.commands.inject_job import InjectJob
     from offramp.commands.train import resolve_backbone

@@ -143,7 +143,7 @@ def _serve_until_stopped(
             print(f"try: {example_of(card)} --url {url}", flush=True)
             has_keys = settings.access is not None and settings.access.has_keys
             for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):
-                print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
+                print(f"note: {note}; see docs/deploy.md", file=sys.stderr, flush=True)
             while not stopping:
                 signal.pause()
     except KeyboardInterrupt:

@@ -67,7 +67,7 @@ def memory(machine: Machine) -> Iterator[Finding]:
     if free < LEAST_MEMORY_BYTES:
         yield failed(words, f"{size(LEAST_MEMORY_BYTES)} are needed for the smallest service: end something else")
     elif free < GOOD_MEMORY_BYTES:
-        yield warning(words, "enough for one or two replicas of a small model; docs/operations.md says what takes it")
+        yield warning(words, "enough for one or two replicas of a small model; docs/operate.md says what takes it")
     else:
         yield ok(words)
 

@@ -93,7 +93,7 @@ class ApplicationDocument(StrictDocument):
     tracing: TracingDocument | None = None
     """None: requests are not traced."""
     access: AccessDocument | None = None
-    """None: open to all who reach it."""
+    """None: every caller that reaches the service may use it."""
     repository: VersionsDocument = Field(default_factory=VersionsDocument)
 
 

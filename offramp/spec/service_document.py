@@ -24,22 +24,22 @@ from optimizer.problem_shape import (
 
 
 class ModelDocument(ServedModelDocument):
-    """What is served, and what is known of it."""
+    """The served model, its latencies and its decisions."""
 
     models: list[str] | None = Field(default=None, min_length=2)
-    """The models that the folder's chain must consist of, smallest first; relative to the service file's folder. None:
-    whatever it consists of."""
+    """The models that the folder's chain must consist of, smallest first, relative to the service file's folder. None:
+    any models."""
     latency: dict[str, LatencyDocument] = Field(min_length=1)
     """Per accelerator type of the cluster: a table, a published profile or a profile's file."""
     slower: float = Field(default=1.0, gt=0)
-    """Every latency times this, where all accelerators are emulated: E3's V100 takes 6.5 times what is published."""
+    """Factor on every latency, where all accelerators are emulated. E3's V100 takes 6.5 times the published seconds."""
     decisions: Literal["recorded", "computed"] = "recorded"
-    """Of emulated accelerators: taken from exit records, or by really running the model."""
+    """How emulated accelerators decide exits: from exit records, or by running the model."""
     bytes_per_sample: float | None = Field(default=None, ge=0)
-    """What one input carries over a hop; None: what crosses after each block, of the latency's tokens or the longest
-    input's, in `hop_dtype`."""
+    """Bytes of one input over a hop. None: the size of the hidden state after each block, at the latency's length or
+    the longest input, in `hop_dtype`."""
     memory_bytes: int | None = Field(default=None, gt=0)
-    """What a replica needs of its accelerator; None: the parameters, in `dtype`."""
+    """Memory that a replica needs on its accelerator. None: the size of the parameters, in `dtype`."""
 
 
 class AccuracyDocument(StrictDocument):
@@ -50,12 +50,12 @@ class AccuracyDocument(StrictDocument):
     policy: Literal["entropy", "confidence", "share", "foreseen", "similar", "recorded"] | None = None
     """None: the calibration's; where emulated accelerators decide from records, recorded."""
     thresholds: ThresholdsDocument | None = None
-    """One for all ramps, or one per ramp, of which only those are used; None: the calibration's."""
+    """One threshold for all ramps, or one per ramp; then only the named ramps are used. None: the calibration's."""
     records: str | None = None
-    """Exit records: survival before anything was seen. None: those of the model's calibration."""
+    """Exit records, which give the survival for the first plan. None: those of the model's calibration."""
     prune: bool | None = None
-    """Of a chain that was calibrated with `--prune`: whether words are pruned at its crossings. None: where plans are
-    worth more for it."""
+    """For a chain that was calibrated with `--prune`: whether words are pruned at its crossings. None: if plans gain
+    from it."""
 
 
 class PlannerDocument(PartDocument, PlanningSettings):
@@ -66,19 +66,19 @@ class PlannerDocument(PartDocument, PlanningSettings):
     objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
     budget: BudgetDocument | None = None
     control: bool = True
-    """False: no controller; the first plan stays."""
+    """Whether a controller makes new plans. False: the first plan stays."""
     plan: str | None = None
-    """Plan file to begin with; None: the planner's, by the exit records."""
+    """File of the first plan. None: the planner makes it from the exit records."""
     order: OrderDocument | None = None
-    """Which of the inputs that wait go first, as plan files say it; None: as the plan file says, else by deadline."""
+    """Which waiting inputs form the next batch, as in plan files. None: the plan file's order, else by deadline."""
     dispatch: PlanDispatch | None = None
-    """When a batch that is not full begins, as plan files say it; None: as the plan file says, else at once."""
+    """When a batch that is not full starts, as in plan files. None: the plan file's rule, else at once."""
     batch_limit: int | None = Field(default=None, ge=1)
-    """Largest batch size that a plan may use; None: the largest with a latency."""
+    """Largest batch size that a plan may use. None: the largest measured one."""
     max_stages: int = Field(default=3, ge=1)
-    """Slots per accelerator type, at most: stages that a plan may have on it."""
+    """Largest number of stages that a plan may have on one accelerator type."""
     state: str | None = None
-    """SQLite file with what the controller remembers; None: the service's name, beside the service file."""
+    """SQLite file with the controller's observations and plans. None: the service's name, beside the service file."""
     probe_share: float = Field(default=0.02, ge=0, le=1)
 
 
@@ -89,10 +89,10 @@ class ServiceDocument(ApplicationDocument):
     name: str = Field(pattern=NAME_PATTERN)
     model: ModelDocument
     slo: SloDocument
-    """In emulated seconds, where the cluster is emulated."""
+    """The latency limit, in emulated seconds where the cluster is emulated."""
     accuracy: AccuracyDocument = Field(default_factory=AccuracyDocument)
     cluster: str | InventoryDocument
-    """Inline, or a file relative to the service file's folder."""
+    """The accelerators: inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
     lengths: LengthsDocument | None = None
-    """Tokens of inputs, before any were seen: then plans have token budgets. None: batches are counted in inputs."""
+    """Tokens of inputs, for the first plans; plans then have token budgets. None: batches are counted in inputs."""

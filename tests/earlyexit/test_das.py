@@ -96,7 +96,7 @@ def test_the_deadline_aware_part_prefers_the_earlier_deadline_to_the_shorter_inp
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("eta", ETAS, ids=str)
 def test_it_reaches_its_bound_against_brute_force(eta: Fraction, rows: int) -> None:
-    """Theorem 5.1, and the better bound that holds as well: eta / (1 + eta) (docs/tcb.md says why)."""
+    """Theorem 5.1, and the better bound that holds as well: eta / (1 + eta)."""
     rng = random.Random(f"{eta} {rows}")
     q, worst = 1 - eta, Fraction(1)
     for _ in range(50):

@@ -108,7 +108,7 @@ def test_the_made_up_csv_has_rows_of_twelve_labels(tmp_path: Path) -> None:
 
 
 def test_the_service_file_in_the_document_is_accepted(examples: Path) -> None:
-    document = (EXAMPLES.parent / "docs" / "running.md").read_text(encoding="utf-8")
+    document = (EXAMPLES.parent / "docs" / "quickstart.md").read_text(encoding="utf-8")
     [text] = re.findall(r"^```yaml\n(.*?)^```", document, flags=re.DOTALL | re.MULTILINE)
     (examples.parent / "mine.yaml").write_text(text, encoding="utf-8")
     (examples.parent / "runs/mine/edge-box.json").rename(examples.parent / "runs/mine/cpu.json")

@@ -158,7 +158,7 @@ def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0
     start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
 
     Equal ones come in their order from the share `phase` of them on. An ingress knows of its own calls only: with a
-    phase of its own each begins elsewhere, where otherwise all would send to the same few (docs/scale.md has figures).
+    phase of its own each begins elsewhere, where otherwise all would send to the same few.
     """
     first = int(phase * len(loads))
     order = [*range(first, len(loads)), *range(first)]

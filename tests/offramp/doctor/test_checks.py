@@ -102,7 +102,7 @@ CASES: Mapping[str, tuple[Machine, str, str, str, str]] = {
         with_hardware(memory_free_bytes=GIB), "memory", "failed", "1.0 GiB of 16.0 GiB free", "2.0 GiB are needed",
     ),
     "some memory": (
-        with_hardware(memory_free_bytes=3 * GIB), "memory", "warning", "3.0 GiB of 16.0 GiB free", "docs/operations.md",
+        with_hardware(memory_free_bytes=3 * GIB), "memory", "warning", "3.0 GiB of 16.0 GiB free", "docs/operate.md",
     ),
     "docker's shared memory": (
         with_hardware(shm_free_bytes=64 * 2**20), "shared memory", "warning",

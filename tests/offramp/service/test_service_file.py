@@ -86,7 +86,7 @@ def test_thresholds_are_tuned_to_the_budget_and_with_the_confidence_of_the_calib
     control = control_of(files.read(planner={"tuning": "guarantee"}))
     assert (control.tuning, control.accuracy_budget, control.accuracy_confidence) == ("guarantee", 0.01, 0.9)
     assert control_of(files.read()).tuning == "off"
-    said = files.read(accuracy={"budget": 0.01}, planner={"tuning": "guarantee", "probe_share": 0.1})  # docs/tuning.md
+    said = files.read(accuracy={"budget": 0.01}, planner={"tuning": "guarantee", "probe_share": 0.1})
     assert said.settings.probe_share == 0.1
 
 

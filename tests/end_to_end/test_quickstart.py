@@ -1,4 +1,4 @@
-"""The first hour as docs/running.md tells it: its own commands, from the clone to answers.
+"""The first hour as docs/quickstart.md tells it: its own commands, from the clone to answers.
 
 By default the environment that runs the tests stands for `make setup`, which takes minutes; with OFFRAMP_TEST_INSTALL=1
 the reader makes one.
@@ -70,7 +70,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def test_a_newcomer_serves_a_csv_with_few_commands_and_a_lost_head_only_interrupts_it(reader: Reader) -> None:
-    steps = read_steps(ROOT / "docs" / "running.md", NEWCOMER)
+    steps = read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER)
     assert len(steps) <= MOST_COMMANDS
     reader.follow(steps)
     assert "was killed by SIGKILL" in reader.lose_head()
@@ -83,7 +83,7 @@ def test_a_newcomer_serves_a_csv_with_few_commands_and_a_lost_head_only_interrup
 def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
     """In the newcomer's clone: what was typed there already is not typed again."""
     examples = ROOT / "examples"
-    reader.follow(read_steps(ROOT / "docs" / "running.md", NEWCOMER))
+    reader.follow(read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER))
     own_csv = read_steps(examples / "own_csv/README.md")
     reader.follow([step for step in own_csv if "serve" not in step.command and "predict" not in step.command])
     reader.follow(read_steps(examples / "own_accelerator/README.md"))

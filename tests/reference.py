@@ -1,0 +1,192 @@
+"""Writes the tables of the documents from the code: `python -m tests.reference`, or `make docs`.
+
+A table stands between the line `<!-- NAME -->` and the next `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from click import Command
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from cluster.inventory_file import InventoryDocument
+from deployments.api.openapi import openapi_document
+from deployments.api.parsing import Signature
+from earlyexit import errors
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.codecs.text import TextCodec
+from earlyexit.policies import POLICIES
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.token import TokenTask
+from offramp.cli import app as _app  # noqa: F401 - it fills the table of commands
+from offramp.cli.fields import Commands, build
+from offramp.spec import documents, service_document
+
+ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
+"""Routes and statuses are those of every model that does not generate."""
+THAT_GENERATES = Signature(PromptCodec(max_length=2), TokenTask(2))
+
+Rows = Callable[[], Iterator[str]]
+HEAD = ("| option | default | meaning |", "|---|---|---|")
+SHARED = 3
+"""An option that so many commands take alike stands once, before them."""
+
+
+def routes() -> Iterator[str]:
+    """Rows of Markdown: a route and what it does."""
+    yield from ("| route | what it does |", "|---|---|")
+    for method, path, operation in _operations():
+        yield f"| `{method.upper()} {path}` | {operation['summary']} |"
+
+
+def statuses() -> Iterator[str]:
+    """Rows of Markdown: a status, what gRPC says in its place, and what it means."""
+    grpc: dict[str, set[str]] = defaultdict(set)
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, errors.OfframpError):
+            grpc[str(error.http_status)].add(f"`{error.grpc_status}`")
+    meanings = {
+        status: response["description"]
+        for _, _, operation in _operations()
+        for status, response in operation["responses"].items()
+        if status >= "400"
+    }
+    yield from ("| status | over gRPC | meaning |", "|---|---|---|")
+    for status in sorted(meanings):
+        yield f"| {status} | {', '.join(sorted(grpc[status])) or '-'} | {meanings[status]} |"
+
+
+def policies() -> Iterator[str]:
+    """Rows of Markdown: an exit policy, when an input leaves, and which fields it takes."""
+    yield from ("| exit policy | an input leaves when | takes |", "|---|---|---|")
+    for name, kind in POLICIES.items():
+        takes = [*sorted(kind.takes), *kind.may_take]
+        yield f"| `{name}` | {kind.leaves} | {', '.join(f'`{field}`' for field in takes)} |"
+
+
+def commands() -> Iterator[str]:
+    """Markdown: every command of `offramp` with its help, and a table of its options."""
+    commands = {name: build(name, function) for name, function in Commands.functions.items()}
+    rows = {name: [*_options(command)] for name, command in commands.items()}
+    counted = Counter(row for of_one in rows.values() for row in of_one)
+    shared = [row for row, number in counted.items() if number >= SHARED]
+    yield from ("### Options of several commands", "", *HEAD, *shared, "")
+    for name, command in commands.items():
+        own = [row for row in rows[name] if row not in shared]
+        also = ", ".join(row.split(" ")[1] for row in rows[name] if row in shared)
+        yield from (f"### offramp {name}", "", _flat(command.help or "").partition(". ")[0].rstrip(".") + ".", "")
+        yield from (*HEAD, *own, "") if own else ()
+        yield from (f"Also {also}.", "") if also else ()
+
+
+def _options(command: Command) -> Iterator[str]:
+    for parameter in command.params:
+        said = _flat(getattr(parameter, "help", None) or "")
+        default = (
+            ""
+            if callable(parameter.default) or parameter.default is None or parameter.default is False
+            else parameter.default
+        )
+        word = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
+        if word != "--help":
+            yield f"| `{word}` | {_cell(default)} | {_cell(said)} |"
+
+
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "": service_document.ServiceDocument,
+    "model": service_document.ModelDocument,
+    "accuracy": service_document.AccuracyDocument,
+    "cluster": InventoryDocument,
+    "planner": service_document.PlannerDocument,
+    "ingress": documents.IngressDocument,
+    "access": documents.AccessDocument,
+    "tracing": documents.TracingDocument,
+    "repository": documents.VersionsDocument,
+}
+
+
+def fields() -> Iterator[str]:
+    """Markdown: every field of a service file, by section, with its default and meaning."""
+    for section, document in SECTIONS.items():
+        yield from (f"### {section or 'the file'}", "", "| field | default | meaning |", "|---|---|---|")
+        meanings = _meanings(document)
+        for name, field in document.model_fields.items():
+            yield f"| `{field.alias or name}` | {_cell(_default(field))} | {_cell(meanings.get(name, ''))} |"
+        yield ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None or field.default is None:
+        return ""
+    return str(field.default)
+
+
+def _meanings(document: type[BaseModel]) -> dict[str, str]:
+    """The string below each field, of a model and of the models that it extends."""
+    found: dict[str, str] = {}
+    for model in reversed(document.__mro__):
+        if model is BaseModel or not issubclass(model, BaseModel):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, behind in pairwise(body.body):
+            match statement, behind:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                    found[name] = _flat(said)
+    return found
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|")
+
+
+TABLES: Mapping[str, Mapping[str, Rows]] = {
+    "docs/api.md": {"routes": routes, "statuses": statuses},
+    "docs/planning.md": {"policies": policies},
+    "docs/reference.md": {"commands": commands, "fields": fields},
+}
+
+
+def renewed(text: str, tables: Mapping[str, Rows]) -> str:
+    """A document with its tables as they are now; raises ValueError where one has no place."""
+    for name, rows in tables.items():
+        place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
+        if place is None:
+            raise ValueError(f"no place for the table of {name}: lines <!-- {name} --> and <!-- end -->")
+        text = text[: place.start(1)] + "\n".join(rows()) + text[place.end(1) :]
+    return text
+
+
+def _operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    paths = {path: of_path for each in (ANY_MODEL, THAT_GENERATES) for path, of_path in _paths(each).items()}
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            if method != "parameters":
+                yield method, path, operation
+
+
+def _paths(signature: Signature) -> dict[str, Any]:
+    found: dict[str, Any] = openapi_document(signature)["paths"]
+    return found
+
+
+if __name__ == "__main__":
+    for name, tables in TABLES.items():
+        document = Path(name)
+        document.write_text(renewed(document.read_text(encoding="utf-8"), tables), encoding="utf-8")

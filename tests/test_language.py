@@ -1,0 +1,133 @@
+"""Documents, comments, docstrings and messages use words of persons for persons only, and sentences stay short.
+
+`python -m tests.test_language` prints every place, per folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PERSONS = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody)\b", flags=re.IGNORECASE)
+OF_PEOPLE = frozenset(
+    {
+        "**For whom:** teams",
+    }
+)
+"""Phrases that speak of people; a place inside one of them is not counted."""
+FINISHED = ("README.md", "CHANGELOG.md", "docs")
+"""Files and folders without such places. Add a folder here when it is done."""
+FOLDERS = (
+    *FINISHED,
+    "profiles",
+    "cluster",
+    "simulator",
+    "offramp",
+    "optimizer",
+    "earlyexit",
+    "deployments",
+    "examples",
+)
+FOLDERS_LATER = ("experiments", "tests")
+SHORT = (
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("quickstart", "concepts", "models", "api", "deploy", "operate", "planning", "generation")
+    ),
+)
+MOST_WORDS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A word of persons: where, and in which line."""
+
+    path: Path
+    line: int
+    word: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}: {self.word}: {self.text.strip()}"
+
+
+def texts_of_python(path: Path) -> Iterator[tuple[int, str]]:
+    """Comments and string constants of a module, with the line that each starts at; not names."""
+    source = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def texts_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The prose of a file: of Markdown every line, of Python comments and strings."""
+    if path.suffix == ".py":
+        yield from texts_of_python(path)
+    else:
+        yield from enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+
+
+def files_of(name: str) -> list[Path]:
+    path = ROOT / name
+    if path.is_file():
+        return [path]
+    return sorted(each for each in path.rglob("*") if each.suffix in {".py", ".md"} and each != Path(__file__))
+
+
+def places(name: str) -> list[Place]:
+    """Every word of persons in a file or folder."""
+    return [
+        Place(path=path, line=start + index, word=found[0], text=line)
+        for path in files_of(name)
+        for start, text in texts_of(path)
+        if PERSONS.search(text)
+        for index, line in enumerate(text.splitlines())
+        for found in PERSONS.finditer(line)
+        if not any(phrase in line for phrase in OF_PEOPLE)
+    ]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences of Markdown's paragraphs, list items and cells; code, links' targets and generated tables left out."""
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- end -->|^```.*?^```|^    .*?$", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    for block in re.split(r"\n\s*\n|\n(?=- |\d+\. |\||#)|\|", text):
+        yield from (" ".join(each.split()) for each in re.split(r"(?<=[.?!])\s", block))
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_folder_speaks_of_things_as_things(name: str) -> None:
+    assert [str(place) for place in places(name)] == []
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_sentences_of_user_documents_have_at_most_thirty_words(name: str) -> None:
+    long = [each for each in sentences((ROOT / name).read_text(encoding="utf-8")) if len(each.split()) > MOST_WORDS]
+    assert long == []
+
+
+def test_comments_strings_and_docstrings_are_counted_and_names_are_not(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""Of whom."""\nwho = "nobody"  # everybody\nvalue = f"{who} and whoever"\n', encoding="utf-8")
+    found = Counter(word[0] for _, text in texts_of_python(module) for word in PERSONS.finditer(text))
+    assert found == {"whom": 1, "nobody": 1, "everybody": 1, "whoever": 1}
+
+
+if __name__ == "__main__":
+    for folder in (*FOLDERS, *FOLDERS_LATER):
+        found = places(folder)
+        print(*found, f"{folder}: {len(found)}", sep="\n")  # noqa: T201 - that is what it is for
