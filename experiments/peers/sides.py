@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,6 @@ from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.plans import Machine, Prepared
 from experiments.peers.processes import LOGS, Server, running, serving, threads_of
 from experiments.peers.workloads import Workload
-from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 
 WAIT_S = 0.005
@@ -114,9 +113,9 @@ def offramp_sides(
     port: int,
     backend: BackendName = "torch",
 ) -> Iterator[list[ServedSide]]:
-    """One service, and a side for each of its plans.
+    """One service whose controller never plans, and a side for each of the plans that it is told to follow.
 
-    As it is shipped, but for probes: a share of inputs that run to the end for the record answers no question here.
+    The service is as it is shipped, without probes, which answer no question here.
     """
     service = ServeSettings(
         model=str(workload.folder.resolve()),
@@ -128,18 +127,9 @@ def offramp_sides(
         backend=backend,
         threads_per_replica=machine.threads,
     )
-    with planned_sides(service, prepared.plans, load, port=port) as sides:
-        yield sides
-
-
-@contextmanager
-def planned_sides(
-    service: ServeSettings, plans: Mapping[str, Plan], load: ClientOptions, *, port: int
-) -> Iterator[list[ServedSide]]:
-    """A service whose controller never plans, and a side for each of the plans that it is told to follow."""
     told = LOGS / "offramp.json"
     told.parent.mkdir(parents=True, exist_ok=True)
-    documents = {name: plan_document(plan) for name, plan in plans.items()}
+    documents = {name: plan_document(plan) for name, plan in prepared.plans.items()}
     options = OfframpOptions(settings=service, plans=documents, port=port, metrics_port=port + 1)
     told.write_text(options.model_dump_json(), encoding="utf-8")
     command = [sys.executable, "-m", "experiments.peers.offramp_server", str(told)]
@@ -156,7 +146,7 @@ def planned_sides(
                 is_ours=True,
                 begin=partial(remote.change_to, name),
             )
-            for name in plans
+            for name in prepared.plans
         ]
 
 

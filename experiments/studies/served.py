@@ -249,9 +249,7 @@ def rest_table(resting: Mapping[str, AtRest]) -> Table:
     )
 
 
-FIG12_STUDY = declare(
-    "apparate_fig12_ramp_adjustment", lambda effort: fig12_compare(cases(effort)), needs=NEEDS, makes_up_quick=True
-)
+FIG12_STUDY = _study("apparate_fig12_ramp_adjustment", fig12_compare)
 
 
 # Apparate, figures 13 to 16: how much sooner answers come, beside the best that exits could do.
@@ -288,9 +286,7 @@ def fig13_compare(streams: Sequence[Case]) -> StudyResult:
     )
 
 
-FIG13_STUDY = declare(
-    "apparate_fig13_savings", lambda effort: fig13_compare(cases(effort)), needs=NEEDS, makes_up_quick=True
-)
+FIG13_STUDY = _study("apparate_fig13_savings", fig13_compare)
 
 
 # Apparate, table 1: thresholds tuned once, on the beginning or on a sample, against thresholds that are tuned on.
@@ -348,9 +344,7 @@ def kept(found: Found, side: str) -> str:
     return f"{sum(sides[side].agreement >= 1 - BUDGET for sides in found.values())} of {len(found)}"
 
 
-TABLE1_STUDY = declare(
-    "apparate_table1_tuning", lambda effort: table1_compare(cases(effort)), needs=NEEDS, makes_up_quick=True
-)
+TABLE1_STUDY = _study("apparate_table1_tuning", table1_compare)
 
 
 # Apparate, table 2: early-exit models as they were before it, all ramps always on and thresholds set once.
@@ -422,9 +416,7 @@ def table2_compare(streams: Sequence[Case]) -> StudyResult:
     )
 
 
-TABLE2_STUDY = declare(
-    "apparate_table2_strategies", lambda effort: table2_compare(cases(effort)), needs=NEEDS, makes_up_quick=True
-)
+TABLE2_STUDY = _study("apparate_table2_strategies", table2_compare)
 
 
 # Apparate, table 3 and figure 18: what a larger budget of ramps, or of answers that differ, is worth.
@@ -493,6 +485,4 @@ def _paper(kind: Kind, who: str, figure: str, index: int) -> float | None:
     )
 
 
-TABLE3_STUDY = declare(
-    "apparate_table3_budgets", lambda effort: table3_compare(cases(effort)), needs=NEEDS, makes_up_quick=True
-)
+TABLE3_STUDY = _study("apparate_table3_budgets", table3_compare)
