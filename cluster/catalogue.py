@@ -1,4 +1,4 @@
-"""What is known of accelerator types and links where an inventory says nothing: prices, memory, and who says so."""
+"""Defaults of accelerator types and links for inventories that leave them out: prices, memory, and their sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KnownDeviceDocument(StrictDocument):
 
 
 class KnownLinkDocument(StrictDocument):
-    """What a hop goes over where nobody measured it."""
+    """The link of a hop that was not measured."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     delay_s: float = Field(ge=0)

@@ -79,7 +79,7 @@ class Pace:
         return self.seconds(first, end, measured, ramps) * (size / measured)
 
     def split_s(self, split: Split, size: float) -> tuple[float, float]:
-        """Until a split's first active ramp, or its end, and to its end, when nobody leaves."""
+        """Seconds until a split's first active ramp or its end, and until its end, when no input leaves."""
         first_end = split.segments()[0].end
         return (
             self.seconds_of_any(split.first, first_end, size, split.ramps),
@@ -283,10 +283,10 @@ class PacedRunner(Runner[P]):
     def _start_s(self, batch: Batch[P]) -> float:
         with self._changed:  # another lane writes them
             free_s, stayed = self._free_s, {each for sample_ids in self._stayed.values() for each in sample_ids}
-        # One that tokens filled was waited with too: for somebody who may not be in it.
+        # A batch that tokens filled waited too: for an input that may not be in it.
         if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
             return max(free_s, batch.started_s)
-        # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
+        # An input that stayed on the device was here when the batch before ended, whenever it was queued again.
         return max([free_s, *[member.since_s for member in batch.members if member.sample_id not in stayed]])
 
     def _sleep_until(self, due_s: float) -> None:
@@ -319,7 +319,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedPiece:
-    """Inputs on their way through a model that is not computed: who they are, without a hidden state."""
+    """Inputs on their way through a model that is not computed: their ids, without a hidden state."""
 
     sample_ids: tuple[str, ...]
     next_block: int
@@ -406,10 +406,10 @@ class RecordedRunner(Runner[EmulatedPiece]):
         )
 
     def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
-        """One step for every ramp where somebody leaves, or that looks, and one for the split's end.
+        """One step for every ramp where an input leaves, or that looks, and one for the split's end.
 
         Where inputs stay the active ramps look; where they are probes, all that were recorded. At a ramp without a
-        threshold, of a plan that another has replaced, nobody leaves. Raises UnprocessableInputError for ids without
+        threshold, of a plan that another has replaced, no input leaves. Raises UnprocessableInputError for ids without
         records.
         """
         rows_B = np.array([self._row(member.sample_id) for member in batch.members], dtype=np.int64)

@@ -32,7 +32,7 @@ class Accelerators:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     """Kubernetes' labels of the nodes that have them."""
     source: str | None = None
-    """Who says price and memory."""
+    """The source of price and memory."""
 
     def __post_init__(self) -> None:
         if self.count < 0:

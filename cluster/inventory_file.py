@@ -30,7 +30,7 @@ class AcceleratorsDocument(StrictDocument):
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Kubernetes' labels of their nodes."""
     source: str | None = None
-    """Who says price and memory."""
+    """The source of price and memory."""
 
 
 class ClusterLinkDocument(StrictDocument):

@@ -136,4 +136,4 @@ class ServeSettings(IngressSettings, ModelSettings):
     max_attempts: int = Field(default=8, ge=1)
     """Times an input is sent from the start, when replicas die under it, before its owner is told."""
     access: AccessSettings | None = None
-    """Keys, rates and origins; None: open to all who reach it."""
+    """Keys, rates and origins. None: every caller that reaches the service may use it."""

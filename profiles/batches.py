@@ -47,7 +47,7 @@ class RecordedBatches:
             raise DataError(f"{len(self)} recorded inputs make no batch of {self.size}; allowed are 1 to {len(self)}")
         check_losses(self.losses_NR, zero_one=self.zero_one)
         if self.losses_NR[~self.sure_NR].any():
-            raise DataError("recorded batches hold losses of ramps that let nobody leave")
+            raise DataError("recorded batches hold losses of ramps at which no input leaves")
 
     @classmethod
     def of_records(

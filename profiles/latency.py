@@ -27,7 +27,7 @@ Seconds = Annotated[float, Field(ge=0)]
 class LatencyProfile:
     """Measured or published seconds of one model on one accelerator; refuses what contradicts itself.
 
-    That seconds grow with the batch is for whoever measures to see to: a file is taken as it is.
+    It does not check that seconds grow with the batch: a file is taken as it is.
     """
 
     model: str

@@ -44,7 +44,7 @@ FAR_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSplit:
-    """What is timed: one batch through one split, all inputs of one length, nobody leaves before the model's end."""
+    """What is timed: one batch through one split. All inputs have one length, and none leaves early."""
 
     split: Split
     length: int

@@ -91,7 +91,7 @@ def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, nam
 def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
     """The records without the ramps of networks that are not used; blocks keep the chain's numbers.
 
-    Survival still has an entry for every block of the chain: who reaches a network's start has passed the blocks of
+    Survival still has an entry for every block of the chain: an input at a network's start has passed the blocks of
     those left out before it, without running them. Raises DataError for records of another chain, for networks that
     do not end at the reference, and for those of an ensemble without one that counts in what comes after it.
     """

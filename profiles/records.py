@@ -1,6 +1,6 @@
 """Exit records: how sure every ramp is and what its answer would cost, for N inputs.
 
-From them follows, for any set of active ramps and thresholds, who would have left where: survival (E3 section 3.1),
+For any set of active ramps and thresholds they show which inputs would have left where: survival (E3 section 3.1),
 agreement with the full model (Apparate section 3.2), mean blocks run. What answers are is their task's affair: a loss
 says how far one is from the full model's, 0 where they agree.
 """
@@ -126,7 +126,7 @@ class ExitRecords:
     zero_one: bool = True
     """Whether a loss is 0 or 1 by its nature, as of labels: then guarantees are tested exactly."""
     answers_NE: ValueArray | None = None
-    """(N, E, ...), where somebody needs the answers themselves."""
+    """(N, E, ...), where the answers themselves are needed."""
     true_losses_NE: FloatArray | None = None
     """Against the truth, where it is known."""
     times_s_N: FloatArray | None = None

@@ -104,7 +104,7 @@ the ramp's classifier says, and how alike the states before and after its block 
 
 
 def check_score(score: str) -> None:
-    """Raise DataError for a score that is none of ours: nobody would know its direction."""
+    """Raise DataError for an unknown score, whose direction is unknown too."""
     if score not in SCORES:
         raise DataError(f"a score is one of {', '.join(SCORES)}, not {score!r}")
 

@@ -186,7 +186,7 @@ class Observations:
 
     @property
     def truth_or_nan_NE(self) -> SmallArray:
-        """Losses against the truth, NaN where nobody knows it."""
+        """Losses against the truth, NaN where it is unknown."""
         if self.true_losses_NE is not None:
             return self.true_losses_NE
         return np.full((len(self), len(self.shape.ramps) + 1), np.nan, dtype=np.float32)
@@ -212,7 +212,7 @@ KINDS = {
 }
 """By schema, the arrays of a file and what numpy calls their kinds of numbers: whole ones, fractions, yes or no."""
 UNSEEN = -1
-"""In schema 1, a label that nobody computed, or that was not known."""
+"""In schema 1, a label that was not computed or not known."""
 MOST_WINDOWS = 2**53
 """Above, floating point does not tell one window from the next."""
 
@@ -331,7 +331,7 @@ class ExitStream:
 def of_any_schema(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """The columns of this schema or one before it as those of this one.
 
-    Before schema 4 no probe lost words, before schema 3 nobody stayed; in schema 1 labels stood for losses.
+    Before schema 4 no probe lost words, before schema 3 no input stayed; schema 1 had labels instead of losses.
     """
     columns = _of_labels(arrays) if "labels_NR" in arrays else dict(arrays)
     return {"stayed_N": np.zeros(len(arrays["times_s_N"]), dtype=bool)} | columns
@@ -381,7 +381,7 @@ class SampledStream(ExitStream):
         """By window: from which key on nothing is kept any more, once it has been full."""
 
     def take_in(self, observations: Observations) -> Observations:
-        """Add inputs; gives those that are kept for now: whoever adds only these has the same sample in the end."""
+        """Add inputs; returns those that are kept for now. Adding only these leads to the same final sample."""
         kept = observations.take(self._is_wanted_N(observations))
         self.append(kept)
         window_N = np.floor(kept.times_s_N / self.period_s).astype(np.int64)

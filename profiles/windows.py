@@ -13,7 +13,7 @@ The known side is a census, without error. On the other side, given how many pro
 sample, so their mean is unbiased, whatever the true share of probes was. (Probes come in batches: then the mean is a
 ratio of two random sums, and its bias falls with the number of batches.)
 
-Where answered inputs stay, whoever is asked about ramps that were all active is known, beyond its exit too and with the
+Where answered inputs stay and all ramps in question were active, every input is known, beyond its exit too and with the
 full model's answer: a census at any thresholds. Of ramps that were off, as ever, only probes tell. (A live window in
 which inputs began to stay holds all of those, and of those before the probes alone: it says more of its later part.)
 
@@ -185,7 +185,7 @@ def _from_before(reach_WR: FloatArray, go_on_WR: FloatArray, start: int, window:
 
 
 def _log_likelihood(reach_R: FloatArray, go_on_R: FloatArray) -> FloatArray:
-    """Of binomial counts at their own share; 0 where nobody came or all did the same."""
+    """Of binomial counts at their own share; 0 where no input came or all did the same."""
     from scipy.special import xlogy
 
     leave_R = reach_R - go_on_R

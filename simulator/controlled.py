@@ -138,7 +138,7 @@ class Closed:
     mixes: tuple[Mix, ...]
     """As many rows in each."""
     pause_s: float = 0.1
-    """Whoever got no answer comes again after so long; at once, a service that refuses would have no end of it."""
+    """Seconds after which an input without an answer is sent again. At 0, a service that refuses would be flooded."""
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
@@ -171,7 +171,7 @@ class ClosedSender:
         self._events.at(0.0, ARRIVES, self._send, self._load.in_flight)
 
     def settled(self, number: int, answered: bool) -> None:
-        """Inputs have their outcome; those who follow them at one moment are sent together."""
+        """Inputs have their outcome. The inputs that follow them at the same moment are sent together."""
         if not answered:
             self._events.at(self._events.time_s + self._load.pause_s, ARRIVES, self._send, number)
         else:
@@ -225,7 +225,7 @@ LINGER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Somebody's own plan, put in force at a time and held."""
+    """A plan given by an operator, put in force at a time and held."""
 
     at_s: float
     plan: Plan
@@ -330,7 +330,7 @@ class _Run:
         self._ended_s: float | None = None
 
     def _decide(self, policy: PolicySpec | None) -> Decisions:
-        """By other thresholds than those to begin with the records say who leaves where."""
+        """Under other thresholds than the first ones, the records decide which inputs leave where."""
         first, records = self._scenario.plan.policy, self._control.records
         if policy is None or policy.thresholds is None or policy == first:
             return self._scenario.decisions
@@ -386,7 +386,7 @@ class _Run:
         await asyncio.sleep(order.at_s)
         try:
             await self._loop.apply(plan_document(order.plan), hold=True)
-        except OfframpError as refusal:  # whoever gave it would be told
+        except OfframpError as refusal:  # live, the caller would get the error
             self._fleet.say(f"an order is not carried out: {refusal}")
 
     def _assignment_of(self, slot: str) -> Assignment | None:

@@ -117,11 +117,11 @@ class AcceleratorPool:
         self._holders[self._holders.index(holder)] = other
 
     def release(self, holder: object) -> None:
-        """Take back what somebody holds, if anything."""
+        """Take back what a holder has, if anything."""
         self._holders = [None if held is holder else held for held in self._holders]
 
     def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
-        """Have some be gone; gives those who held them."""
+        """Remove accelerators; returns their holders."""
         lost = [number for number in numbers if number not in self._lost_s]
         self._lost_s |= dict.fromkeys(lost, now_s)
         holders = [self._holders[number] for number in lost]

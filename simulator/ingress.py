@@ -33,7 +33,7 @@ Settled = Callable[[int, bool], None]
 
 
 def ignore_settled(number: int, answered: bool) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class SimulatedIngress:
         return [tokens.of(number, network) for number in numbers]
 
     def _do(self, actions: Iterable[Action]) -> None:
-        """Carry actions out, and whatever they lead to at once; inside of that, leave them to whoever does."""
+        """Carry actions out, and whatever they lead to at once; a nested call leaves its actions to the outer one."""
         todo, core = self._todo, self.core
         if self._is_busy:
             todo.extend(actions)
@@ -232,7 +232,7 @@ class SimulatedIngress:
         ]
 
     def _crossing(self, trip: Trip, block: int, members: Sequence[Input]) -> list[Input]:
-        """Who is not awaited does not cross."""
+        """An input whose request was given up does not cross."""
         entering = [member for member in members if member.payload.holder is trip]
         for member in entering:
             member.tokens = member.payload.tokens
@@ -270,7 +270,7 @@ class SimulatedIngress:
         if trip.replica is not None and trip in trip.replica.trips:
             trip.replica.trips.remove(trip)
             trip.leg.transport.done(self.index, trip.replica, trip.weight)
-        trip.members = ()  # they know it too, and nobody collects cycles here
+        trip.members = ()  # members refer to it too, and cycles are not collected here
 
     def _wake(self, wake_s: float) -> bool:
         """Whether there was anything to do."""

@@ -1,4 +1,4 @@
-"""Who leaves at which ramp, from records or from a survival, and what probes see of it."""
+"""Which inputs leave at which ramp, from records or from a survival, and what probes see of it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def patient(records: ExitRecords, patience: int) -> ByPatience:
 
 
 def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Generator, *, num_rows: int) -> ByRamp:
-    """Made-up inputs that leave as a survival says; who is sure at a ramp is sure at every later one.
+    """Made-up inputs that leave as a survival says; an input that is sure at a ramp is sure at every later one.
 
     `survival_N`: per block, the share that no ramp before it lets out, all of them active. Raises DataError for 0 rows.
     """

@@ -116,7 +116,7 @@ def by_trip(members: Sequence[Input]) -> Sequence[tuple[Trip, Sequence[Input]]]:
 
 
 Exit = tuple[int, list[Input]]
-"""A block, and who leaves after it."""
+"""A block, and the inputs that leave after it."""
 Size = Any
 """What members cost together: a number of inputs, or where lengths count, of tokens; of steps a `StepSize`."""
 
@@ -141,7 +141,7 @@ class Work:
         self.split = split
         self.size_of: Callable[[Sequence[Input]], Size] = len if pace.length is None else tokens_of
         self.is_late = False
-        """Whether who leaves early is answered at the batch's end."""
+        """Whether inputs that leave early are answered at the batch's end."""
         self._pace = pace
         self._until_s: dict[int, list[float]] = {}
         self._leaves = leaves
@@ -149,7 +149,7 @@ class Work:
         self._took_s = took_s
 
     def until_s(self, size: Size) -> list[float]:
-        """Seconds by number of blocks, while members of such a size are inside and nobody leaves."""
+        """Seconds by number of blocks, while members of such a size are inside and none leaves."""
         until_s = self._until_s.get(size)
         if until_s is None:
             split, inputs = self.split, self._pace.size_of(size, size)
@@ -159,9 +159,9 @@ class Work:
         return until_s
 
     def end_s(self, size: Size | None, num_waiting: int) -> float:
-        """What comes after a batch's last block, which members of such a size have reached; None: nobody has.
+        """Seconds after a batch's last block, which members of such a size have reached; None: no member has.
 
-        `num_waiting`: those who have left, and wait for the end.
+        `num_waiting`: inputs that have left, and wait for the end.
         """
         return 0.0
 
@@ -171,7 +171,7 @@ class Work:
         return self._pace.seconds_of_any(self.split.first, block + 1, inputs, ramps)
 
     def part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
-        """Who leaves at which of the split's ramps, in their order, and who goes on to its end."""
+        """Inputs that leave at each of the split's ramps, in their order, and inputs that go on to its end."""
         if not self.split.ramps:
             return [], list(members)
         leaves, cycle = self._leaves, len(self._leaves)
@@ -242,8 +242,8 @@ class Works:
 
 
 Ended = tuple[Batch[Flight[int]], Work, float | None, float, Sequence[Exit], list[Input]]
-"""A batch that has run, its work, the seconds until its first answers (None: its end) and in all, who is answered at
-its end, and who goes on."""
+"""A batch that has run, its work, the seconds until its first answers (None: its end) and in all, the inputs that are
+answered at its end, and those that go on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class SideBySide:
         on_exit: Callable[[Batch[Flight[int]], Exit], None],
         on_end: Callable[[Ended], None],
     ) -> None:
-        """`on_exit` is told who is answered on the way."""
+        """`on_exit` gets the inputs that are answered on the way."""
         self._events = events
         self._is_alive = is_alive
         self._on_exit = on_exit
@@ -319,7 +319,7 @@ class SideBySide:
         self._go_on(remaining)
 
     def _go_on(self, remaining: Remaining) -> None:
-        """To the next exit where somebody is answered, or the end."""
+        """To the next exit where an input is answered, or the end."""
         end = remaining.exits[0][0] + 1 if remaining.exits else remaining.end
         self._sharing.step(
             remaining.batch.lane,
@@ -365,8 +365,8 @@ class SideBySide:
 
 
 LATE: Final = ("foreseen", "similar")
-"""Policies that decide before the head that all exits share is asked (`earlyexit/network/cut.py`): so who leaves by
-them is answered at the batch's end."""
+"""Policies that decide before the head that all exits share is asked (`earlyexit/network/cut.py`). An input that leaves
+by them is answered at the batch's end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -473,7 +473,7 @@ class StepWork(Work):
         return self._seconds.head(inputs)
 
     def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
-        """A batch was run: whatever its members passed is filled in, and who left early is behind, but no probe."""
+        """A batch was run: what its members passed is filled in. Members that left early are behind, except probes."""
         super().count(batch, seconds)
         leaves, cycle, at_end = self._leaves, len(self._leaves), self.split.end == self._num_blocks
         for member in batch.members:
@@ -584,11 +584,11 @@ class SimulatedReplica:
             self._start()
 
     def forget(self, trip: Trip) -> None:
-        """Throw out what is queued of a call that nobody waits for any more."""
+        """Remove the queued inputs of a call that was given up."""
         self.engine.forget(trip)
 
     def end(self, sequence: int) -> None:
-        """One is over: nobody waits for its next step any more."""
+        """A sequence is over: no next step of it is awaited."""
         if not self.alive:
             return
         self.engine.take_out((sequence,))
@@ -660,7 +660,7 @@ class SimulatedReplica:
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
 
     def _run_staying(self, batch: Batch[Flight[int]]) -> None:
-        """Nobody leaves: those whom an active ramp lets out are answered there. Of probes every ramp looks."""
+        """No input leaves: those that an active ramp lets out are answered there. For probes every ramp looks."""
         split, started_s, first_s = batch.split, batch.started_s, None
         ramps = self._problem.ramps if batch.probe else split.ramps
         work = self._works.of(split)

@@ -98,7 +98,7 @@ class GeneratingIngress(SimulatedIngress):
         super().follow(placed)
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
-        """Where their home is; who has lost it begins anew."""
+        """Where their keys and values are; a sequence that has lost them starts again."""
         homes, slot = homes_of(trip.leg.slot, trip.flights), trip.leg.transport
         if homes.replica is not None and not slot.has(homes.replica):
             self.restart(trip)

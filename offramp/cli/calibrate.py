@@ -1,4 +1,4 @@
-"""`offramp calibrate`: thresholds of a model, or of anybody's exit records."""
+"""`offramp calibrate`: thresholds of a model, or of exit records from elsewhere."""
 
 from __future__ import annotations
 

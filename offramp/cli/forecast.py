@@ -46,7 +46,7 @@ def forecast(
 def forecast_table(forecast: dict[str, Any]) -> Table:
     """One row per block; `forecast` as `offramp.commands.forecast.forecast_document` gives it.
 
-    A block's ramp is the one before it, which decides who reaches it.
+    A block's ramp is the one before it, which decides which inputs reach it.
     """
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")

@@ -1,4 +1,4 @@
-"""`offramp inject`: ramps for a model that nobody prepared."""
+"""`offramp inject`: ramps for an ONNX file or a torch module."""
 
 from __future__ import annotations
 

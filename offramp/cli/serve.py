@@ -177,7 +177,7 @@ def example_of(card: ModelCard) -> str:
 
 def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
     """End at once, for Ray's own end would wait for its head; in an environment, begin anew with the same command."""
-    with contextlib.suppress(OSError):  # nobody may read any more
+    with contextlib.suppress(OSError):  # the reader of a pipe may be gone
         print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
         sys.stdout.flush()
     if environment is None:

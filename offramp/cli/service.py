@@ -258,7 +258,7 @@ def _applications(applications: list[dict[str, Any]]) -> Table:
 
 def _stages(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Of a plan document, or of one that stands beside what else its service says."""
-    while isinstance(plan, Mapping) and "stages" not in plan:  # somebody else may listen there
+    while isinstance(plan, Mapping) and "stages" not in plan:  # another server may listen there
         plan = plan.get("plan")
     return list(plan["stages"]) if isinstance(plan, Mapping) else []
 

@@ -32,7 +32,7 @@ class Client:
     Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
     attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
     it. A prediction may be computed twice when an attempt is repeated. `api_key` is sent with every request: over plain
-    http whoever is on the way can read it. `compressed`: have large answers
+    http every machine on the way can read it. `compressed`: have large answers
     compressed, which costs both sides more than it saves on a fast network.
     """
 

@@ -59,7 +59,7 @@ class Send:
     tells_timeout: bool = True
     """Whether the body says how long we shall wait."""
     streams: bool = False
-    """Whether an answer of status 200 is read by whoever asked: the reply's payload is then the open response."""
+    """Whether the caller reads an answer of status 200: the reply's payload is then the open response."""
     after_s: float = 0.0
     timeout_s: float
 

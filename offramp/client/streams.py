@@ -15,7 +15,7 @@ BROKEN = "the server's stream broke off"
 
 
 class Pieces:
-    """An iterator of pieces of text; a context manager, since who stops early ends the sequence by closing it."""
+    """An iterator of pieces of text; a context manager, since closing it early ends the sequence."""
 
     def __init__(self, response: httpx.Response, reading: Reading) -> None:
         self._response = response
@@ -34,7 +34,7 @@ class Pieces:
         return self._pieces
 
     def close(self) -> None:
-        """Let the server know that nobody listens."""
+        """Tell the server that the stream is no longer read."""
         self._response.close()
 
     def whole(self) -> Generation:

@@ -139,7 +139,7 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
         from offramp.commands.calibrate_tokens import card_of_sequences
 
         return card_of_sequences(records, job, facts_of(job))
-    policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
+    policy_of_score(records.score, {}, records.confidences)  # or no input could leave by the thresholds found
     return card_of(
         records, parts_of(records, job), job, facts_of(job), block_costs=measured_costs(job.latency, records)
     )

@@ -1,4 +1,4 @@
-"""Models that nobody prepared, whatever they are written in: read, and cut into the blocks of a backbone."""
+"""ONNX files and torch modules, read and cut into the blocks of a backbone."""
 
 from __future__ import annotations
 

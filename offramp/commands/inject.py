@@ -1,4 +1,4 @@
-"""`offramp inject`: a model that nobody prepared and some of its inputs in, a model folder with ramps out."""
+"""`offramp inject`: from a foreign model and some of its inputs, makes a model folder with ramps."""
 
 from __future__ import annotations
 

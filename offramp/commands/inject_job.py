@@ -11,9 +11,9 @@ from earlyexit.network.checkpoint import RampOptions
 from offramp.commands.train_job import check_name
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".th", ".joblib")
-"""Endings of files that run anybody's code while they are loaded, or may."""
+"""Endings of files that may run foreign code while they are loaded."""
 MOST_BLOCKS = 12
-"""Where nobody says how many; a transformer of that many layers is the largest that planners are measured on."""
+"""Default number of blocks; a transformer of that many layers is the largest that planners are measured on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class InjectJob:
         check_name(self.name)
         if self.backbone.endswith(PICKLES):
             raise InputError(
-                f"{self.backbone} is a pickle, which may run anybody's code and is not loaded; give an ONNX file, or "
+                f"{self.backbone} is a pickle, which may run foreign code and is not loaded; give an ONNX file, or "
                 "your own module:function that returns the module, its weights from safetensors or by "
                 "torch.load(..., weights_only=True), and example inputs"
             )

@@ -50,7 +50,7 @@ def measured_costs(latency: Path | None, records: ExitRecords) -> list[float] | 
 
 
 def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
-    """How large every block is, which is what it costs where nobody measured; None where a network does not tell."""
+    """Sizes of the blocks, used as costs where none were measured; None where a network does not tell."""
     sizes = [block_sizes(member) for member in card.members(folder)]
     told = all(len(each) == length for each, length in zip(sizes, card.chain.lengths, strict=True))
     return [of_block for each in sizes for of_block in each.values()] if told else None

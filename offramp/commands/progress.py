@@ -95,7 +95,7 @@ def progress_bars() -> Iterator[Report]:
 
 @contextmanager
 def progress_count(what: str) -> Iterator[Callable[[int], None]]:
-    """A callback (done) that draws on stderr, for work of which nobody knows how much there is."""
+    """A callback (done) that draws on stderr, for work of unknown length."""
     if not sys.stderr.isatty():
         yield _count_lines(what)
         return

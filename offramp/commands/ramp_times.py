@@ -30,7 +30,7 @@ def ramps_worth_their_time(
 ) -> tuple[int, ...]:
     """The ramps without those that take longer than the blocks up to the next exit.
 
-    `asked`: somebody named them; then one that takes longer is refused. Raises InputError for that, and where none is
+    `asked`: the caller named them; then one that takes longer is refused. Raises InputError for that, and where none is
     left.
     """
     kept = worth_their_time(ramp_s.tolist(), block_s.tolist(), ramps)

@@ -373,7 +373,7 @@ def _records_of(
         truth_N=truth_N,
         loss=task.loss,
         zero_one=task.zero_one,
-        keep_answers=answers_NE.ndim == 2,  # who looks answers up by an id wants a label or a number
+        keep_answers=answers_NE.ndim == 2,  # answers are looked up by id as a label or a number
         confidences=None if policy != "share" or confidences is None else {ramp: confidences[ramp] for ramp in ramps},
         tallies_NE=tallies_NE if tallies_NE.shape[2] else None,
     )

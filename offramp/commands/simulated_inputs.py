@@ -1,4 +1,4 @@
-"""Who leaves where in a simulation: recorded inputs by a policy, or inputs made up by the problem's survival."""
+"""The inputs of a simulation: recorded ones by a policy, or inputs made up by the problem's survival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`offramp sites`: where ramps can go in a model that nobody prepared."""
+"""`offramp sites`: where ramps can go in an ONNX file or a torch module."""
 
 from __future__ import annotations
 

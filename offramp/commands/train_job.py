@@ -76,7 +76,7 @@ class TrainJob:
 
 
 def default_task(backbone: str) -> str:
-    """What a backbone answers if nobody says: `token` by a decoder's file or checkpoint folder, else `label`.
+    """A backbone's default task: `token` for a decoder's file or checkpoint folder, else `label`.
 
     Raises ModelFolderError where the checkpoint's config.json is not JSON.
     """

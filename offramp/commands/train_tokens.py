@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STYLES = ("adapted", "normed")
 FEW = 4
-"""Ramps where nobody names them: each costs memory for its states while it learns, and a look at every token."""
+"""Default number of ramps: each costs memory for its states while it learns, and a look at every token."""
 LONGEST = 128
 """Tokens of a text that ramps learn from; the rest is left out."""
 

@@ -30,7 +30,7 @@ def ok(found: str) -> Finding:
 
 
 def warning(found: str, advice: str) -> Finding:
-    """It will run, but not well, or not for everybody."""
+    """It will run, but not well, or not for all users."""
     return Finding(verdict="warning", found=found, advice=advice)
 
 

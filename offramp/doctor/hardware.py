@@ -24,7 +24,7 @@ NATIVE_BFLOAT16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "Arm"}
 
 
 def cores(machine: Machine) -> Iterator[Finding]:
-    """The service and whoever loads it share them."""
+    """The service and its load generator share them."""
     count = machine.hardware.cores
     if count < 2:
         yield warning(f"{count} core", "two or more: Ray's processes, the ingress and a stage share this one")

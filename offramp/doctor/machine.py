@@ -64,7 +64,7 @@ class Port:
     purpose: str
     taken: bool
     holder: RunningProcess | None = None
-    """None where nobody holds it, or the system does not tell who."""
+    """None where no process holds it, or the system does not tell which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

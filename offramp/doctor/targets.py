@@ -35,7 +35,7 @@ def _target(target: Target, machine: Machine) -> Finding:
         )
     if not target.calibrated:
         return warning(
-            f"{words}; not calibrated, so nobody leaves early",
+            f"{words}; not calibrated, so no input leaves early",
             f"offramp calibrate {target.path} --data VALIDATION_FILE, or serve with --plan stock",
         )
     return ok(words)

@@ -305,7 +305,7 @@ ALLOWED = (
 LARGEST = 1e12
 """Of any number in a spec: beyond it rates and seconds lose their digits to rounding."""
 DATES_S = 1e8
-"""Seconds beyond three years are dates since 1970: nobody waits from 0 until they come."""
+"""Seconds beyond three years are taken as dates since 1970, not as waits from 0."""
 UNITS = {"s": 1.0, "ms": 1e-3}
 """Of times, in seconds."""
 CV_RANGE = (0.01, 100.0)

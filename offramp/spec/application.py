@@ -131,7 +131,7 @@ def exposure_notes(
     """What can be reached by more than one would think; `ray_is_open`: Ray's own ports are on every interface."""
     notes = []
     if host not in LOOPBACK and not has_keys:
-        notes.append(f"listening on {host} without API keys: all who reach it may use it (--api-keys)")
+        notes.append(f"listening on {host} without API keys, every caller that reaches it may use it (--api-keys)")
     if ray_is_open:
         for_all = environment.get("RAY_AUTH_MODE", "").lower() == "disabled"
         opened = ", and RAY_AUTH_MODE=disabled opens them to all" if for_all else ""

@@ -58,7 +58,7 @@ class Dashboard:
 
 
 def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
-    """The fields of an answer, one of which is needed; raises OfframpError for an answer of somebody else."""
+    """The fields of an answer, one of which is needed; raises OfframpError for an answer of another server."""
     try:
         found = response.json()
     except ValueError:

@@ -72,7 +72,7 @@ class PlanOptions(StrictDocument):
 
 
 class VersionsDocument(StrictDocument, VersionSettings):
-    """Which versions of the model there are, and who decides on them; the folder is one of the nodes."""
+    """Which versions of the model there are, and what may change them; the folder is one of the nodes."""
 
 
 class TracingDocument(StrictDocument, TracingSettings):
@@ -80,7 +80,7 @@ class TracingDocument(StrictDocument, TracingSettings):
 
 
 class AccessDocument(StrictDocument, AccessSettings):
-    """Who may use it, and how much; `keys_file` is relative to the service file's folder."""
+    """Which callers may use it, and how much; `keys_file` is relative to the service file's folder."""
 
 
 class ApplicationDocument(StrictDocument):

@@ -93,7 +93,7 @@ def test_exit_records_bring_their_batches_along(tmp_path: Path) -> None:
     ("batches", "message"),
     [
         ({"size": 2, "sure": [4, 0], "lost": [0, 0]}, "batches.sure.0 is 4; with 2 ramps at most 3"),
-        ({"size": 2, "sure": [1, 0], "lost": [2, 0]}, "recorded batches hold losses of ramps that let nobody leave"),
+        ({"size": 2, "sure": [1, 0], "lost": [2, 0]}, "recorded batches hold losses of ramps at which no input leaves"),
         ({"size": 2, "sure": [1, 0], "lost": [0]}, "batches: 1 inputs have losses, 2 are recorded"),
         ({"size": 2, "sure": [1, 0]}, "batches: neither of lost and losses are given; one of them is needed"),
         ({"size": 1, "sure": [1], "losses": [[0.1, 0.2]]}, "batches: input 0 has 2 losses; 1 ramps let it leave"),

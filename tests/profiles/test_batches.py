@@ -80,7 +80,7 @@ def test_a_count_is_what_the_outcome_of_the_records_says() -> None:
         ({"ramps": (0,)}, "7 inputs and 1 ramps need arrays of that shape"),
         ({"ramps": (0, 3)}, "ramps must ascend and sit below block 3"),
         ({"losses_NR": np.full((7, 2), 0.5)}, "losses are to be 0 or 1"),
-        ({"losses_NR": np.ones((7, 2))}, "losses of ramps that let nobody leave"),
+        ({"losses_NR": np.ones((7, 2))}, "losses of ramps at which no input leaves"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(wrong: dict[str, Any], message: str) -> None:

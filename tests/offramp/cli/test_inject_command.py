@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("net.pt", [], "net.pt is a pickle, which may run anybody's code and is not loaded"),
+        ("net.pt", [], "net.pt is a pickle, which may run foreign code and is not loaded"),
         (TORCH, ["--blocks", "1"], "--blocks 1; at least 2 are needed"),
         (TORCH, ["--hold-out", "1.5"], "--hold-out 1.5; a share between 0 and 1 is needed"),
         (TORCH, ["--image-size", "224"], "--image-size '224'; HEIGHTxWIDTH in pixels is needed, like 224x224"),

@@ -160,7 +160,7 @@ CASES: Mapping[str, tuple[Machine, str, str, str, str]] = {
     ),
     "uncalibrated model": (
         with_target(calibrated=False), "given", "warning",
-        "not calibrated, so nobody leaves early", "offramp calibrate m --data",
+        "not calibrated, so no input leaves early", "offramp calibrate m --data",
     ),
     "service without its gpus": (
         with_target(kind="service", gpus=2), "given", "failed", "needs 2 GPUs, 0 are here", "offramp deploy",

@@ -261,7 +261,7 @@ def test_ramps_and_blocks_are_timed_where_they_run(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.pkl", "net.bin"])
 def test_pickles_are_never_loaded(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} is a pickle, which may run anybody's code and is not loaded; give"):
+    with pytest.raises(InputError, match=f"{name} is a pickle, which may run foreign code and is not loaded; give"):
         job_of(name)
 
 
