@@ -26,10 +26,12 @@ Command = Callable[..., Any]
 CommandT = TypeVar("CommandT", bound=Command)
 
 
-def takes_fields(model: str, options: Mapping[str, str]) -> Callable[[CommandT], CommandT]:
-    """Give a command an option for each of some fields of a model; the command receives them as keyword arguments.
+def takes_fields(model: str, options: Mapping[str, str] | None = None) -> Callable[[CommandT], CommandT]:
+    """Give a command options that are fields of a model, which is `module:class`.
 
-    `model` is `module:class`. `options` maps an option's parameter name to the field's path, such as `ingress.port`.
+    `options` maps an option's parameter name to the field's path, such as `ingress.port`; the command receives the
+    values as keyword arguments, None where one is not given. Without `options` every field is one, under its alias
+    where it has one, and the command receives the model as `job`.
     """
 
     def mark(command: CommandT) -> CommandT:
@@ -82,15 +84,20 @@ def with_options(function: Command) -> Command:
     named, options = function.__dict__["fields"]
     module, _, model = named.partition(":")
     shape: type[BaseModel] = getattr(import_module(module), model)
-    hints = get_type_hints(function, include_extras=True)
+    hints = get_type_hints(function, localns={model: shape}, include_extras=True)
     own = [
         each.replace(annotation=hints[each.name])
         for each in inspect.signature(function).parameters.values()
-        if each.kind is not inspect.Parameter.VAR_KEYWORD
+        if each.kind is not inspect.Parameter.VAR_KEYWORD and each.name != "job"
     ]
-    fields = [parameter(option, field_at(shape, path)) for option, path in options.items()]
+    if options is None:
+        fields = [parameter(each.alias or name, each, defaults=True) for name, each in shape.model_fields.items()]
+    else:
+        fields = [parameter(option, field_at(shape, path)) for option, path in options.items()]
 
     def command(*arguments: Any, **given: Any) -> Any:
+        if options is None:
+            given["job"] = validated(shape, {each.name: given.pop(each.name) for each in fields})
         return function(*arguments, **given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -114,10 +121,11 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Return the parameter of an option that may be left out, which is None or empty then."""
+def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect.Parameter:
+    """Return the parameter of an option. With `defaults` it has the field's default, else None when it is left out."""
     [kind] = _members(field.annotation)
-    option: dict[str, Any] = {"help": help_of(field)}
+    default = (inspect.Parameter.empty if field.is_required() else field.default) if defaults else None
+    option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
     allowed: tuple[str, ...] = ()
     if get_origin(kind) is Literal:
         allowed, kind = get_args(kind), str
@@ -128,22 +136,32 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         kind = list[str]
     bounds = {key: getattr(each, key) for each in field.metadata for key in ("ge", "le") if hasattr(each, key)}
     option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
-    wanted: Any = kind | None
-    annotation: Any = Annotated[wanted, typer.Option(callback=_check(name, field, allowed), **option)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    wanted: Any = kind | None if default is None else kind
+    check = _check(name, field, allowed)
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "argument" in extra:
+        metavar = str(extra["argument"])
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[wanted, typer.Argument(metavar=metavar, callback=check, **option)],
+        )
+    annotation: Any = Annotated[wanted, typer.Option(callback=check, **option)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _check(name: str, field: FieldInfo, allowed: tuple[str, ...]) -> Callable[[Any], Any]:
     """The check of a given value: raises InputError, or typer.BadParameter."""
 
     def check(value: Any) -> Any:
-        if value is None or isinstance(value, list | tuple):  # origins are checked as a whole
-            return value
         if allowed:
             return choice(name.replace("_", "-"), value, allowed)
+        if value is None or not field.metadata or isinstance(value, list | tuple):  # lists are checked as a whole
+            return value
         from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-        held: Any = Annotated[field.annotation, field, *field.metadata]
+        held: Any = Annotated[field.annotation, *field.metadata]
         try:
             TypeAdapter(held, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
@@ -153,10 +171,12 @@ def _check(name: str, field: FieldInfo, allowed: tuple[str, ...]) -> Callable[[A
     return check
 
 
-def help_of(field: FieldInfo) -> str:
-    """Return the first sentence of a field's docstring, and its default."""
+def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
+    """Return the first sentence of a field's docstring, and its default unless typer shows it."""
     said = " ".join((field.description or "").split())
     first = re.split(r"(?<=[.;])\s", said)[0].rstrip(".;")
+    if not shows_default:
+        return f"{first}."
     default = field.get_default(call_default_factory=True)
     if default is None:
         [_, *unset] = said.split("None: ")

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from earlyexit.backends.backends import BACKENDS as COMPUTED_BY
-from earlyexit.engine.order import OrderSpec
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError
 from earlyexit.ramps import pooling
 
 if TYPE_CHECKING:
@@ -78,14 +77,6 @@ def choice(name: str, value: str | None, allowed: tuple[str, ...]) -> Any:
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
     return value
-
-
-def order_option(text: str | None) -> OrderSpec | None:
-    """What `--order` says; raises InputError."""
-    try:
-        return None if text is None else OrderSpec.parse(text)
-    except PlanError as error:
-        raise InputError(f"--order: {error}") from error
 
 
 def completes(allowed: tuple[str, ...]) -> dict[str, Callable[[str], list[str]]]:

@@ -22,7 +22,6 @@ from offramp.cli.options import (
     in_a_folder,
     integers,
     numbers,
-    order_option,
     show,
 )
 
@@ -59,7 +58,7 @@ def plan(
 
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
     """
-    from offramp.commands.plan import NoPlanAnswer, best_answer, serving_plan
+    from offramp.commands.plan import NoPlanAnswer, best_answer, order_option, serving_plan
     from optimizer.planner import solve
     from optimizer.problem_file import read_problems
     from optimizer.what_if import with_batch_limit

@@ -15,7 +15,7 @@ import typer
 
 from earlyexit.errors import HeadLostError, InputError
 from offramp.cli.fields import nested, takes_fields, validated
-from offramp.cli.options import OrderOf, optional_http_address, order_option
+from offramp.cli.options import OrderOf, optional_http_address
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -101,6 +101,7 @@ def serve(
 
 
 def _plan_of(asked: PlanOptions, model: Path, order: str | None) -> Plan:
+    from offramp.commands.plan import order_option
     from offramp.spec.application import resolve_plan
 
     given = asked.model_dump(exclude={"plan"}, exclude_unset=True)

@@ -5,123 +5,32 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from earlyexit.errors import InputError
-from offramp.cli.options import (
-    STRATEGY_NAMES,
-    AsJson,
-    OrderOf,
-    ProblemFilePath,
-    Seed,
-    choice,
-    completes,
-    make_table,
-    milliseconds,
-    order_option,
-    show,
-)
+from offramp.cli.fields import takes_fields
+from offramp.cli.options import AsJson, make_table, milliseconds, show
 from offramp.cli.plan import NO_PLAN
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from offramp.commands.simulate import Simulated
-    from offramp.commands.simulate_job import SimulateJob, Simulation
+    from offramp.commands.simulate_job import SimulateJob
+    from offramp.commands.simulate_sequences import Simulation
     from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the signal's number, as shells have it."""
-MOST_INGRESSES = 1000
-
-Arrivals = Annotated[
-    str,
-    typer.Option(
-        help="poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."
-    ),
-]
-PlanFile = Annotated[
-    Path | None, typer.Option(help="Plan file, or what `offramp plan --json` printed; default: the planner's.")
-]
-StrategyName = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Of the planner's plan: {', '.join(STRATEGY_NAMES)}; default: best.",
-        **completes(STRATEGY_NAMES),
-    ),
-]
-Records = Annotated[
-    Path | None,
-    typer.Option(help="Exit records, .npz, .csv or .tsv; default: inputs that leave as the survival says."),
-]
-Thresholds = Annotated[
-    str | None,
-    typer.Option(
-        help="With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json; "
-        "default: the plan's policy."
-    ),
-]
-GivenLengths = Annotated[
-    str | None,
-    typer.Option(
-        help="Tokens of inputs: a file, one a line or exit records, or a normal distribution, mean,variance,low,high; "
-        "default: the problem's."
-    ),
-]
-OverlapBelow = Annotated[
-    int | None,
-    typer.Option(min=1, help="Run a device's next batch beside one of fewer inputs; default: as the plan says."),
-]
-Admission = Annotated[bool, typer.Option("--admission/--no-admission", help="Refuse at once what would be late.")]
 
 
-def simulate(
-    problem: ProblemFilePath,
-    arrivals: Arrivals,
-    plan: PlanFile = None,
-    strategy: StrategyName = None,
-    duration: Annotated[float, typer.Option(help="Seconds in which requests arrive.")] = 60.0,
-    warm_up: Annotated[float, typer.Option(help="Seconds of them, from the start, that are not counted.")] = 1.0,
-    records: Records = None,
-    thresholds: Thresholds = None,
-    lengths: GivenLengths = None,
-    inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
-    ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,
-    overlap_below: OverlapBelow = None,
-    order: OrderOf = None,
-    admission: Admission = True,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
+@takes_fields("offramp.commands.simulate_job:SimulateJob")
+def simulate(job: SimulateJob, as_json: AsJson = False) -> None:
     """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
 
     Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
     """
-    if plan is not None and strategy is not None:
-        raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
-    from offramp.commands.simulate_job import SimulateJob
-    from offramp.commands.simulated_inputs import thresholds_option
-
-    job = SimulateJob(
-        problem=problem,
-        plan=plan,
-        strategy=choice("strategy", strategy or "best", STRATEGY_NAMES),
-        arrivals=arrivals,
-        duration_s=duration,
-        warm_up_s=warm_up,
-        records=records,
-        thresholds=None if thresholds is None else thresholds_option(thresholds),
-        lengths=lengths,
-        inputs_per_request=inputs_per_request,
-        num_ingresses=ingresses,
-        overlap_below=overlap_below,
-        order=order_option(order),
-        admission=admission,
-        seed=seed,
-    )
     try:
         _simulate(job, as_json=as_json)
     except KeyboardInterrupt:

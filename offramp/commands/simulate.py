@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from earlyexit.errors import InputError
-from offramp.commands.plan import NoPlanAnswer
+from offramp.commands.plan import NoPlanAnswer, order_option
 from offramp.commands.progress import provenance
-from offramp.commands.simulate_job import SimulateJob, Simulation
-from offramp.commands.simulate_sequences import SimulatedSequences, check_sequences, in_sequences, sequences_document
+from offramp.commands.simulate_job import SimulateJob
+from offramp.commands.simulate_sequences import (
+    SimulatedSequences,
+    Simulation,
+    check_sequences,
+    in_sequences,
+    sequences_document,
+)
 from offramp.commands.simulated_inputs import (
     Inputs,
     PlayedPlan,
@@ -23,6 +29,7 @@ from offramp.commands.simulated_inputs import (
     plan_of_file,
     planner_plan,
     said_of,
+    thresholds_option,
     with_lengths,
 )
 from offramp.load.arrivals import MOST_ARRIVALS, FloatArray, parse_arrivals
@@ -56,21 +63,25 @@ class Simulated:
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
+    thresholds = None if job.thresholds is None else thresholds_option(job.thresholds)
+    order = order_option(job.order)
     given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
     read = read_problem(job.problem)
     check_sequences(job, read.problem)
     file = with_lengths(read, given)
     arrivals = parse_arrivals(job.arrivals)
-    played = planner_plan(file, job.strategy, solve) if job.plan is None else plan_of_file(job.plan, file.problem)
+    played = (
+        planner_plan(file, job.strategy or "best", solve) if job.plan is None else plan_of_file(job.plan, file.problem)
+    )
     if isinstance(played, NoPlanAnswer):
         return played
     if job.overlap_below is not None:
         played = replace(played, plan=played.plan.with_overlap(job.overlap_below))
-    if job.order is not None:
-        played = replace(played, plan=replace(played.plan, order=job.order))
+    if order is not None:
+        played = replace(played, plan=replace(played.plan, order=order))
     with said_of(played):
         predicted = evaluate(file.problem, played.plan.stages)
-    drawn = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))
+    drawn = exit_inputs(file, played, job.records, thresholds, np.random.default_rng([job.seed, 1]))
     inputs = lengthened(drawn, file, given, job.seed)
     with said_of(played):
         scenario = in_sequences(_without_arrivals(job, file.problem, played, inputs), file.problem, job)

@@ -1,45 +1,62 @@
-"""What `offramp simulate` is asked for, and what is read and checked before anything is played."""
+"""The options of `offramp simulate`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from earlyexit.engine.order import OrderSpec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
 from earlyexit.errors import InputError
-from offramp.commands.simulated_inputs import Inputs, PlayedPlan, Thresholds
-from optimizer.decision import Strategy
-from optimizer.evaluate import Evaluation
-from simulator.scenario import Scenario
+
+StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
+"""As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
+MOST_INGRESSES = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateJob:
-    """What is asked for; refuses numbers that contradict each other with an InputError that names the option."""
+class SimulateJob(BaseModel):
+    """What is simulated. Raises InputError that names the option for numbers that contradict each other."""
 
-    problem: Path
-    plan: Path | None = None
-    """None: the planner's."""
-    strategy: Strategy = "best"
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    problem: Path = Field(json_schema_extra={"argument": "PROBLEM"})
+    """Plan problem, YAML or JSON."""
     arrivals: str
-    duration_s: float = 60.0
-    warm_up_s: float = 1.0
-    """Requests that arrive before are served and not counted."""
+    """poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."""
+    plan: Path | None = None
+    """Plan file, or what `offramp plan --json` printed. None: the planner's."""
+    strategy: StrategyName | None = None
+    """Strategy of the planner's plan: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
+    duration_s: float = Field(default=60.0, alias="duration")
+    """Seconds in which requests arrive."""
+    warm_up_s: float = Field(default=1.0, alias="warm_up")
+    """Seconds of them, from the start, that are not counted."""
     records: Path | None = None
-    thresholds: Thresholds | None = None
-    inputs_per_request: int = 1
-    num_ingresses: int = 1
+    """Exit records, .npz, .csv or .tsv. None: inputs that leave as the survival says."""
+    thresholds: str | None = None
+    """With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json. None: the plan's policy."""
     lengths: str | None = None
-    """A file of lengths, or `mean,variance,low,high`; None: the problem's, if it has any."""
-    overlap_below: int | None = None
-    """None: as the plan says."""
-    order: OrderSpec | None = None
-    """None: as the plan says, or the problem whose plan the planner makes."""
+    """Tokens of inputs: a file, one a line or exit records, or a normal distribution, mean,variance,low,high. None: the
+    problem's."""
+    inputs_per_request: int = Field(default=1, ge=1)
+    """Inputs of every request."""
+    num_ingresses: int = Field(default=1, ge=1, le=MOST_INGRESSES, alias="ingresses")
+    """Replicas of the ingress."""
+    overlap_below: int | None = Field(default=None, ge=1)
+    """Run a device's next batch beside one of fewer inputs. None: as the plan says."""
+    order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
+    """Which of the inputs that wait go first: arrival, deadline, shortest, das (or das:0.3, with its eta). None: as the
+    plan says, else deadline."""
     admission: bool = True
-    seed: int = 0
+    """Refuse at once what would be late."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _agrees(self) -> SimulateJob:
+        if self.plan is not None and self.strategy is not None:
+            raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
         if not 0 < self.duration_s < math.inf:
             raise InputError(f"--duration {self.duration_s:g}; a finite number of seconds above 0 is needed")
         if not 0 <= self.warm_up_s < self.duration_s:
@@ -47,16 +64,4 @@ class SimulateJob:
                 f"--warm-up {self.warm_up_s:g}; seconds from 0 on are needed, fewer than the {self.duration_s:g} of "
                 "--duration"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulation:
-    """All that is needed to run, read and checked."""
-
-    job: SimulateJob
-    scenario: Scenario
-    played: PlayedPlan
-    predicted: Evaluation
-    """By the cost model, with the problem's survival."""
-    inputs: Inputs
-    notes: tuple[str, ...]
+        return self

@@ -10,15 +10,16 @@ import numpy as np
 
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError
+from offramp.commands.simulated_inputs import Inputs, PlayedPlan
 from offramp.load.report import percentile
-from optimizer.evaluate import step_figures
+from optimizer.evaluate import Evaluation, step_figures
 from optimizer.generation.figures import SequenceFigures, sequence_figures
 from profiles.lengths import Lengths
 from simulator.scenario import Scenario, SequenceLengths
 from simulator.simulate import PlayedSequences, generate
 
 if TYPE_CHECKING:
-    from offramp.commands.simulate_job import SimulateJob, Simulation
+    from offramp.commands.simulate_job import SimulateJob
     from optimizer.generation.demand import Generation
     from optimizer.problem import PlanProblem
     from simulator.inputs import IntArray
@@ -30,6 +31,19 @@ NUM_DRAWN = 20_000
 """Sequences whose lengths are drawn; then they come again in the same order."""
 CHUNK: int = ServeSettings.model_fields["prompt_chunk"].default
 TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """All that is needed to run, read and checked."""
+
+    job: SimulateJob
+    scenario: Scenario
+    played: PlayedPlan
+    predicted: Evaluation
+    """By the cost model, with the problem's survival."""
+    inputs: Inputs
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
