@@ -41,7 +41,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
     quick = any(record.effort == "quick" for record in records)
     head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
     parts = [
-        "# The evaluations of E3, Apparate, PAME and TCB, done again",
+        "# The evaluations of E3, Apparate, PAME, TCB and Tabi, done again",
         f"Written by `python -m experiments.report{' --quick' if quick else ''}`. {head}",
         *([QUICK] if quick else []),
         "\n".join(_facts(records)),
