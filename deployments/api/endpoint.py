@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
+from deployments.api.operations import ENDS_OF_GENERATION, Handler
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from deployments.api.responses import compressed
@@ -190,9 +191,6 @@ OPENAI_CODES = {
     "rate_limit": "rate_limit_exceeded",
     "context_length": "context_length_exceeded",
 }
-GENERATED = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/models")
-"""Ends of the paths that only models which generate have."""
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Counting(Protocol):
@@ -301,7 +299,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 def _hint(request: Request) -> str:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    return " here, models that generate have it" if path.endswith(GENERATED) else ""
+    return " here, models that generate have it" if path.endswith(ENDS_OF_GENERATION) else ""
 
 
 def _error(request: Request, error: OfframpError) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -27,7 +27,6 @@ from deployments.api.endpoint import (
     Endpoint,
     EndpointOf,
     Gatekeeper,
-    Handler,
     Served,
     cross_origin,
     json_response,
@@ -36,6 +35,7 @@ from deployments.api.endpoint import (
 )
 from deployments.api.live_page import Viewer
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
+from deployments.api.operations import FREQUENT, Handler, bound
 from deployments.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.api.request_body import MAX_DIGITS
 from deployments.api.responses import ANYTHING, formed, predict_response, preferred, v2_response
@@ -46,8 +46,6 @@ from earlyexit.network.wire import Answer
 
 FILES = ("image/", "audio/", "video/")
 """What is no JSON by its content type; others are read as JSON, since many clients say something else."""
-MODEL = "/v2/models/{model}"
-VERSION = MODEL + "/versions/{version}"
 HEADER_LENGTH = "inference-header-content-length"
 SOME_PLANS = 20
 """Of the history, unless the caller wants another number."""
@@ -73,6 +71,7 @@ class Routes:
 
     def __init__(self, backend: HttpBackend, gate: Gate | None) -> None:
         self._backend = backend
+        self.page, self.asset = pages.page, pages.asset
         self._face = Api(backend, gate)
         self._has_keys = gate is not None and gate.ring is not None
 
@@ -113,7 +112,7 @@ class Routes:
             raise InputError(f"content-type {content_type[:80]!r}; this model takes {taken}")
         return parse_predict(body, codec)
 
-    async def v2_infer(self, request: Request) -> Response:
+    async def infer(self, request: Request) -> Response:
         """Open Inference Protocol, tensors in JSON or in the binary extension."""
         self._check_model(request)
         body = await self._backend.bodies.read(request)
@@ -131,12 +130,15 @@ class Routes:
         asked = replace(asked, request_id=request_id(request))
         return await self._face.answer(asked, names_version="version" in request.path_params)
 
-    async def v2_model(self, request: Request) -> Response:
+    async def model_metadata(self, request: Request) -> Response:
         self._check_model(request)
         return json_response(await self._face.model_metadata())
 
-    async def v2_server(self, request: Request) -> Response:
+    async def server_metadata(self, request: Request) -> Response:
         return json_response(self._face.server_metadata() | {"models": [self._backend.card.name]})
+
+    async def live(self, request: Request) -> Response:
+        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         is_ready = self._backend.is_ready()
@@ -145,6 +147,12 @@ class Routes:
     async def model_ready(self, request: Request) -> Response:
         self._check_model(request)
         return await self.ready(request)
+
+    async def stats(self, request: Request) -> Response:
+        return json_response(await self._backend.stats())
+
+    async def plan(self, request: Request) -> Response:
+        return json_response(await self._backend.plan())
 
     async def plan_history(self, request: Request) -> Response:
         return json_response(await self._backend.plan_history(_limit(request)))
@@ -160,6 +168,9 @@ class Routes:
         return json_response(
             openapi_document(self._backend.signature, keys=self._has_keys, model=model, version=version)
         )
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
         self._face.check_model(request.path_params["model"], request.path_params.get("version"))
@@ -179,7 +190,7 @@ def build_app(
     an ingress.
     """
     endpoint = endpoint or Endpoint
-    paths = (*_paths(backend, Routes(backend, gate)), *more)
+    paths = (*bound(Routes(backend, gate)).items(), *more)
     router = Router(
         routes=[Route(path, endpoint(backend, path, handlers)) for path, handlers in paths],
         redirect_slashes=False,
@@ -202,18 +213,14 @@ def build_lane(
 
     `prefix`: that of the service's paths; `more`: further ones, which name model and version or neither.
     """
-    endpoint, routes, root = endpoint or Endpoint, Routes(backend, gate), prefix.rstrip("/")
-    model = {"model": backend.card.name}
-    version = model | {"version": backend.version}
-    asked: Iterable[tuple[str, Handler, dict[str, str]]] = (
-        ("/predict", routes.predict, {}),
-        (MODEL + "/infer", routes.v2_infer, model),
-        (VERSION + "/infer", routes.v2_infer, version),
-        *((path, handlers["POST"], version) for path, handlers in more if "POST" in handlers),
-    )
+    endpoint, root = endpoint or Endpoint, prefix.rstrip("/")
+    named = {"model": backend.card.name, "version": backend.version}
     lane: dict[bytes, FastPath] = {}
-    for path, handler, params in asked:
-        app = endpoint(backend, path, {"POST": handler})
+    for path, handlers in (*bound(Routes(backend, gate)).items(), *more):
+        if path not in FREQUENT:
+            continue
+        params = {name: value for name, value in named.items() if f"{{{name}}}" in path}
+        app = endpoint(backend, path, handlers)
         for each in reversed(_before(backend, gate, cors_origins)):
             app = each.cls(app, *each.args, **each.kwargs)
         whole = root + path.format(**params)
@@ -231,31 +238,6 @@ def _before(backend: HttpBackend, gate: Gate | None, cors_origins: Sequence[str]
     return before
 
 
-def _paths(backend: HttpBackend, routes: Routes) -> Iterator[tuple[str, Mapping[str, Handler]]]:
-    """With their handlers by method; what is asked most comes first."""
-    yield "/predict", {"POST": routes.predict}
-    for named in (MODEL, VERSION):
-        yield named + "/infer", {"POST": routes.v2_infer}
-        yield named, {"GET": routes.v2_model}
-        yield named + "/ready", {"GET": routes.model_ready}
-    gets: dict[str, Handler] = {
-        "/v2": routes.v2_server,
-        "/v2/health/live": told(_live),
-        "/v2/health/ready": routes.ready,
-        "/stats": told(backend.stats),
-        "/metrics": routes.metrics,
-        "/plan": told(backend.plan),
-        "/plan/history": routes.plan_history,
-        "/dashboard": pages.page,
-        "/dashboard/events": routes.events,
-        "/dashboard/{asset}": pages.asset,
-        "/openapi.json": routes.openapi,
-        "/docs": _docs,
-    }
-    for path, handler in gets.items():
-        yield path, {"GET": handler}
-
-
 class FromTheRoot:
     """Below a route prefix a path may be meant from the root: `/v2/models/{model}/versions/{version}/infer`."""
 
@@ -264,23 +246,6 @@ class FromTheRoot:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router({**scope, "root_path": ""}, receive, send)
-
-
-def told(ask: Callable[[], Awaitable[object]]) -> Handler:
-    """Answers with what an ingress says, as JSON."""
-
-    async def answer(_: Request) -> Response:
-        return json_response(await ask())
-
-    return answer
-
-
-async def _live() -> object:
-    return {"live": True}
-
-
-async def _docs(_: Request) -> Response:
-    return HTMLResponse(SWAGGER_PAGE)
 
 
 def _content_type(request: Request) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,7 @@ from deployments.api.completions.bodies import (
     OpenAiError,
 )
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
+from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
 from deployments.api.parsing import Signature
 from earlyexit.network.wire import Column
 
@@ -48,10 +50,9 @@ SWAGGER_PAGE = """<!doctype html>
 """
 
 BODIES: tuple[type[BaseModel], ...] = (
-    *(PredictBody, ErrorBody),
-    *(V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
+    *(PredictBody, ErrorBody, V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
+    *(IndexBody, LoadBody, Canary, DefaultVersion),
 )
-ORDERS: tuple[type[BaseModel], ...] = (IndexBody, LoadBody, Canary, DefaultVersion)
 ERRORS = {
     "400": "The request is malformed, or asks for what is not allowed.",
     "401": "No API key, or none that is known here.",
@@ -93,12 +94,6 @@ GENERATE_DEFAULTS: dict[str, dict[str, Any]] = {
 SHARED_DEFAULTS = {"top_p": 1.0, "ignore_eos": False, "exits": False, "stream": False, "echo": False}
 """What a request gets that leaves a field out, or sends null. A field without a default is off, or random."""
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
-LIMIT = {
-    "name": "limit",
-    "in": "query",
-    "required": False,
-    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
-}
 REQUEST_ID = {
     "name": "X-Request-ID",
     "in": "header",
@@ -106,22 +101,11 @@ REQUEST_ID = {
     "description": "Comes back, and stands in the log; made where it is missing.",
     "schema": {"type": "string"},
 }
-JSON_LENGTH = {
-    "name": "Inference-Header-Content-Length",
-    "in": "header",
-    "required": False,
-    "description": "Bytes of JSON that the body begins with, where binary tensors follow.",
-    "schema": {"type": "integer", "minimum": 0},
-}
 SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key."},
     "page": {"type": "http", "scheme": "basic", "description": "For GET: any user name, the key as the password."},
 }
-JSON = "application/json"
-EVENTS = "text/event-stream"
-OBJECT, TEXT = {"type": "object"}, {"type": "string"}
-STREAM = "The live page's stream of events, newest state once a second"
-FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
+PARAMETERS = re.compile(r"\{(\w+)\}")
 
 
 @cache
@@ -130,49 +114,32 @@ def openapi_document(
 ) -> dict[str, Any]:
     """OpenAPI 3.1, of a service with API keys or without, and of one model or any with this signature."""
     _, schemas = models_json_schema(
-        [(body, "validation") for body in (*BODIES, *ORDERS)], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
     )
     _say_of_the_model(schemas["$defs"], signature)
-    if generates := signature.task.name == GENERATES:
+    if signature.task.name == GENERATES:
         schemas["$defs"] |= generate_schemas()
-    named = _parameter("model", None if model is None else [model])
-    versions = [version]
+    allowed = {"model": None if model is None else [model], "version": [version]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
-        "paths": {
-            **({} if generates else {"/predict": {"post": _predict(signature)}}),
-            **_model_paths("/v2/models/{model}", [named], generates=generates),
-            **_model_paths(
-                "/v2/models/{model}/versions/{version}",
-                [named, _parameter("version", versions)],
-                generates=generates,
-            ),
-            **(_openai_paths(named) if generates else {}),
-            "/v2": {"get": _get("Server metadata", _reference(V2Server), error=V2Error)},
-            "/v2/health/live": {"get": _health("Whether the process answers", Live)},
-            "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
-            **_version_paths(named),
-            "/stats": {"get": _get("What stages and ingress have done since their start")},
-            "/metrics": {
-                "get": _get(
-                    "What all ingresses and replicas count, for Prometheus", TEXT, ("503",), kinds=("text/plain",)
-                )
-            },
-            "/plan": {"get": _get("The plan in force, and why", errors=("503",))},
-            "/plan/history": {
-                "get": _get("The plans so far, newest first", {"type": "array", "items": OBJECT}, ("400", "503"))
-                | {"parameters": [LIMIT]}
-            },
-            "/dashboard": {"get": _get("The live page", TEXT, kinds=("text/html",))},
-            "/dashboard/events": {"get": _get(STREAM, TEXT, ("503",), kinds=(EVENTS,))},
-            "/dashboard/{asset}": {"parameters": [_parameter("asset", None)], "get": _file("A file of the live page")},
-            "/openapi.json": {"get": _get("This description")},
-            "/docs": {"get": _get("This description, to read and try", TEXT, kinds=("text/html",))},
-        },
+        "paths": _paths(signature, allowed),
         "components": {"schemas": schemas["$defs"], "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
+
+
+def _paths(signature: Signature, allowed: Mapping[str, list[str] | None]) -> dict[str, Any]:
+    """Returns the paths that a model of this signature has; `allowed` are the values of parameters in paths."""
+    left_out = "answers" if signature.task.name == GENERATES else "generates"
+    paths: dict[str, Any] = {}
+    for each in OPERATIONS:
+        for path in () if each.of == left_out else each.paths:
+            names = PARAMETERS.findall(path)
+            parameters = [_parameter(name, None if each.of_any_model else allowed.get(name)) for name in names]
+            found = paths.setdefault(path, {"parameters": parameters} if parameters else {})
+            found[each.method.lower()] = _described(each, signature)
+    return paths
 
 
 def _say_of_the_model(schemas: dict[str, Any], signature: Signature) -> None:
@@ -220,9 +187,9 @@ def generate_schemas() -> dict[str, Any]:
     return found
 
 
-def _predict(signature: Signature) -> dict[str, Any]:
+def _predict(each: Operation, signature: Signature) -> dict[str, Any]:
     answer = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (PREDICT_ONE, PREDICT_MANY)]}
-    operation = _operation("Answer one input or a list of inputs", PredictBody, answer)
+    operation = _operation(each, answer)
     operation["requestBody"]["content"] |= {content_type: {} for content_type in signature.codec.content_types}
     if signature.task.content_types:
         answered = operation["responses"]["200"]
@@ -235,45 +202,41 @@ def _shape(column: Column) -> str:
     return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
-def _openai_paths(named: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's; streams are events of JSON."""
-    texts = _operation("Go on with a text", CompletionBody, OBJECT, error=OpenAiError)
-    chats = _operation("Answer messages", ChatBody, OBJECT, error=OpenAiError)
-    for each in (texts, chats):
-        each["responses"]["200"]["content"][EVENTS] = {"schema": TEXT}
-    listed = _get("The model, as OpenAI lists models", error=OpenAiError)
-    one = _get("The same, by its name", errors=("404",), error=OpenAiError)
+def _described(each: Operation, signature: Signature) -> dict[str, Any]:
+    """Returns the OpenAPI operation of a row of the table."""
+    schema = _schema(each.answer)
+    if each.is_open:
+        states = {"200": _response(each.summary, schema), "503": _response("Not yet.", schema)}
+        return {
+            "summary": each.summary,
+            "security": [],
+            "responses": states | _errors(("405", "500"), error=each.error),
+        }
+    if each.body is PredictBody:
+        return _predict(each, signature)
+    if each.body is not None:
+        return _operation(each, schema)
+    found = {"description": each.summary, "content": {kind: {"schema": schema} for kind in each.gives}}
+    responses = {"200": found, **_errors((*EVERYWHERE, *each.errors), error=each.error)}
+    for status, (words, body) in (each.more or {}).items():
+        responses[status] = {"description": words} if body is None else _response(words, _reference(body))
+    operation = {"summary": each.summary, "responses": responses}
+    return operation | {"parameters": [*each.parameters]} if each.parameters else operation
+
+
+def _operation(each: Operation, answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns an operation with a body, which may be answered by any error."""
+    assert each.body is not None
+    contents: dict[str, Any] = {JSON: {"schema": answer}, EVENTS: {"schema": TEXT}, BYTES: {}}
+    answered = {"description": "Answers", "content": {kind: contents[kind] for kind in each.gives}}
     return {
-        "/v1/completions": {"post": texts},
-        "/v1/chat/completions": {"post": chats},
-        "/v1/models": {"get": listed},
-        "/v1/models/{model}": {"parameters": [named], "get": one},
-    }
-
-
-def _generate_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Triton's generate extension."""
-    whole = _operation("Go on with a text", GenerateBody, OBJECT, error=V2Error)
-    stream = _operation("The same, as events of its parts", GenerateBody, OBJECT, error=V2Error)
-    stream["responses"]["200"]["content"] = {EVENTS: {"schema": TEXT}}
-    return {
-        f"{path}/generate": {"parameters": parameters, "post": whole},
-        f"{path}/generate_stream": {"parameters": parameters, "post": stream},
-    }
-
-
-def _model_paths(path: str, parameters: list[dict[str, Any]], *, generates: bool) -> dict[str, Any]:
-    infer = _operation("Open Inference Protocol v2", V2Body, _reference(V2Answer), error=V2Error)
-    infer["requestBody"]["content"]["application/octet-stream"] = {}
-    infer["responses"]["200"]["content"]["application/octet-stream"] = {}
-    infer["parameters"].append(JSON_LENGTH)
-    ready = _get("Whether the model is ready", _reference(Ready), ("404",), error=V2Error)
-    ready["responses"]["503"] = _response("It is not.", _reference(Ready))
-    asked = {f"{path}/infer": {"parameters": parameters, "post": infer}}
-    return {
-        **(_generate_paths(path, parameters) if generates else asked),
-        path: {"parameters": parameters, "get": _get("Model metadata", _reference(V2Model), ("404",), error=V2Error)},
-        f"{path}/ready": {"parameters": parameters, "get": ready},
+        "summary": each.summary,
+        "parameters": [REQUEST_ID, *each.parameters],
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": _reference(each.body)}} | {kind: {} for kind in each.takes},
+        },
+        "responses": {"200": answered, **_errors(ERRORS, error=each.error)},
     }
 
 
@@ -282,62 +245,10 @@ def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | values}
 
 
-def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
-    of_any, of_ours = {"parameters": [_parameter("model", None)]}, {"parameters": [named]}
-    end = _get("Let the default version answer all", OBJECT, ("403", "404", "503"), error=V2Error)
-    return {
-        "/v2/repository/index": {"post": _order("Every version on the cluster, and its state", IndexBody)},
-        "/v2/repository/models/{model}/load": of_any | {"post": _order("Load a version", LoadBody)},
-        "/v2/repository/models/{model}/unload": of_any | {"post": _order("Unload a version", LoadBody)},
-        "/v2/models/{model}/canary": of_ours
-        | {
-            "get": _get("Default version and canary, side by side", OBJECT, ("404",), error=V2Error),
-            "put": _order("Let a version answer a share", Canary),
-            "delete": end,
-        },
-        "/v2/models/{model}/default": of_ours | {"put": _order("Let a version be the default", DefaultVersion)},
-    }
-
-
-def _order(summary: str, body: type[BaseModel]) -> dict[str, Any]:
-    return _operation(summary, body, {}, error=V2Error)
-
-
-def _operation(
-    summary: str, body: type[BaseModel], answer: dict[str, Any], *, error: type[BaseModel] = ErrorBody
-) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "parameters": [REQUEST_ID],
-        "requestBody": {"required": True, "content": {JSON: {"schema": _reference(body)}}},
-        "responses": {"200": _response("Answers", answer), **_errors(ERRORS, error=error)},
-    }
-
-
-def _get(
-    summary: str,
-    schema: dict[str, Any] = OBJECT,
-    errors: Iterable[str] = (),
-    *,
-    error: type[BaseModel] = ErrorBody,
-    kinds: Iterable[str] = (JSON,),
-) -> dict[str, Any]:
-    """A GET behind the keys; `errors`: what it may answer beside what all may."""
-    found = {"description": summary, "content": {kind: {"schema": schema} for kind in kinds}}
-    return {"summary": summary, "responses": {"200": found, **_errors((*EVERYWHERE, *errors), error=error)}}
-
-
-def _file(summary: str) -> dict[str, Any]:
-    """Text of some kind, which a browser keeps."""
-    operation = _get(summary, TEXT, ("404",), kinds=FILES)
-    operation["responses"]["304"] = {"description": "As it was."}
-    return operation
-
-
-def _health(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
-    """Open to everybody."""
-    states = {"200": _response(summary, _reference(answer)), "503": _response("Not yet.", _reference(answer))}
-    return {"summary": summary, "security": [], "responses": states | _errors(("405", "500"), error=V2Error)}
+def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(answer, type):
+        return _reference(answer)
+    return dict(OBJECT if answer is None else answer)
 
 
 def _errors(statuses: Iterable[str], *, error: type[BaseModel]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.endpoint import GONE, REQUEST_ID, Counting, Endpoint, EndpointOf, Handler
+from deployments.api.endpoint import GONE, REQUEST_ID, Counting, Endpoint, EndpointOf
+from deployments.api.operations import Handler
 from deployments.ingress.crossing import LiveFlight
 from deployments.ingress.link import LinkTo, ReplicaLink
 from deployments.ops.tracing.tracer import Tracer

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api.bodies import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
-from deployments.api.endpoint import Handler, json_response
+from deployments.api.endpoint import json_response
+from deployments.api.operations import Handler
 from deployments.api.request_body import Bodies
 from deployments.versions.store import IndexRow
 from earlyexit.errors import UnknownModelError

@@ -34,8 +34,9 @@ from deployments.api.completions.forms import (
     Stretch,
     Telling,
 )
-from deployments.api.endpoint import CALLER, FAILED, Api, Backend, Handler, json_response, log_error, request_id
+from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, request_id
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
+from deployments.api.operations import Handler, bound
 from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock, WallClock
 from earlyexit.codecs.prompt import PromptCodec
@@ -302,13 +303,4 @@ def generate_paths(
     signature = backend.signature
     if not isinstance(signature.task, TokenTask) or not isinstance(signature.codec, PromptCodec):
         return []
-    routes = GenerateRoutes(backend, gate, clock or WallClock())
-    model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-    return [
-        ("/v1/completions", {"POST": routes.completions}),
-        ("/v1/chat/completions", {"POST": routes.chat}),
-        *((f"{named}/generate", {"POST": routes.generate}) for named in (model, version)),
-        *((f"{named}/generate_stream", {"POST": routes.generate_stream}) for named in (model, version)),
-        ("/v1/models", {"GET": routes.models}),
-        ("/v1/models/{model}", {"GET": routes.model}),
-    ]
+    return list(bound(GenerateRoutes(backend, gate, clock or WallClock())).items())

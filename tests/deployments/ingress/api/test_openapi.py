@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from deployments.api.completions.http import GenerateRoutes
+from deployments.api.http import Routes
 from deployments.api.openapi import openapi_document
+from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS
 from deployments.api.parsing import Signature
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.tasks.token import TokenTask
@@ -20,6 +23,8 @@ def references(node: object) -> list[str]:
     return [each for value in node for each in references(value)] if isinstance(node, list) else []
 
 
+ASSIGNED = ("page", "asset")
+"""Handlers that are functions, and attributes of the routes."""
 GENERATES = Signature(PromptCodec(8), TokenTask(16))
 
 
@@ -66,3 +71,17 @@ def test_routes_are_those_of_what_the_model_answers() -> None:
     }
     responses = openapi_document(GENERATES)["paths"]["/v1/completions"]["post"]["responses"]
     assert responses["503"]["content"]["application/json"]["schema"]["$ref"].endswith("/OpenAiError")
+
+
+def test_every_operation_has_one_handler_under_a_name_of_its_own() -> None:
+    names = [each.name for each in OPERATIONS]
+    handled = [
+        name for name in names for routes in (Routes, GenerateRoutes) if hasattr(routes, name) or name in ASSIGNED
+    ]
+    of_versions = {"index", "load", "unload", "canary", "set_canary", "end_canary", "set_default"}
+    assert len(names) == len(set(names))
+    assert set(names) - set(handled) == of_versions
+    assert {"/v2/health/live", "/v2/health/ready"} == OPEN_PATHS
+    assert {path.rsplit("/", 1)[1] for path in FREQUENT} == {
+        *("predict", "infer", "generate", "generate_stream", "completions")
+    }
