@@ -33,7 +33,7 @@ HEALTH: dict[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s"
 
 
 def logging_of(settings: ServeSettings) -> LoggingConfig:
-    """JSON; at INFO Serve makes a record of every request, even one that nobody writes."""
+    """JSON. At INFO, Serve creates a record of every request, even if it is not written."""
     level = "INFO" if settings.access_log else "WARNING"
     return LoggingConfig(encoding="JSON", enable_access_log=settings.access_log, log_level=level)
 

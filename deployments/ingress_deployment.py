@@ -211,7 +211,7 @@ class Ingress(RpcMethods):
 
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more requests."""
-        self._feed.close()  # who looks at the page would stay
+        self._feed.close()  # viewers of the page would stay
         if self._outright is not None:
             await self._outright.close()
         if self._tracing is not None:
@@ -274,7 +274,7 @@ class Ingress(RpcMethods):
         return self._core.report(self._clock.now_s(), time.time())
 
     async def peek(self) -> IngressReport:
-        """The same without what was seen, which is kept here: whoever only looks takes nothing from the controller."""
+        """The same without observations, which are kept here, so that a viewer takes none from the controller."""
         return self._peek()
 
     def _peek(self) -> IngressReport:

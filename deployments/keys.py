@@ -21,7 +21,7 @@ KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
 
 class AccessSettings(BaseModel):
-    """Serve shows its applications' settings to whoever may see them, so keys stand in a file or a variable."""
+    """Serve shows the settings of its applications, so keys are in a file or a variable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -65,7 +65,7 @@ class AccessSettings(BaseModel):
 
 
 SHORTEST_KEY = 16
-"""Characters. A rate limit binds those who have a key; guesses are held up by the keys' length alone."""
+"""Characters. A rate limit holds for owners of keys; only the keys' length protects against guesses."""
 KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """What an Authorization header takes as a bearer's token."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -131,7 +131,7 @@ def _key(said: str, where: str) -> Key:
 def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.environ) -> Keys | None:
     """The keys that settings point to, None where they point to none.
 
-    Raises InputError for what cannot be read, may be read by anybody, or is malformed.
+    Raises InputError for a file that cannot be read, that all users may read, or that is malformed.
     """
     if access.keys_file is not None:
         return parse_keys(read_secret(Path(access.keys_file)), access.keys_file)
@@ -144,12 +144,12 @@ def read_keys(access: AccessSettings, environment: Mapping[str, str] = os.enviro
 
 
 def read_secret(path: Path) -> str:
-    """A file's text; raises InputError where it cannot be read, or can be by everybody on the machine."""
+    """A file's text; raises InputError if it cannot be read, or if all users of the machine may read it."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
             if mode & stat.S_IROTH:
-                raise InputError(f"{path}: everybody on this machine may read it; try: chmod 600 {path}")
+                raise InputError(f"{path}: all users of this machine may read it; try: chmod 600 {path}")
             return file.read()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error

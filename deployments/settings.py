@@ -91,7 +91,7 @@ class ControlSettings(PlanningSettings):
 
 
 class RepositorySettings(VersionSettings):
-    """The same, and who is asked for applications."""
+    """The same, and the dashboard that is asked for applications."""
 
     dashboard_url: str | None = None
     """Where Ray's dashboard takes applications; None: port 8265 of the head."""

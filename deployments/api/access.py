@@ -1,4 +1,4 @@
-"""Who may pass into an ingress. Everything is behind the keys, where there are any, but what is listed as open."""
+"""Which callers an ingress admits. With keys, every path needs one, except those listed as open."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class TokenBucket:
 
 
 class RateLimits:
-    """A bucket per caller. Callers are owners of keys, or everybody: there are never many."""
+    """A bucket per caller. A caller is the owner of a key, or all callers together where there are no keys."""
 
     def __init__(self, limit: Limit, counted: str) -> None:
         """`counted`: what a token is, for the refusal's words."""
@@ -134,7 +134,7 @@ PAGES = ("/docs", "/dashboard")
 """These, and what is below them, a person opens: a browser then asks for the key itself, as a password."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Taken with a password. A browser sends it with whatever another site's page makes it ask for: so nothing else is."""
-EVERYBODY = "everybody"
+EVERYBODY = "all callers"
 """The one caller where there are no keys."""
 
 
@@ -175,7 +175,7 @@ class Gate:
 def gate_of(
     access: AccessSettings | None, clock: Clock, num_ingresses: int, environment: Mapping[str, str] = os.environ
 ) -> Gate | None:
-    """What settings ask for; None where everybody may send whatever he likes. Raises InputError for bad keys."""
+    """What the settings ask for; None where there are neither keys nor rates. Raises InputError for bad keys."""
     if access is None:
         return None
     limit = limit_of(access, num_ingresses)

@@ -1,4 +1,4 @@
-"""What every path of an ingress has in common: who may ask, errors as JSON, requests counted, bodies released."""
+"""What all paths of an ingress share: admission of callers, errors as JSON, counts of requests, release of bodies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class VersionFacts:
 
 
 class Chooser(Protocol):
-    """A version that was chosen for a request: tells who answered, and what."""
+    """A version that was chosen for a request: returns the version that answered, and its answer."""
 
     async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]: ...
 
@@ -87,7 +87,7 @@ GENERATES = "token"
 """The task whose answers only make sense one after the other."""
 WHERE_IT_GENERATES = "ask /v1/completions, /v1/chat/completions or /v2/models/{model}/generate"
 GONE = 499
-"""The status where nobody is left to read the response; so it is counted."""
+"""The status that is counted if the caller left before the response."""
 REFUSALS = (InputError, AdmissionError, RateLimitError)
 """They come by the thousand, and are counted, not logged."""
 FAILED = "the server failed on this request; its log says why, under the request's id"
@@ -120,13 +120,13 @@ class Api:
         self._gate = gate
 
     def charge(self, caller: str | None, asked: InferRequest) -> None:
-        """Count a request's inputs; raises RateLimitError. `caller`: whom the gate let in, where there is one."""
+        """Count a request's inputs; raises RateLimitError. `caller`: admitted by the gate, if there is one."""
         if self._gate is not None:
             assert caller is not None
             self._gate.charge(caller, len(asked.rows))
 
     async def answer(self, asked: InferRequest, *, names_version: bool) -> tuple[Served, list[Answer]]:
-        """Who answered: another version's ingress where the request names none and is that one's to answer.
+        """The version that answered: another version's ingress, if the request names none and that one is to answer.
 
         Raises InputError of a model that generates.
         """
@@ -181,7 +181,7 @@ logger.addFilter(WithoutWords())
 
 JSON = "application/json"
 CALLER = "offramp.caller"
-"""Of an ASGI scope: whom the gate let in."""
+"""Key of an ASGI scope: the caller that the gate admitted."""
 REQUEST_ID = "offramp.request_id"
 """Of an ASGI scope: once it was asked for."""
 SERVER_ERROR = 500
@@ -207,7 +207,7 @@ EndpointOf = Callable[[Counting, str, Mapping[str, Handler]], ASGIApp]
 
 
 class Gatekeeper:
-    """Stands before every route, those of tomorrow too, and lets through whom the gate admits."""
+    """Runs before every route and passes on the callers that the gate admits."""
 
     def __init__(self, app: ASGIApp, backend: Counting, gate: Gate) -> None:
         self._app = app

@@ -66,10 +66,10 @@ def _nobody() -> None:
 class Stream:
     """An asynchronous iterator of `Said`, the last of which says why it `ended`; on one event loop, for one reader.
 
-    It is never longer than the request's `max_tokens`: a reader who is slow holds no pages of any replica, for the
-    sequence goes on without him, and is over the sooner. An error is raised once everything said before it was taken.
-    Errors that come before the first token (no pages, no replica, no time) are raised by the first `anext`: who answers
-    with a status takes that first. Whoever stops before the end must `abort`, or close it (`contextlib.aclosing`).
+    It is never longer than the request's `max_tokens`: a slow reader holds no pages of any replica, since the
+    sequence goes on without it. An error is raised once everything said before it was taken.
+    Errors that come before the first token (no pages, no replica, no time) are raised by the first `anext`: a handler
+    that answers with a status calls it first. To stop before the end, `abort` or close it (`contextlib.aclosing`).
     """
 
     def __init__(self, num_prompt: int) -> None:
@@ -106,7 +106,7 @@ class Stream:
         return self._is_over
 
     def abort(self) -> None:
-        """Give the sequence up: its pages are freed, and what nobody has taken yet is forgotten."""
+        """Give the sequence up: its pages are freed, and tokens that were not read yet are dropped."""
         if not self._is_over:
             self._is_over = True
             self.when_aborted()
@@ -283,7 +283,7 @@ class GenerateService:
         try:
             assert isinstance(outcome.value, Numbers), "tokens and their log-probabilities"
             said = running.sequence.answered(outcome.value.numpy(), outcome.exit)
-        except Exception as error:  # it is this one's; whoever came in the same reply goes on
+        except Exception as error:  # the error is this sequence's; others of the same reply go on
             logger.exception("an answer to %s makes no token", running.request_id)
             self._fail(running, ExecutionError(f"the answer makes no token: {type(error).__name__}: {error}"))
             return
@@ -299,7 +299,7 @@ class GenerateService:
         self._send_soon(running)
 
     def _send_soon(self, running: _Running) -> None:
-        # A turn later, when those who wait for what was said have had theirs: a token goes out before the next is asked
+        # One loop turn later, when readers have their tokens: a token is sent before the next one is asked
         # for. So all steps that came of one part of a reply are sent together, too.
         self._due.append(running)
         if len(self._due) == 1:
@@ -349,7 +349,7 @@ class GenerateService:
         self._end(running, error.kind)
 
     def _abort(self, running: _Running) -> None:
-        """Nobody reads any more."""
+        """The reader is gone."""
         if running.flight is not None:
             self._dispatcher.give_up((running.flight,), ABANDONED)
         self._end(running, ABANDONED)

@@ -1,4 +1,4 @@
-"""Who looks at the page, and the one producer for all of them: it runs while somebody looks."""
+"""Viewers of the live page, and the one producer for all of them, which runs while there is a viewer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Produce = Callable[[], Awaitable[bytes | None]]
 
 
 class Viewer:
-    """One who looks: gets the newest event whenever it is ready for one, and never those that it missed."""
+    """A viewer: gets the newest event whenever it is ready for one, and never those that it missed."""
 
     def __init__(self, since_s: float, leave: Callable[[Viewer], None]) -> None:
         self.since_s = since_s
@@ -59,7 +59,7 @@ class Viewer:
         self._news.set()
 
     def leave(self) -> None:
-        """Whoever looked has gone."""
+        """The viewer has gone."""
         self.end()
         self._leave(self)
 
@@ -102,7 +102,7 @@ class Feed:
         return len(self._viewers)
 
     def join(self) -> Viewer:
-        """One more who looks; raises OverloadedError where there are too many, or the ingress ends."""
+        """Adds a viewer; raises OverloadedError if there are too many, or if the ingress ends."""
         if self._closed:
             raise OverloadedError("this ingress ends; another one has the page", retry_after_s=1.0)
         if len(self._viewers) >= self._most_viewers:
@@ -234,7 +234,7 @@ class EventStream(StreamingResponse):
         try:
             await self._stream(send)
         except (OSError, TimeoutError):
-            pass  # the viewer has gone, or is as good as gone: nobody is left to be told
+            pass  # the viewer has gone, or does not read: no error can be sent
         finally:
             leaving.cancel()
             self._viewer.leave()

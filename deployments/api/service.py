@@ -48,7 +48,7 @@ class InferService:
     ) -> None:
         """`inputs`: what the network takes; None where the model does not say it.
 
-        `trace`: told of every request's flights; None where nobody wants to know. `encode`: None for the codec's.
+        `trace`: called with every request's flights; None without tracing. `encode`: None for the codec's.
         """
         self._codec = codec
         self._encode_rows: Encode = encode or codec.encode

@@ -58,7 +58,7 @@ class TracedEndpoint(Endpoint):
 def failure_of(status: int | None) -> str | None:
     """What a trace says of a response; by the convention, what the caller did wrong is no error of a server."""
     if status is None or status == GONE:
-        return "nobody took the response"
+        return "the caller left before the response"
     return "" if status >= SERVER_ERROR else None
 
 

@@ -94,7 +94,7 @@ def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
     if name not in applications:
         raise InputError(f"no application {name!r}; there are: {', '.join(applications) or 'none'}")
     if applications[name].get("deployed_app_config") is None:
-        raise InputError(f"application {name!r} was not deployed by a config; whoever started it ends it")
+        raise InputError(f"application {name!r} was not deployed by a config; end it where it was started")
     return {**_options(serve), "applications": _kept(each for key, each in applications.items() if key != name)}
 
 

@@ -201,7 +201,7 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
         switches |= grpc_environment(max_body_bytes) | bound.CALLBACK
         os.environ[bound.HOST] = cluster.serve_host
     for name, value in switches.items():
-        os.environ.setdefault(name, value)  # whoever set one wants it so
+        os.environ.setdefault(name, value)  # an explicit setting is kept
     os.environ |= switches_of(cluster.front)
 
 
@@ -219,7 +219,7 @@ def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
 
 
 def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
-    """Whoever asks the dashboard is told where it will be, so its port is chosen first.
+    """The dashboard's port is chosen first, since its clients need the address beforehand.
 
     The controller is told as well that all share its cores.
     """

@@ -1,4 +1,4 @@
-"""Without its head, or its raylet, a Ray on one machine is over: whoever serves with it is told here."""
+"""Without its head, or its raylet, a Ray on one machine is over: this watches both and reports their end."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
 
 
 def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
-    """What has ended, and how: `found` has process ids and, of who has ended, statuses as `subprocess` has them."""
+    """What has ended, and how: `found` has process ids and, of ended ones, statuses as `subprocess` has them."""
     ended = [f"{name} {pid} {_how(status)}" for name, (pid, status) in found.items() if status is not None]
-    return f"Ray's head is gone ({', '.join(ended) or 'nobody knows how'}); what was left of the service is ended"
+    return f"Ray's head is gone ({', '.join(ended) or 'the cause is unknown'}); what was left of the service is ended"
 
 
 def _how(status: int) -> str:

@@ -1,8 +1,8 @@
-"""Ports that a service needs, who holds them, and what of an earlier service still does.
+"""Ports that a service needs, the processes that hold them, and what an earlier service left.
 
 The socket that a service listens on, held by the process that started it.
 
-So no caller is refused while the only ingress is replaced: who comes meanwhile waits in the kernel's queue. The holder
+So no caller is refused while the only ingress is replaced: connections wait in the kernel's queue. The holder
 binds; the ingress gets the same socket, not one beside it, and listens. Until the first one does, callers are refused.
 """
 
@@ -37,7 +37,7 @@ class RunningProcess:
     pid: int
     name: str
     parent: str | None = None
-    """Its parent's name; None for one whose parent has ended, or is nobody's business."""
+    """Its parent's name; None for one whose parent has ended, or cannot be read."""
 
     @property
     def is_left(self) -> bool:
@@ -73,19 +73,19 @@ def await_ports(
 
 
 def free_port() -> int:
-    """One of this machine's, that nobody had a moment ago."""
+    """A port of this machine that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_taken(port: int) -> bool:
-    """Whether nobody else may listen on it, on whatever address."""
+    """Whether no other process may listen on it, on any address."""
     return not _is_free(("0.0.0.0", port))
 
 
 def find_holders() -> dict[int, RunningProcess]:
-    """Who listens, by port, as far as this user may see."""
+    """Listening processes by port, as far as this user may see."""
     import psutil
 
     try:
@@ -134,7 +134,7 @@ HANDED_S = 5.0
 
 @contextmanager
 def holding(host: str, port: int) -> Iterator[str]:
-    """Bind, and hand the socket to whoever asks at the path, which only this user can reach.
+    """Bind, and hand the socket to each process that asks at the path, which only this user can reach.
 
     Raises OfframpError where the address is taken, or none of this machine's.
     """
@@ -153,7 +153,7 @@ def holding(host: str, port: int) -> Iterator[str]:
 
 
 def take_listener(path: str) -> socket.socket:
-    """The holder's socket; raises OfframpError where nobody holds one there."""
+    """The holder's socket; raises OfframpError if there is no holder."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(HANDED_S)
         try:
@@ -188,5 +188,5 @@ def _hand_out(door: socket.socket, held: socket.socket) -> None:
             asking, _ = door.accept()
         except OSError:  # shut: the service has ended
             return
-        with asking, suppress(OSError):  # who asked has gone
+        with asking, suppress(OSError):  # the asking process has gone
             socket.send_fds(asking, [GREETING], [held.fileno()])

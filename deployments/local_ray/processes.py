@@ -52,7 +52,7 @@ class SeenProcess:
     parent: int
     name: str
     run: str | None = None
-    """What its environment says; None where that says nothing, is somebody else's, or was written over by its title."""
+    """The mark in its environment; None if there is none, if another user owns it, or if its title overwrote it."""
 
 
 Seen = Mapping[int, SeenProcess]
@@ -60,12 +60,12 @@ Seen = Mapping[int, SeenProcess]
 
 
 def runs_on(notes: RunNotes, boot: str, seen: Seen, *, me: Identity) -> bool:
-    """Whether somebody else's service looks after its processes itself; our own number may have had a run before."""
+    """Whether another running service looks after these processes; our own number may have had a run before."""
     return notes.boot == boot and notes.owner != me and _is_there(notes.owner, seen)
 
 
 def processes_of(notes: RunNotes, boot: str, seen: Seen, *, me: Identity) -> tuple[SeenProcess, ...]:
-    """Those of a run that are still there, by number; never `me`, nor who led to me.
+    """Processes of a run that are still there, by number; never `me`, nor its ancestors.
 
     Its own are those that were noted, those with its mark, and what either has started.
     """
@@ -107,7 +107,7 @@ def _with_descendants(first: set[int], seen: Seen) -> set[int]:
 
 STATE = "XDG_STATE_HOME"
 GRACE_S = 2.0
-"""Between asking a process to end and ending it: Ray's own need less, and nobody is served by what is left."""
+"""Grace period between SIGTERM and SIGKILL, in seconds. Ray's own processes need less."""
 GONE_S = 10.0
 """After that a process is the system's to end."""
 PROC = Path("/proc")
@@ -147,7 +147,7 @@ class NotedRun:
         return processes_of(self._notes, self._boot, look(), me=self._notes.owner)
 
     def _write(self) -> None:
-        """Whoever has no folder of state is served all the same."""
+        """A missing state folder does not stop the service."""
         if not self._can_write:
             return
         beside = self._file.with_suffix(".new")
@@ -166,7 +166,7 @@ def noted_run() -> NotedRun:
 
 
 def clear_left() -> None:
-    """End what earlier runs left that were killed before they could; says whom, and forgets them."""
+    """End processes that killed runs left behind; returns which, and forgets them."""
     boot, me = boot_id(), identity_of(os.getpid())
     files = sorted(notes_folder().glob("*.json"))
     seen = look() if files else {}
@@ -184,7 +184,7 @@ def clear_left() -> None:
 def end(processes: Iterable[SeenProcess], *, grace_s: float = GRACE_S) -> None:
     """Ask them to end, then have them ended, and wait until they are gone; a later process of a number is spared.
 
-    Without any grace nobody is asked.
+    Without any grace no SIGTERM is sent.
     """
     asked = ((signal.SIGTERM, grace_s),) if grace_s > 0 else ()
     with contextlib.ExitStack() as stack:

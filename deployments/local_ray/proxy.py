@@ -1,4 +1,4 @@
-"""Who stands before the ingresses of a service on one machine."""
+"""What is before the ingresses of a service on one machine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def find_haproxy() -> str:
 
 
 HttpFront = Literal["auto", "direct", "haproxy", "proxy"]
-"""Nobody: callers reach the only ingress itself (`direct`); HAProxy, which has several, or Serve's own proxy; `auto`:
-nobody where that is possible, else HAProxy."""
+"""Nothing (`direct`): callers reach the only ingress itself. HAProxy for several, or Serve's own proxy. `auto`:
+`direct` where that is possible, else HAProxy."""
 
 
 def front_of(asked: HttpFront, settings: ServeSettings, *, has_grpc: bool) -> HttpFront:
@@ -85,12 +85,12 @@ def front_of(asked: HttpFront, settings: ServeSettings, *, has_grpc: bool) -> Ht
     if asked == "auto":
         return "direct" if reason is None else "haproxy"
     if asked == "direct" and reason is not None:
-        raise InputError(f"somebody must stand before this service, because {reason}: front haproxy, or proxy")
+        raise InputError(f"front direct is not possible here, because {reason}; choose front haproxy or proxy")
     return asked
 
 
 def switches_of(front: HttpFront) -> dict[str, str]:
-    """Of Serve. Where nobody stands before the ingress Serve does not listen at all."""
+    """Of Serve. With `direct`, Serve does not listen at all."""
     has_haproxy, serve_listens = front == "haproxy", front != "direct"
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),

@@ -36,7 +36,7 @@ ALONE = {
     # Every worker looks for signals a hundred times a second, and notes how long that took.
     "RAY_event_stats": "0",
 }
-"""Read where Ray starts as well: what nodes tell each other, and nobody asks for where there is one."""
+"""Read where Ray starts as well: reports between nodes, which one machine does not need."""
 QUIET = {
     # Every reader of the metrics sees what Ray exports, every 10 s.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
@@ -48,7 +48,7 @@ QUIET = {
     # Of processors, memory and disks, for Ray's dashboard.
     "REPORTER_UPDATE_INTERVAL_MS": "30000",
 }
-"""What Serve and Ray do in a service that nobody asks, less often."""
+"""Periodic work of Serve and Ray in an idle service, made less frequent."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # HAProxy's own pages, beside the port that is served.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
@@ -58,7 +58,7 @@ HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 
 DIED = re.compile(r"Worker PID: (?P<pid>\d+)\b.*?\bWorker exit type: (?P<how>\w+)", flags=re.DOTALL)
 NO_NEWS = ("killed by `ray.kill`", "Raylet is terminated")
-"""Serve ends its own actors so, its controller among them; and who watches the raylet says more of its end."""
+"""Serve ends its own actors so, its controller among them; the watcher of the raylet reports its end better."""
 MOST_LETTERS = 200
 
 logger = logging.getLogger("offramp")

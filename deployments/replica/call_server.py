@@ -1,4 +1,4 @@
-"""Where a replica takes calls: a port of its own, beside Serve's, for those who know its word."""
+"""Where a replica takes calls: a port of its own, beside Serve's, for ingresses that know its secret."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class CallServer:
         self._lock = threading.Lock()
         self._open = 0
         self._idle: asyncio.Event | None = None
-        """Waited for, by whoever ends this."""
+        """Awaited by the code that ends this."""
 
     async def listen(self, host: StageHost, ip: str) -> Address:
         """Take calls at any free port of this address, until `close`; gives what an ingress must know."""
@@ -135,7 +135,7 @@ class CallServer:
         return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
 
     def deliver(self, releases: list[Release[Any]], busy: float = 0.0) -> None:
-        """From the device's thread: send what it released to whoever called, and how busy the device was."""
+        """Called by the device's thread: sends what it released to the callers, and how busy the device was."""
         for opened, chunk in chunks_by_call(releases, self._hop_dtype, busy):
             opened.take(chunk)
 
@@ -262,7 +262,7 @@ class _Connection:
 
     def _end(self) -> None:
         self._deadline.cancel()
-        for serial in tuple(self._calls):  # nobody waits for the rest
+        for serial in tuple(self._calls):  # the rest is no longer awaited
             self._forget(serial)
         self._end_sequences(set(self._sequences))
         self._sender.close()

@@ -216,7 +216,7 @@ class StageHost:
         watched = runner if settings.tracing is None else WatchedRunner(runner)
         self._starts = starts
         engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
-        # A device that is emulated, or a GPU, shares with nobody what it runs on.
+        # An emulated device or a GPU is not shared.
         shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
         self._contention = Contention() if shares else None
         self._on_batch = on_batch
@@ -281,7 +281,7 @@ class StageHost:
             self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
 
     def forget(self, opened: OpenCall) -> None:
-        """Throw out what is queued of a call that nobody waits for any more."""
+        """Remove the queued inputs of a call that was given up."""
         self._thread.forget(opened)
 
     def end(self, sequences: Collection[int]) -> None:

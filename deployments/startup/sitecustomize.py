@@ -2,8 +2,8 @@
 
 `deployments/local_ray/start.py` puts the folder into PYTHONPATH.
 
-ray.serve imports pandas where it is installed, to know its tables should somebody return one. Nobody does here, and
-every process would have 30 MB of it, and a third more to do when it starts. Whoever else imports pandas gets it.
+ray.serve imports pandas where it is installed, to know its tables if a deployment returns one. Ours do not, and
+every process would have 30 MB of it, and a third more to do when it starts. Other imports of pandas work.
 
 Ray's agents end with their raylet: by themselves they first tell the head, which may be gone, and wait for it forever.
 """

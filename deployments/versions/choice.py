@@ -1,4 +1,4 @@
-"""Who answers a request that names no version, what is counted of it, and who is asked as well."""
+"""Which version answers a request that names none, what is counted of it, and which other version is asked too."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Chosen:
         self._clock = clock
 
     async def answer(self, request: InferRequest) -> WhoAnswered:
-        """Who answered in the end, and what."""
+        """The version that answered in the end, and its answer."""
         begin_s = self._clock.now_s()
         try:
             answers = await self.served.infer(request)
@@ -202,7 +202,7 @@ class Chosen:
 
 
 class Comparisons:
-    """Asks the other version too, once the caller has its answer; nobody waits for it."""
+    """Asks the other version too, once the caller has its answer, in the background."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally

@@ -15,7 +15,7 @@ class VersionMetrics:
 
     def __init__(self) -> None:
         self._requests = Counter(
-            "offramp_version_requests", "Requests without a version, by who was to answer", tags("version", "status")
+            "offramp_version_requests", "Requests without a version, by answering version", tags("version", "status")
         )
         self._compared = Counter("offramp_version_compared", "Inputs that two versions answered", tags("outcome"))
         self._latency_s = Gauge(

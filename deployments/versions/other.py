@@ -80,7 +80,7 @@ class PatientLink:
             return await task
         except asyncio.CancelledError:
             asked = asyncio.current_task()
-            if asked is not None and asked.cancelling():  # whoever asks is cancelled, not what it waits for
+            if asked is not None and asked.cancelling():  # the asking task is cancelled, not the task that it waits for
                 raise
             raise ConnectionError("given up") from None
 
@@ -96,7 +96,7 @@ class PatientLink:
         return bool(self._waiting)
 
     def give_up(self) -> None:
-        """Whoever waits for an answer gets an error at once."""
+        """Every pending call gets an error at once."""
         for task in self._waiting:
             task.cancel()
 
@@ -132,7 +132,7 @@ class OtherVersion:
 
 
 async def connected(app: str, version: str, link: IngressLink, default_timeout_s: float) -> OtherVersion:
-    """The version that an application serves; raises VersionUnavailableError where nobody of it says so."""
+    """The version that an application serves; raises VersionUnavailableError if no ingress of it answers."""
     try:
         [facts, *_] = await link.facts()
     except Exception as error:

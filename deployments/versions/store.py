@@ -29,7 +29,7 @@ STATES = {
 
 
 class Listed(BaseModel):
-    """An application of ours, as its ingress says it to everybody when it starts."""
+    """An application of ours, as its ingress announces it at its start."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""What an ingress knows and does about versions: who is there, who answers, how two compare, and an operator's will."""
+"""What an ingress knows and does about versions: which exist, which answers, how two compare, and operators' orders."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Versions:
         self._show = show
 
     def choose(self, request_id: str) -> Chosen | Compared | None:
-        """Who answers a request that names no version; None: whoever was asked, and nothing is counted."""
+        """The version that answers a request that names none; None: this one, and nothing is counted."""
         fork = self._choice.fork
         return None if fork is None else fork.choose(request_id)
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
-        """Say who we are; at the root, then do as the store says, for ever."""
+        """Announce this version; at the root, then follow the store for ever."""
         await self._until_done(self._register, sleep)
         while self._is_root:
             await self._until_done(self._look, sleep)
@@ -119,7 +119,7 @@ class Versions:
         Raises ControlRefusedError, UnknownModelError, InputError, VersionUnavailableError.
         """
         if self._own.card.generates:
-            raise InputError("a stream has no canary: who wants another version names it, as model 'name:version'")
+            raise InputError("a stream has no canary: name the version in `model`, as 'name:version'")
         traffic = await self._changeable()
         default = traffic.default or self._own.version
         if canary.version == default:

@@ -14,7 +14,7 @@ CONTROLLER = "controller"
 PULL_S = 2.0
 """How long an ingress that starts waits for the present plan before it goes by its settings'."""
 ASK_S = 5.0
-"""How long a person who asks for the plan waits."""
+"""Timeout in seconds of a request for the plan."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -35,7 +35,7 @@ class ControllerLink:
         self._pull_s = pull_s
 
     async def current(self) -> dict[str, Any] | None:
-        """The placed plan in force, as a document; None where there is none, or nobody who knows."""
+        """The placed plan in force, as a document; None if there is none, or no controller."""
         try:
             document: dict[str, Any] | None = await self._ask("current", self._pull_s)
         except ControllerUnavailableError as error:

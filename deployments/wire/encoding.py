@@ -139,7 +139,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Nobody waits for a call any more."""
+    """A call was given up."""
 
     serial: int
 

@@ -19,7 +19,7 @@ from profiles.stream import Observations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a replica takes calls, and the word by which it knows who may call."""
+    """Where a replica takes calls, and the secret that callers must send."""
 
     host: str
     port: int
@@ -37,8 +37,7 @@ class Assignment:
     dispatch: Dispatch
     order: OrderSpec = DEFAULT
     detours: tuple[Split, ...] = ()
-    """Networks that the plan leaves out, of which probes alone run the blocks here: else nobody would know what they
-    would answer."""
+    """Networks that the plan does not use. Only probes run their blocks, to observe what they would answer."""
 
     entry: int = 0
     """The block at which new inputs enter the plan."""

@@ -61,7 +61,7 @@ def test_keys_come_from_a_file_that_not_everybody_may_read(tmp_path: Path) -> No
     with pytest.raises(InputError, match="keys: not UTF-8 at byte 6"):
         read_keys(access)
     path.chmod(0o644)
-    with pytest.raises(InputError, match=f"{path}: everybody on this machine may read it; try: chmod 600 {path}"):
+    with pytest.raises(InputError, match=f"{path}: all users of this machine may read it; try: chmod 600 {path}"):
         read_keys(access)
 
 

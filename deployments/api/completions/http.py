@@ -105,7 +105,7 @@ async def _next_part(stream: Stream, telling: Telling) -> Stretch | None:
 
 
 async def _next(stream: Stream) -> Said:
-    """What is said next; raises ClientDisconnect where nobody listens."""
+    """What is said next; raises ClientDisconnect if the caller has disconnected."""
     try:
         return await anext(stream)
     except StopAsyncIteration:  # it was aborted: sequences end with a word
@@ -118,7 +118,7 @@ def _close(stream: Stream, departure: Departure) -> None:
 
 
 class TokenStream(Response):
-    """Server-sent events, each on its way as soon as there is text; who reads slowly is waited for."""
+    """Server-sent events, each sent as soon as there is text. A slow reader is waited for."""
 
     media_type = "text/event-stream"
 

@@ -129,7 +129,7 @@ class RpcBackend(Backend, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls, as the metadata says."""
+    """The caller, from the metadata."""
 
     metadata: Mapping[str, Any]
     request_id: str

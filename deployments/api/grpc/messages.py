@@ -1,4 +1,4 @@
-"""The protocol's messages, with the field numbers that everybody uses.
+"""The protocol's messages, with its field numbers.
 
 In a descriptor pool of their own: a program that also loads a client's generated messages, Triton's or KServe's, would
 otherwise define `inference.ModelInferRequest` twice, which protobuf refuses. Made here rather than by protoc: generated

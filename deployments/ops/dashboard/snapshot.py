@@ -40,7 +40,7 @@ def image_facts(codec: Codec[Any]) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Counts of everybody, which only grow, and what the controller said last."""
+    """Counts of all processes, which only grow, and the controller's last report."""
 
     at_s: float
     """Wall clock."""

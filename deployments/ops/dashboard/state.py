@@ -41,7 +41,7 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 
 def _tuning(described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Whether nobody leaves, and how often it came to that; None where thresholds stay as they are."""
+    """Whether no input leaves by the thresholds, and the number of alarms; None where thresholds do not change."""
     tuning = described.get("tuning") or {"how": "off"}
     return None if tuning["how"] == "off" else {name: tuning[name] for name in ("how", "safe", "alarms")}
 

@@ -26,7 +26,7 @@ TRACES = "/v1/traces"
 TRACEPARENT = "traceparent"
 DEFAULT_RATIO = 0.01
 NAMELESS = "unknown_service"
-"""Begins what the SDK calls a service that nobody named."""
+"""Prefix of the SDK's name for a service without a name."""
 LEAVE_MS = 2000
 """What an ingress that ends waits for its last spans to go out."""
 

@@ -2,7 +2,7 @@
 
 Spans that lie one behind the other fill the span they belong to, so the times of a request add up to its latency. An
 ingress and a stage share no clock: the stage tells durations, and what is left of a call is its hop. How much of a hop
-was the way there and how much the way back, nobody knows; half of it is put before the stage's own time, half behind.
+was the way there and how much the way back is unknown; half of it is put before the stage's own time, half behind.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class InputRecord:
         return bool(self.visits) and self.visits[-1].exit is not None
 
     def ended_s(self, request_ended_s: float) -> float:
-        """When it got its answer, else when nobody waited any more."""
+        """When it got its answer, else when it was given up."""
         return self.visits[-1].ended_s if self.answered else request_ended_s
 
 
@@ -143,7 +143,7 @@ def _input(position: int, record: InputRecord, request_ended_s: float) -> Span:
 def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
     """Waiting to be sent and visits, in turns."""
     visits = list(record.visits)
-    if record.under_way is not None:  # nobody waits for it any more
+    if record.under_way is not None:  # it is no longer awaited
         visits.append(Visit(sent=record.under_way, ended_s=ended_s, error="given up"))
     at_s = record.submitted_s
     for visit in visits:

@@ -75,7 +75,7 @@ class Tracer:
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
     ) -> None:
-        """The response is out, or nobody takes it; `failure` as in `Exporter.end`."""
+        """The response is out, or the caller is gone; `failure` as in `Exporter.end`."""
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
         for serial in record.serials:

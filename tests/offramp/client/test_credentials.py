@@ -16,7 +16,7 @@ def test_a_client_finds_its_key_in_a_file_or_the_environment(tmp_path: Path) -> 
     assert find_api_key(None, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "bob-012345678901"
     assert find_api_key(path, {"OFFRAMP_API_KEY": "bob-012345678901"}) == "alice-0123456789"
     path.chmod(0o604)
-    with pytest.raises(InputError, match="everybody on this machine may read it"):
+    with pytest.raises(InputError, match="all users of this machine may read it"):
         find_api_key(path, {})
 
 

@@ -129,9 +129,9 @@ def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
     record = scene.tracer.begin("POST /predict", {}, {})
     assert record is not None
     scene.follow(1)
-    scene.tracer.end(record, {}, None, failure="nobody took the response")
+    scene.tracer.end(record, {}, None, failure="the caller left before the response")
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
-    assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "nobody took the response")
+    assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "the caller left before the response")
 
 
 def way_of(*steps: tuple[str, int, Chunk | None], starts: tuple[int, ...]) -> list[str]:
