@@ -175,6 +175,19 @@ def test_the_statistics_count_what_every_split_ran(tiny: Tiny, http: httpx.Clien
     assert [late - early for early, late in zip(before, after, strict=True)] == ran
 
 
+def test_the_services_own_port_tells_prometheus_what_ran(tiny: Tiny, http: httpx.Client) -> None:
+    ran = sum(split_inputs(http))
+    page = http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    series = {
+        line.partition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.text.splitlines() if line[0] != "#"
+    }
+    assert sum(value for name, value in series.items() if name.startswith("offramp_batch_inputs_total")) == ran
+    answered = [value for name, value in series.items() if name.startswith("offramp_answered_total{ingress=")]
+    assert len(answered) == 1
+    assert answered[0] >= len(tiny.texts)
+
+
 def split_inputs(http: httpx.Client) -> list[int]:
     """Inputs that every split has run so far, over its stage's one replica."""
     stats = http.get("/stats").json()

@@ -59,7 +59,17 @@ def basic(key: str) -> dict[str, str]:
 def test_only_health_is_open(http: httpx.Client) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert http.get(path).status_code == 200
-    for path in ("/v2", "/v2/models/tiny", "/stats", "/plan", "/plan/history", "/openapi.json", "/docs", "/nothing"):
+    for path in (
+        "/v2",
+        "/v2/models/tiny",
+        "/stats",
+        "/metrics",
+        "/plan",
+        "/plan/history",
+        "/openapi.json",
+        "/docs",
+        "/nothing",
+    ):
         refused = http.get(path)
         assert (refused.status_code, "error" in refused.json()) == (401, True)
 
