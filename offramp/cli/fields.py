@@ -6,8 +6,10 @@ A command names its model as text, so that only the command that runs, or that s
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+BOUNDS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
+    "gt": (operator.gt, "above {:g}"),
+    "ge": (operator.ge, "{:g} or above"),
+    "le": (operator.le, "{:g} or below"),
+}
+"""How a field's metadata names a bound, when it holds, and what a message says of it."""
 Command = Callable[..., Any]
 CommandT = TypeVar("CommandT", bound=Command)
 
@@ -135,7 +143,8 @@ def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect
     elif get_origin(kind) is tuple:
         kind = list[str]
     bounds = {key: getattr(each, key) for each in field.metadata for key in ("ge", "le") if hasattr(each, key)}
-    option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
+    if kind is int or len(bounds) > 1:  # typer says less of a float's one bound than the check below
+        option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
     wanted: Any = kind | None if default is None else kind
     check = _check(name, field, allowed)
     extra = field.json_schema_extra
@@ -152,23 +161,26 @@ def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect
 
 
 def _check(name: str, field: FieldInfo, allowed: tuple[str, ...]) -> Callable[[Any], Any]:
-    """The check of a given value: raises InputError, or typer.BadParameter."""
+    """The check of a given choice or number: raises InputError, or typer.BadParameter."""
+    held = [
+        (holds, getattr(each, key), words.format(getattr(each, key)))
+        for key, (holds, words) in BOUNDS.items()
+        for each in field.metadata
+        if hasattr(each, key)
+    ]
 
     def check(value: Any) -> Any:
         if allowed:
             return choice(name.replace("_", "-"), value, allowed)
-        if value is None or not field.metadata or isinstance(value, list | tuple):  # lists are checked as a whole
-            return value
-        from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-        held: Any = Annotated[field.annotation, *field.metadata]
-        try:
-            TypeAdapter(held, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-        except ValidationError as error:
-            raise typer.BadParameter(f"{value}: {error.errors()[0]['msg']}") from error
+        if held and isinstance(value, float) and not _holds(value, held):
+            raise typer.BadParameter(f"{value} is not a finite number, {', '.join(words for *_, words in held)}")
         return value
 
     return check
+
+
+def _holds(value: float, bounds: Sequence[tuple[Callable[[float, float], bool], float, str]]) -> bool:
+    return math.isfinite(value) and all(holds(value, bound) for holds, bound, _ in bounds)
 
 
 def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:

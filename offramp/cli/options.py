@@ -48,13 +48,6 @@ def above_zero(value: float | None) -> float | None:
     return value
 
 
-def from_zero(value: float | None) -> float | None:
-    """Check an option's value, as typer's callback."""
-    if value is not None and not 0 <= value < math.inf:
-        raise typer.BadParameter(f"{value} is not a finite number, 0 or above")
-    return value
-
-
 def http_address(url: str) -> str:
     """Check an option's value, as typer's callback."""
     try:
@@ -126,21 +119,9 @@ HEAD_STYLES = ("light", "mlp", "maps", "deconv")
 POOLINGS = tuple(pooling.POOLINGS)
 ARRIVALS = ("poisson", "constant")
 PARTS = ("train", "val", "test")
-# Those of `optimizer.plan` and `optimizer.decision`, named here too: a shell that completes waits for no planner.
-STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial", "apparate", "pame")
-ORDER_NAMES = ("arrival", "deadline", "shortest", "das")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
 Backend = Annotated[str, typer.Option(help="torch, onnx, or auto: whichever is faster here.", **completes(BACKENDS))]
-OrderOf = Annotated[
-    str | None,
-    typer.Option(
-        "--order",
-        help=f"Which of the inputs that wait go first: {', '.join(ORDER_NAMES)} (or das:0.3, with its eta); "
-        "default: as the plan says, else deadline.",
-        **completes(ORDER_NAMES),
-    ),
-]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
 _DATA = typer.Option(
     "--data",
@@ -152,7 +133,6 @@ OptionalDataFile = Annotated[Path | None, _DATA]
 TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column with the second text, where rows are pairs.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
-ProblemFilePath = Annotated[Path, typer.Argument(metavar="PROBLEM", help="Plan problem, YAML or JSON.")]
 Part = Annotated[
     str | None,
     typer.Option(

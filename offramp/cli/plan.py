@@ -5,27 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from earlyexit.errors import InputError
-from offramp.cli.options import (
-    STRATEGY_NAMES,
-    AsJson,
-    OrderOf,
-    ProblemFilePath,
-    choice,
-    completes,
-    from_zero,
-    in_a_folder,
-    integers,
-    numbers,
-    show,
-)
+from offramp.cli.fields import takes_fields
+from offramp.cli.options import AsJson, in_a_folder, integers, numbers, show
 
 if TYPE_CHECKING:
+    from offramp.commands.jobs import PlanJob, WhatIfJob
     from offramp.commands.plan import NoPlanAnswer, PlanAnswer
     from optimizer.what_if import Axis
 
@@ -33,27 +22,8 @@ NO_PLAN = 3
 """Exit status where the problem is sound and no plan meets it."""
 
 
-def plan(
-    problem: ProblemFilePath,
-    strategy: Annotated[
-        str,
-        typer.Option(
-            help=f"{STRATEGY_NAMES[0]}, or a part of it: {', '.join(STRATEGY_NAMES[1:])}.", **completes(STRATEGY_NAMES)
-        ),
-    ] = "best",
-    batch_limit: Annotated[int | None, typer.Option(min=1, help="Largest batch size that a plan may use.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of the plan: .svg, .png or .pdf.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Plan file for `offramp serve --plan`.")] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(callback=from_zero, help="For --out: leave at this entropy, in nats, at every active ramp."),
-    ] = None,
-    order: OrderOf = None,
-    compared: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="Plan the other strategies too, and compare.")
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
+@takes_fields("offramp.commands.jobs:PlanJob")
+def plan(job: PlanJob, as_json: AsJson = False) -> None:
     """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
 
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
@@ -63,35 +33,30 @@ def plan(
     from optimizer.problem_file import read_problems
     from optimizer.what_if import with_batch_limit
 
-    if threshold is not None and out is None:
-        raise InputError("--threshold: only a plan that is written with --out needs one")
-    wanted_order = order_option(order)
-    if wanted_order is not None and out is None:
-        raise InputError("--order: only a plan that is written with --out has one")
-    in_a_folder("out", out)
-    in_a_folder("plot", plot)
-    wanted = choice("strategy", strategy, STRATEGY_NAMES)
-    if plot is not None:
+    order = order_option(job.order)
+    in_a_folder("out", job.out)
+    in_a_folder("plot", job.plot)
+    if job.plot is not None:
         from offramp.cli.plan_picture import check_picture
 
-        check_picture(plot)
-    files = read_problems(problem)
-    if batch_limit is not None:
-        files = tuple(replace(file, problem=with_batch_limit(file.problem, batch_limit)) for file in files)
-    if wanted_order is not None:
-        files = tuple(replace(file, order=wanted_order) for file in files)
-    file, found = best_answer(files, wanted, solve, compared=None if compared else ())
+        check_picture(job.plot)
+    files = read_problems(job.problem)
+    if job.batch_limit is not None:
+        files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
+    if order is not None:
+        files = tuple(replace(file, order=order) for file in files)
+    file, found = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
     if isinstance(found, NoPlanAnswer):
         _print(found, as_json=as_json)
         raise typer.Exit(NO_PLAN)
-    if out is not None:
+    if job.out is not None:
         from optimizer.plan_file import write_plan
 
-        write_plan(serving_plan(file, found.planned, threshold), out)
-    if plot is not None:
+        write_plan(serving_plan(file, found.planned, job.threshold), job.out)
+    if job.plot is not None:
         from offramp.cli.plan_picture import draw_plan
 
-        draw_plan(found.planned, plot)
+        draw_plan(found.planned, job.plot)
     _print(found, as_json=as_json)
 
 
@@ -108,17 +73,8 @@ def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
         show(*plan_tables(found))
 
 
-def what_if(
-    problem: ProblemFilePath,
-    slo_ms: Annotated[str | None, typer.Option(help="SLOs in ms, like 25,50,100.")] = None,
-    batch_limit: Annotated[str | None, typer.Option(help="Largest batch sizes, like 1,2,4,8.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Budgets in USD per hour, like 10,20.")] = None,
-    count: Annotated[str | None, typer.Option(help="Numbers of one device, like V100=4,8,16.")] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Rates per second, like 1000,2000; at the least cost where none is asked for.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@takes_fields("offramp.commands.jobs:WhatIfJob")
+def what_if(job: WhatIfJob, as_json: AsJson = False) -> None:
     """Plan a problem again and again with one number changed; give exactly one of the options."""
     from offramp.cli.plan_tables import what_if_table
     from offramp.commands.plan import what_if as planned
@@ -126,8 +82,8 @@ def what_if(
     from optimizer.planner import solve
     from optimizer.problem_file import read_problem
 
-    axis = _axis(slo_ms=slo_ms, batch_limit=batch_limit, budget=budget, count=count, rate=rate)
-    asked = read_problem(problem).problem
+    axis = _axis(job)
+    asked = read_problem(job.problem).problem
     rows = planned(asked, axis, solve)
     if as_json:
         for value, decisions in rows:
@@ -136,12 +92,10 @@ def what_if(
     show(what_if_table(asked, axis, list(rows)))
 
 
-def _axis(
-    *, slo_ms: str | None, batch_limit: str | None, budget: str | None, count: str | None, rate: str | None
-) -> Axis:
+def _axis(job: WhatIfJob) -> Axis:
     from optimizer.what_if import Axis
 
-    given = {"slo-ms": slo_ms, "batch-limit": batch_limit, "budget": budget, "count": count, "rate": rate}
+    given = {name.replace("_", "-"): value for name, value in job if name != "problem"}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) != 1:
         options = ", ".join(f"--{name}" for name in named or given)

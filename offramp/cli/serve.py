@@ -15,7 +15,7 @@ import typer
 
 from earlyexit.errors import HeadLostError, InputError
 from offramp.cli.fields import nested, takes_fields, validated
-from offramp.cli.options import OrderOf, optional_http_address
+from offramp.cli.options import optional_http_address
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -30,6 +30,7 @@ OPTIONS = {
     "batch": "plan.batch",
     "replicas": "plan.replicas",
     "device": "plan.device",
+    "order": "plan.order",
     "port": "ingress.port",
     "host": "ingress.host",
     "front": "ingress.front",
@@ -71,7 +72,6 @@ Restart = Annotated[
 def serve(
     context: typer.Context,
     model: Model,
-    order: OrderOf = None,
     metrics_port: MetricsPort = None,
     otlp_endpoint: OtlpEndpoint = None,
     restart: Restart = False,
@@ -96,16 +96,16 @@ def serve(
     options = OPTIONS | {"folder": "model.folder", "otlp_endpoint": "tracing.endpoint"}
     asked = nested(options, given | {"folder": str(model), "otlp_endpoint": otlp_endpoint})
     document: FolderDocument = validated(FolderDocument, asked)
-    settings = application_settings(document, _plan_of(document.plan, model, order))
+    settings = application_settings(document, _plan_of(document.plan, model))
     _serve_until_stopped(settings, document.ingress, metrics_port=metrics_port, restart=restart)
 
 
-def _plan_of(asked: PlanOptions, model: Path, order: str | None) -> Plan:
+def _plan_of(asked: PlanOptions, model: Path) -> Plan:
     from offramp.commands.plan import order_option
     from offramp.spec.application import resolve_plan
 
-    given = asked.model_dump(exclude={"plan"}, exclude_unset=True)
-    return resolve_plan(asked.plan, model, order=order_option(order), **given)
+    given = asked.model_dump(exclude={"plan", "order"}, exclude_unset=True)
+    return resolve_plan(asked.plan, model, order=order_option(asked.order), **given)
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:

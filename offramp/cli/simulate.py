@@ -16,8 +16,8 @@ from offramp.cli.plan import NO_PLAN
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from offramp.commands.jobs import SimulateJob
     from offramp.commands.simulate import Simulated
-    from offramp.commands.simulate_job import SimulateJob
     from offramp.commands.simulate_sequences import Simulation
     from simulator.outcome import Figures, SplitUse
 
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the signal's number, as shells have it."""
 
 
-@takes_fields("offramp.commands.simulate_job:SimulateJob")
+@takes_fields("offramp.commands.jobs:SimulateJob")
 def simulate(job: SimulateJob, as_json: AsJson = False) -> None:
     """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from earlyexit.errors import InputError
+from offramp.commands.jobs import SimulateJob
 from offramp.commands.plan import NoPlanAnswer, order_option
 from offramp.commands.progress import provenance
-from offramp.commands.simulate_job import SimulateJob
 from offramp.commands.simulate_sequences import (
     SimulatedSequences,
     Simulation,

@@ -11,6 +11,7 @@ from deployments.choices import IngressSettings, ModelSettings, TracingSettings,
 from deployments.keys import AccessSettings
 from earlyexit.data.source_file import StrictDocument
 from earlyexit.named import NAME_PATTERN
+from offramp.commands.jobs import OfOrder
 
 BUILT_IN = ("stock", "early-exit", "serial")
 """Plans that need no file."""
@@ -56,7 +57,7 @@ class IngressDocument(PartDocument, IngressSettings):
     """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
 
 
-class PlanOptions(StrictDocument):
+class PlanOptions(StrictDocument, OfOrder):
     """The plan that `offramp serve` of a model's folder begins with."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -9,8 +9,7 @@ from typing import get_args
 
 import pytest
 
-from offramp.cli.options import STRATEGY_NAMES
-from offramp.commands.simulate_job import StrategyName
+from offramp.commands.jobs import StrategyName
 from optimizer.decision import Strategy
 
 HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "httptools", "psutil")
@@ -68,4 +67,4 @@ def test_completing_loads_nothing_heavy() -> None:
 
 
 def test_the_names_that_are_completed_are_those_that_are_accepted() -> None:
-    assert set(STRATEGY_NAMES) == set(get_args(StrategyName)) == set(get_args(Strategy))
+    assert set(get_args(StrategyName)) == set(get_args(Strategy))
