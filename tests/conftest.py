@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ON_RAY = ("_on_ray.py", "_in_chromium.py", "test_running_document.py", "test_servers.py")
+ON_RAY = ("_on_ray.py", "_in_chromium.py", "test_quickstart.py", "test_servers.py")
 """Ends of the names of files whose tests start Ray, or a browser: one after the other, in one process."""
 
 
