@@ -126,7 +126,9 @@ def of_two_inputs(second: str) -> NamedSpec:
     """The codec of a network for pairs that takes another input beside its tokens."""
     ids = TensorSpec(name="input_ids", shape=(), dtype="int32", per_token=True)
     job = TrainJob(backbone="theirs:network", tokenizer="minilm", name="m")
-    rows = LabelledRows(columns={TEXT: np.array(["a"]), PAIR: np.array(["b"])}, labels=("x",))
+    rows = LabelledRows(
+        columns={TEXT: np.array(["a"], dtype=object), PAIR: np.array(["b"], dtype=object)}, labels=("x",)
+    )
     return codec_for(job, (ids, replace(ids, name=second)), rows, longest=16)
 
 
