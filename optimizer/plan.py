@@ -111,6 +111,8 @@ def _numbers(one_or_several: float | Mapping[int, float] | None) -> Iterable[flo
     return one_or_several.values() if isinstance(one_or_several, Mapping) else (one_or_several,)
 
 
+SHARE_TOLERANCE = 2e-3
+"""How far the sum of shares may be from 1: a file may round each of three shares to three digits."""
 NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
 """Of a plan that names none: without active ramps nothing is ever decided; the policy then only concludes."""
 
@@ -157,14 +159,28 @@ class Stage:
         return tuple(zip((self.first, *after), (*before, self.end), strict=True))
 
 
+def chains_of(stages: Sequence[Stage], num_blocks: int) -> list[tuple[Stage, ...]]:
+    """The stages of every chain; a chain ends with the stage that runs the model's last block."""
+    chains: list[tuple[Stage, ...]] = [()]
+    for stage in stages:
+        chains[-1] += (stage,)
+        if stage.end == num_blocks:
+            chains.append(())
+    return [chain for chain in chains if chain]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, from block 0 to the model's end; of a chain, without the networks that it leaves out.
+    """Chains of stages side by side. The stages of a chain run the whole model, from block 0 to its end.
 
-    Refuses gaps, overlaps, splits over a crossing, and splits that disagree on stop or stay, or on `overlap_below`.
+    Of a cascade, a chain may leave out networks. Refuses gaps, overlaps, splits over a crossing, and splits that
+    disagree on stop or stay, or on `overlap_below`.
     """
 
     stages: tuple[Stage, ...]
+    """The stages of all chains, one chain after the other."""
+    shares: tuple[float, ...] = (1.0,)
+    """Share of the inputs that each chain serves. The shares are positive and sum to 1."""
     policy: PolicySpec | None = None
     """None where no ramp is active."""
     dispatch: PlanDispatch = "work-conserving"
@@ -183,19 +199,22 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("a plan needs at least one stage")
-        splits = self.splits
         check_networks(self.networks)
-        for end, split in zip((None, *(split.end for split in splits)), splits, strict=False):
-            check_begins(split, end, self.networks)
-            check_crossings(split, self.networks)
-        check_end(splits[-1].end, self.networks)
+        chains = chains_of(self.stages, self.num_blocks)
+        for chain in chains:
+            splits = [split for stage in chain for split in stage.splits]
+            for end, split in zip((None, *(split.end for split in splits)), splits, strict=False):
+                check_begins(split, end, self.networks)
+                check_crossings(split, self.networks)
+        check_end(self.num_blocks, self.networks)
+        check_shares(self.shares, len(chains))
         check_prune(self.prune, self.networks)
         if self.prune and self.after_answer == "stay":
             raise PlanError(
                 "prune: inputs that stay are to tell what the reference says of whole texts; with after_answer stop "
                 "probes tell it, and words can be pruned of the others"
             )
-        for before, after in pairwise(splits):
+        for before, after in pairwise(self.splits):
             if before.after_answer != after.after_answer:
                 raise PlanError(
                     f"inputs stop or stay in a whole plan: blocks {after.first} on say {after.after_answer!r}, "
@@ -221,22 +240,40 @@ class Plan:
         return tuple(split for stage in self.stages for split in stage.splits)
 
     @property
+    def chains(self) -> tuple[Plan, ...]:
+        """Every chain as a plan of its own, which predicts its share of the rate."""
+        if len(self.shares) == 1:
+            return (self,)
+        rate_per_s = self.predicted.get("rate_per_s")
+        return tuple(
+            replace(
+                self,
+                stages=stages,
+                shares=(1.0,),
+                predicted=self.predicted
+                if rate_per_s is None
+                else {**self.predicted, "rate_per_s": share * rate_per_s},
+            )
+            for stages, share in zip(chains_of(self.stages, self.num_blocks), self.shares, strict=True)
+        )
+
+    @property
     def ramps(self) -> tuple[int, ...]:
-        """All active ramps."""
-        return tuple(ramp for split in self.splits for ramp in split.ramps)
+        """The ramps that are active in any chain, in ascending order."""
+        return tuple(sorted({ramp for split in self.splits for ramp in split.ramps}))
 
     @property
     def num_blocks(self) -> int:
-        return self.splits[-1].end
+        return self.stages[-1].end
 
     @property
     def entry(self) -> int:
-        """The block at which inputs enter: the first of the first network that is used."""
-        return self.stages[0].splits[0].first
+        """The block at which inputs enter the first chain: the first block of the first network that it uses."""
+        return self.stages[0].first
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Which networks of the chain it uses, by their places; the last is always among them."""
+        """Places of the networks that any chain uses; the last network is always among them."""
         return used_of(self.networks, {split.first for split in self.splits})
 
     @property
@@ -323,6 +360,17 @@ def _one_stage(
         for first, end in pairwise(bounds)
     )
     return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy, networks=networks)
+
+
+def check_shares(shares: Sequence[float], num_chains: int) -> None:
+    """Raise PlanError unless there is one positive share for every chain, and the shares sum to 1."""
+    if len(shares) != num_chains:
+        raise PlanError(f"the plan has {num_chains} chains and {len(shares)} shares; every chain needs one share")
+    for share in shares:
+        if not 0 < share <= 1:
+            raise PlanError(f"the share of a chain must be above 0 and at most 1, not {share:g}")
+    if not math.isclose(sum(shares), 1, abs_tol=SHARE_TOLERANCE):
+        raise PlanError(f"the shares of the chains must sum to 1, not to {sum(shares):.6g}")
 
 
 def check_own(name: str) -> None:

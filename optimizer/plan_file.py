@@ -22,9 +22,12 @@ from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
 from optimizer.dispatch import PlanDispatch
-from optimizer.plan import Plan, PolicySpec, Stage, check_own
+from optimizer.plan import Plan, PolicySpec, Stage, chains_of, check_own, check_shares
 from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
+DocumentPath = tuple[str | int, ...]
+MOST_CHAINS = 3
+"""Chains that a plan may have side by side, unless it is said otherwise."""
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
 
@@ -41,6 +44,8 @@ class ModelShape:
     """As in a plan: one past the last block of every network of a chain; nothing for a single network."""
     generates: bool = False
     """Whether its answers are the next tokens of sequences."""
+    most_chains: int = MOST_CHAINS
+    """Chains that a plan may have side by side."""
 
     @classmethod
     def of(cls, card: ModelCard) -> ModelShape:
@@ -70,6 +75,13 @@ class StageDocument(StrictDocument):
     device: str = "cpu"
     replicas: int = Field(default=1, ge=1)
     splits: list[SplitDocument] = Field(min_length=1)
+
+
+class ChainDocument(StrictDocument):
+    """One chain."""
+
+    share: float = Field(default=1.0, gt=0, le=1)
+    stages: list[StageDocument] = Field(min_length=1)
 
 
 class PolicyDocument(StrictDocument):
@@ -109,10 +121,11 @@ OrderDocument = Annotated[
 
 
 class PlanDocument(StrictDocument):
-    """A whole plan."""
+    """A whole plan: `chains` or, in schema 1, the `stages` of its one chain."""
 
-    schema_version: Literal[1] = 1
-    stages: list[StageDocument] = Field(min_length=1)
+    schema_version: Literal[1, 2] = 2
+    chains: list[ChainDocument] | None = Field(default=None, min_length=1)
+    stages: list[StageDocument] | None = Field(default=None, min_length=1)
     policy: PolicyDocument | None = None
     dispatch: PlanDispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
@@ -122,6 +135,17 @@ class PlanDocument(StrictDocument):
     order: OrderDocument = Field(default_factory=OrderDetails)
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def located_chains(self) -> list[tuple[DocumentPath, ChainDocument]]:
+        """Every chain with the path of its stages in the file; raises PlanError unless the file says them once."""
+        if (self.chains is None) == (self.stages is None):
+            raise PlanError(
+                "a plan needs either `chains`, each with `share` and `stages`, or the `stages` of one chain"
+            )
+        if self.stages is not None:
+            return [(("stages",), ChainDocument(stages=self.stages))]
+        return [(("chains", index, "stages"), chain) for index, chain in enumerate(self.chains or ())]
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
@@ -150,7 +174,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """Plain data that `parse_plan` reads back."""
     policy = plan.policy
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "dispatch": plan.dispatch,
         **batches_document(plan.stages),
         **order_document(plan.order),
@@ -158,9 +182,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "policy": None if policy is None else policy_document(policy),
         **({"networks": list(plan.networks)} if plan.networks else {}),
         **({"prune": dict(plan.prune)} if plan.prune else {}),
-        "stages": stages_document(plan.stages),
+        "chains": chains_document(plan.stages, plan.shares),
         "predicted": dict(plan.predicted),
     }
+
+
+def chains_document(stages: Sequence[Stage], shares: Sequence[float]) -> list[dict[str, Any]]:
+    """The chains of a plan, as its file has them."""
+    chains = chains_of(stages, stages[-1].end)
+    return [{"share": share, "stages": stages_document(chain)} for share, chain in zip(shares, chains, strict=True)]
 
 
 def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
@@ -226,27 +256,14 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
     with source.said_at(("after_answer",)):
         if document.after_answer == "stay" and shape is not None and shape.generates:
             raise PlanError("after_answer: stay: no token stays, for behind it comes its sequence's next step")
-    stages: list[Stage] = []
-    end: int | None = None
-    for index, stage in enumerate(document.stages):
-        splits: list[Split] = []
-        for position, split in enumerate(stage.splits):
-            with source.said_at(("stages", index, "splits", position)):
-                splits.append(_build_split(split, document, end, shape))
-                end = split.end
-        with source.said_at(("stages", index, "device")):
-            find_device(stage.device)
-        stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
-    with source.said_at(("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
-        check_end(stages[-1].end, networks)
-        if shape is not None and end != shape.num_blocks:
-            raise PlanError(f"the last split ends at block {end}, the model has {shape.num_blocks} blocks")
+    stages, shares = _build_chains(document, shape, source)
     policy = None if document.policy is None else _build_policy(document.policy, shape, source)
     with source.said_at(("order",)):
         order = order_of(document.order)
     with source.said_at(("policy",)):
         plan = Plan(
-            stages=tuple(stages),
+            stages=stages,
+            shares=shares,
             policy=policy,
             dispatch=document.dispatch,
             order=order,
@@ -256,6 +273,49 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         )
     with source.said_at(("prune",)):
         return replace(plan, prune=document.prune)
+
+
+def _build_chains(
+    document: PlanDocument, shape: ModelShape | None, source: Source
+) -> tuple[tuple[Stage, ...], tuple[float, ...]]:
+    """The stages of all chains, and the share of each."""
+    with source.said_at(()):
+        chains = document.located_chains
+    stages: list[Stage] = []
+    num_blocks = None if shape is None else shape.num_blocks
+    for at, chain in chains:
+        stages += _build_chain(chain, at, document, shape, source)
+        end, where = stages[-1].end, (*at, len(chain.stages) - 1, "splits", len(chain.stages[-1].splits) - 1)
+        with source.said_at(where):
+            check_end(end, tuple(document.networks))
+            if shape is not None and end != num_blocks:
+                raise PlanError(f"the last split ends at block {end}, the model has {num_blocks} blocks")
+            if num_blocks not in (None, end):
+                raise PlanError(f"the chain ends at block {end}, the one before it at block {num_blocks}")
+        num_blocks = end
+    shares = tuple(chain.share for _, chain in chains)
+    with source.said_at(("chains",)):
+        if shape is not None and len(chains) > shape.most_chains:
+            raise PlanError(f"{len(chains)} chains side by side; at most {shape.most_chains} are allowed")
+        check_shares(shares, len(chains))
+    return tuple(stages), shares
+
+
+def _build_chain(
+    chain: ChainDocument, at: DocumentPath, document: PlanDocument, shape: ModelShape | None, source: Source
+) -> list[Stage]:
+    stages: list[Stage] = []
+    end: int | None = None
+    for index, stage in enumerate(chain.stages):
+        splits: list[Split] = []
+        for position, split in enumerate(stage.splits):
+            with source.said_at((*at, index, "splits", position)):
+                splits.append(_build_split(split, document, end, shape))
+                end = split.end
+        with source.said_at((*at, index, "device")):
+            find_device(stage.device)
+        stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
+    return stages
 
 
 def _check_chain(networks: tuple[int, ...], shape: ModelShape) -> None:

@@ -21,7 +21,7 @@ from optimizer.live.blame import Blame, Blamed
 from optimizer.live.stragglers import Rest, Resting
 from optimizer.live.trial import Delivered, Trial
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import Plan, PolicySpec, chains_of
 from optimizer.plan_file import parse_plan, plan_document
 from optimizer.problem_file import parse_problem, problem_document
 from profiles.stream import Observations, StreamShape, of_any_schema
@@ -340,9 +340,11 @@ def _parse_thresholds(document: Mapping[str, float]) -> dict[int, float]:
 
 
 def _blame_document(blame: Blame) -> dict[str, Any]:
-    """The stages as a plan, whose policy does not matter."""
+    """The stages as a plan, whose policy and shares do not matter."""
     policy = PolicySpec(name="patience", patience=1)
-    plan = Plan(stages=blame.stages, policy=policy, networks=blame.problem.networks)
+    num_chains = len(chains_of(blame.stages, blame.problem.num_blocks))
+    shares = (1 / num_chains,) * num_chains
+    plan = Plan(stages=blame.stages, shares=shares, policy=policy, networks=blame.problem.networks)
     return {"stages": plan_document(plan), "problem": problem_document(blame.problem), "until": blame.until}
 
 

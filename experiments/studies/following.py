@@ -268,7 +268,7 @@ def _settled(on: Bench, result: Controlled | None) -> tuple[float | None, ...]:
 
 def _plans(result: Controlled | None) -> tuple[Mapping[str, Any], ...]:
     plans = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
-    return tuple({"at_s": each.at_s, "reason": each.reason, "plan": each.placed["plan"]["stages"]} for each in plans)
+    return tuple({"at_s": each.at_s, "reason": each.reason, "plan": each.placed["plan"]["chains"]} for each in plans)
 
 
 def result_of(played: Mapping[str, Played]) -> StudyResult:

@@ -230,9 +230,9 @@ def status_tables(found: Mapping[str, Any]) -> list[Table]:
     """Applications with their deployments, and the plan in force where a service said it."""
     tables = [_applications(found["applications"])]
     plan = found["plan"]
-    stages = _stages(plan)
-    if stages:
-        tables.append(_plan(stages, _plan_title(plan)))
+    chains = _chains(plan)
+    if chains:
+        tables.append(_plan(chains, _plan_title(plan)))
     return tables
 
 
@@ -256,21 +256,27 @@ def _applications(applications: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _stages(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Of a plan document, or of one that stands beside what else its service says."""
-    while isinstance(plan, Mapping) and "stages" not in plan:  # another server may listen there
+def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Returns the chains of a plan document, or of one that stands beside what else its service says."""
+    while isinstance(plan, Mapping) and "chains" not in plan:  # another server may listen there
         plan = plan.get("plan")
-    return list(plan["stages"]) if isinstance(plan, Mapping) else []
+    return list(plan["chains"]) if isinstance(plan, Mapping) else []
 
 
-def _plan(stages: list[dict[str, Any]], title: str) -> Table:
-    table = make_table("stage", "device", "replicas", "blocks", "batch", "ramps", title=title)
-    for index, stage in enumerate(stages):
-        device = f"{stage['device'].removeprefix(EMULATED)} (emulated)" if _emulated(stage) else stage["device"]
-        for position, split in enumerate(stage["splits"]):
-            first = (str(index), device, str(stage["replicas"])) if position == 0 else ("", "", "")
-            blocks = f"{split['first']} to {split['end'] - 1}"
-            table.add_row(*first, blocks, str(split["batch"]), ", ".join(map(str, split["ramps"])) or "-")
+def _plan(chains: list[dict[str, Any]], title: str) -> Table:
+    several = len(chains) > 1
+    names = ("chain", "share") if several else ()
+    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps", title=title)
+    for number, chain in enumerate(chains):
+        of_chain = (str(number), f"{chain['share']:.1%}")
+        for index, stage in enumerate(chain["stages"]):
+            device = f"{stage['device'].removeprefix(EMULATED)} (emulated)" if _emulated(stage) else stage["device"]
+            for position, split in enumerate(stage["splits"]):
+                own = (str(index), device, str(stage["replicas"])) if position == 0 else ("", "", "")
+                blocks = f"{split['first']} to {split['end'] - 1}"
+                ramps = ", ".join(map(str, split["ramps"])) or "-"
+                table.add_row(*(of_chain if several else ()), *own, blocks, str(split["batch"]), ramps)
+                of_chain = ("", "")
     return table
 
 

@@ -127,7 +127,7 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: One
     check_series(page, wanted)
     for index, answer in load.answers:
         tiny.check(index, answer)
-    assert [stage["replicas"] for stage in described["plan"]["stages"]] == [1, 1]
+    assert [stage["replicas"] for stage in described["plan"]["chains"][0]["stages"]] == [1, 1]
     assert described["observed"]["drops"] == {}
     assert described["observed"]["inputs_seen"] > 0
     assert 0.0 <= described["observed"]["agreement"] <= 1.0
@@ -231,7 +231,9 @@ async def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_cha
     assert too_long.status_code == 422, too_long.text
     check_series(page, wanted)
     check_fill(before)
-    assert [split["tokens"] for stage in described["plan"]["stages"] for split in stage["splits"]] == [TOKENS] * 3
+    assert [split["tokens"] for stage in described["plan"]["chains"][0]["stages"] for split in stage["splits"]] == [
+        TOKENS
+    ] * 3
     assert all(row["tokens"] == TOKENS for row in described["fill"])
 
 

@@ -164,3 +164,37 @@ def test_the_serial_plan_is_one_stage_cut_after_every_ramp() -> None:
     plan = serial_plan(6, (1, 3), ENTROPY, batch=8)
     assert len(plan.stages) == 1
     assert plan.splits == (split(0, 2, 1), split(2, 4, 3), split(4, 6))
+
+
+def side_by_side(*shares: float) -> Plan:
+    """Two chains of four blocks: one stage with ramp 1, and two stages with ramp 2."""
+    policy = PolicySpec(thresholds=0.5)
+    chains = (stage(split(0, 4, 1), replicas=3), stage(split(0, 2)), stage(split(2, 4, 2)))
+    return Plan(stages=chains, shares=shares, policy=policy, predicted={"rate_per_s": 400.0, "latency_s": 0.1})
+
+
+def test_every_chain_of_a_plan_is_a_plan_with_its_share_of_the_rate() -> None:
+    plan = side_by_side(0.75, 0.25)
+    first, second = plan.chains
+    assert (first.stages, second.stages) == (plan.stages[:1], plan.stages[1:])
+    assert (first.predicted, second.predicted) == (
+        {"rate_per_s": 300.0, "latency_s": 0.1},
+        {"rate_per_s": 100.0, "latency_s": 0.1},
+    )
+    assert (plan.ramps, first.ramps, second.ramps) == ((1, 2), (1,), (2,))
+    assert first.chains == (first,), "a plan of one chain is its chain"
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ((1.0,), "the plan has 2 chains and 1 shares; every chain needs one share"),
+        ((0.5, 0.25, 0.25), "the plan has 2 chains and 3 shares"),
+        ((1.0, 0.0), "the share of a chain must be above 0 and at most 1, not 0"),
+        ((0.5, math.nan), "the share of a chain must be above 0 and at most 1, not nan"),
+        ((0.5, 0.4), r"the shares of the chains must sum to 1, not to 0\.9"),
+    ],
+)
+def test_shares_that_contradict_the_chains_are_refused(shares: tuple[float, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        side_by_side(*shares)

@@ -57,6 +57,35 @@ PLAN = Plan(
 )
 
 
+SIDE_BY_SIDE = """\
+schema_version: 2
+chains:
+  - share: 0.75
+    stages:
+      - device: V100
+        replicas: 2
+        splits:
+          - {first: 0, end: 6, batch: 8}
+  - share: 0.25
+    stages:
+      - device: K80
+        splits:
+          - {first: 0, end: 2, batch: 8}
+      - device: K80
+        splits:
+          - {first: 2, end: 6, batch: 4}
+"""
+"""A plan of two chains."""
+TWO_CHAINS = Plan(
+    stages=(
+        Stage(device="V100", replicas=2, splits=(Split(first=0, end=6, batch=8),)),
+        Stage(device="K80", replicas=1, splits=(Split(first=0, end=2, batch=8),)),
+        Stage(device="K80", replicas=1, splits=(Split(first=2, end=6, batch=4),)),
+    ),
+    shares=(0.75, 0.25),
+)
+
+
 def write(folder: Path, text: str | bytes) -> Path:
     path = folder / "plan.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
@@ -73,10 +102,59 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
     assert read_plan(write(tmp_path, text), SHAPE) == PLAN
 
 
+def test_a_plan_of_two_chains_is_read_from_yaml(tmp_path: Path) -> None:
+    assert read_plan(write(tmp_path, SIDE_BY_SIDE), SHAPE) == TWO_CHAINS
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("share: 0.25", "share: 0", "9: chains.1.share: Input should be greater than 0"),
+        ("share: 0.25", "share: -0.25", "9: chains.1.share: Input should be greater than 0"),
+        ("share: 0.25", "share: 0.3", "3: the shares of the chains must sum to 1, not to 1.05"),
+        ("share: 0.25", "share: a quarter", "9: chains.1.share: Input should be a valid number"),
+        ("share: 0.25\n", "part: 0.25\n", "9: chains.1.part: "),
+        ("{first: 2, end: 6", "{first: 2, end: 5", "16: the last split ends at block 5, the model has 6 blocks"),
+        ("{first: 0, end: 2", "{first: 1, end: 2", "13: the first split must start at block 0, not 1"),
+        ("{first: 2, end: 6", "{first: 3, end: 6", "16: gap: no split runs blocks 2 to 2"),
+        ("device: V100", "device: V1000", "5: unknown device 'V1000'"),
+        ("schema_version: 2", "stages: []", "1: stages: "),
+    ],
+)
+def test_a_plan_of_contradicting_chains_is_refused_with_file_and_line(
+    old: str, new: str, said: str, tmp_path: Path
+) -> None:
+    assert SIDE_BY_SIDE.count(old) == 1
+    path = write(tmp_path, SIDE_BY_SIDE.replace(old, new))
+    with pytest.raises(PlanError) as refused:
+        read_plan(path, SHAPE)
+    assert str(refused.value).startswith(f"{path}:{said}")
+
+
+def test_chains_that_end_at_different_blocks_are_refused_without_a_models_shape(tmp_path: Path) -> None:
+    path = write(tmp_path, SIDE_BY_SIDE.replace("{first: 2, end: 6", "{first: 2, end: 5"))
+    with pytest.raises(PlanError, match=r"plan\.yaml:16: the chain ends at block 5, the one before it at block 6$"):
+        read_plan(path)
+
+
+def test_more_chains_than_allowed_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, SIDE_BY_SIDE)
+    with pytest.raises(PlanError, match=r"plan\.yaml:3: 2 chains side by side; at most 1 are allowed$"):
+        read_plan(path, replace(SHAPE, most_chains=1))
+
+
+def test_a_plan_of_one_chain_is_written_in_schema_2() -> None:
+    document = plan_document(PLAN)
+    [chain] = document["chains"]
+    assert (document["schema_version"], chain["share"]) == (2, 1.0)
+    assert [stage["device"] for stage in chain["stages"]] == ["V100", "cpu"]
+
+
 @pytest.mark.parametrize(
     "plan",
     [
         pytest.param(PLAN, id="two stages"),
+        pytest.param(TWO_CHAINS, id="two chains"),
         pytest.param(PLAN.with_after_answer("stay"), id="two stages whose inputs stay"),
         pytest.param(PLAN.with_overlap(4), id="two stages whose batches overlap"),
         pytest.param(
@@ -149,7 +227,8 @@ MISTAKES = (
     ("replicas: 2", "replicas: 0", "10: stages.0.replicas: "),
     ("device: V100", "device: V1000", "9: unknown device 'V1000'; known: cpu,"),
     ("replicas: 2", "copies: 2", "10: stages.0.copies: "),
-    ("schema_version: 1", "schema_version: 2", "1: schema_version: "),
+    ("schema_version: 1", "schema_version: 3", "1: schema_version: Input should be 1 or 2"),
+    ("stages:\n", "levels:\n", "9: levels: "),
     (
         "dispatch: deferred",
         "dispatch: eager",
@@ -170,8 +249,8 @@ MISTAKES = (
     (f"- {SECOND}", "- {first: 2", "14: not YAML:"),
     ("dispatch: deferred", "dispatch: \x07", "2: not YAML:"),
     ("dispatch: deferred", "? [1]\n: 2", "2: not YAML:"),
-    (GOOD, "", "1: the plan: Input should be a mapping with schema_version, stages, policy,"),
-    (GOOD, "- 1\n", "1: the plan: Input should be a mapping with schema_version, stages, policy,"),
+    (GOOD, "", "1: the plan: Input should be a mapping with schema_version, chains, stages, policy,"),
+    (GOOD, "- 1\n", "1: the plan: Input should be a mapping with schema_version, chains, stages, policy,"),
     ("3: 0.8", "5: 0.8", "7: thresholds for ramps [5]; the model's ramps are [0,"),
     ("1: 0.9", "1: .nan", "6: policy.thresholds.1: "),
     (POLICY, "  # another\n  thresholds: .inf\n", "5: policy.thresholds: "),
@@ -188,6 +267,13 @@ MISTAKES = (
     (GOOD, "epoch: 2026-13-45\n", "1: not YAML: month must be in 1..12"),
     (GOOD, "[" * 3000, "1: not YAML: nested too deeply"),
     (GOOD, "stages: []\n", "1: stages: "),
+    (GOOD, "chains: []\n", "1: chains: "),
+    (
+        GOOD,
+        "epoch: 1\n",
+        "1: a plan needs either `chains`, each with `share` and `stages`, or the `stages` of one chain",
+    ),
+    ("dispatch: deferred", "chains: [{stages: []}]", "2: chains.0.stages: "),
 )
 """What is written instead of what, and what is said: the line, then the field or what is allowed."""
 

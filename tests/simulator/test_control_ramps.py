@@ -71,7 +71,7 @@ def simulated(tuning: Tuning) -> Controlled:
 def ramps_at(result: Controlled, at_s: float) -> set[int]:
     """Of the plan in force then."""
     placed = [plan.placed for plan in result.plans if plan.outcome == "in force" and plan.at_s <= at_s][-1]
-    stages = placed["plan"]["stages"]
+    stages = placed["plan"]["chains"][0]["stages"]
     return {ramp for stage in stages for split in stage["splits"] for ramp in split["ramps"]}
 
 

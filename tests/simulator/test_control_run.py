@@ -112,7 +112,7 @@ def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() ->
         ("capacity lost", 32.5),  # the second stage was empty at two looks
         ("capacity changed", 90.0),
     ]
-    assert [plan.placed["plan"]["stages"][0]["replicas"] for plan in result.plans] == [2, 2, 4]
+    assert [plan.placed["plan"]["chains"][0]["stages"][0]["replicas"] for plan in result.plans] == [2, 2, 4]
     between = result.outcome.figures_between(40.0, 120.0)
     assert between.in_slo == between.inputs
     check_outcomes(result)
@@ -136,7 +136,7 @@ def test_probes_tell_the_controller_what_ramps_that_are_off_would_do() -> None:
     result = simulate_controlled(made, control(problem(0.0), probe_share=0.5))
     assert result.outcome.figures_between(0.0, 60.0).exits == {3: 12000}
     (changed,) = [plan for plan in result.plans if plan.reason == "period" and plan.outcome == "in force"]
-    splits = changed.placed["plan"]["stages"][0]["splits"]
+    splits = changed.placed["plan"]["chains"][0]["stages"][0]["splits"]
     assert any(1 in split["ramps"] for split in splits)
 
 

@@ -65,7 +65,10 @@ def test_the_plan_of_the_soonest_answers_is_found_taken_and_kept() -> None:
     assert taken.at_s == pytest.approx(60.3)
     assert taken.words.startswith("changes the plan: the new one would answer")
     assert {
-        ramp for stage in taken.placed["plan"]["stages"] for split in stage["splits"] for ramp in split["ramps"]
+        ramp
+        for stage in taken.placed["plan"]["chains"][0]["stages"]
+        for split in stage["splits"]
+        for ramp in split["ramps"]
     } == {1}
     assert result.words("trial")[0].startswith("keeps the plan")
     outcome = result.outcome

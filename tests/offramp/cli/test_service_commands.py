@@ -29,7 +29,7 @@ cluster: {devices: {emulated:V100: {count: 4}}}
 planner: {strategy: serial}
 """
 SPLITS = [{"first": 0, "end": 2, "batch": 4, "ramps": [0, 1]}, {"first": 2, "end": 3, "batch": 4, "ramps": []}]
-PLAN = {"plan": {"stages": [{"device": "emulated:V100", "replicas": 2, "splits": SPLITS}]}}
+PLAN = {"plan": {"chains": [{"share": 1.0, "stages": [{"device": "emulated:V100", "replicas": 2, "splits": SPLITS}]}]}}
 
 
 @pytest.fixture
@@ -208,6 +208,18 @@ def test_a_plan_of_somebody_else_is_no_plan(answer: Any) -> None:
 )
 def test_a_service_is_beside_the_dashboard(address: str, url: str) -> None:
     assert service_url(address, {"http_options": {"port": 9000}}) == url
+
+
+def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:
+    [chain] = PLAN["plan"]["chains"]
+    beside = {"share": 0.25, "stages": [{"device": "K80", "replicas": 1, "splits": SPLITS[:1]}]}
+    _, plan = status_tables({"applications": [], "plan": {"plan": {"chains": [chain | {"share": 0.75}, beside]}}})
+    rows = list(zip(*(column.cells for column in plan.columns), strict=True))
+    assert [row[:5] for row in rows] == [
+        ("0", "75.0%", "0", "V100 (emulated)", "2"),
+        ("", "", "", "", ""),
+        ("1", "25.0%", "0", "K80", "1"),
+    ]
 
 
 def test_status_of_an_idle_cluster_says_so(ray: FakeRay, capsys: Captured) -> None:

@@ -161,7 +161,7 @@ def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
     own, of_file, of_answer = (
         played(capsys, problem, *option) for option in ((), ("--plan", tmp_path / "plan.yaml"), ("--plan", printed))
     )
-    assert own["plan"]["stages"] == of_file["plan"]["stages"] == of_answer["plan"]["stages"]
+    assert own["plan"]["chains"] == of_file["plan"]["chains"] == of_answer["plan"]["chains"]
     assert own["plan"]["predicted"] == of_file["plan"]["predicted"] == of_answer["plan"]["predicted"]
     assert own["simulated"] == of_file["simulated"] == of_answer["simulated"]
     assert of_file["plan"]["policy"] == {"name": "entropy", "thresholds": 0.4}

@@ -113,7 +113,7 @@ async def test_what_is_not_in_the_folder_is_not_loaded(scene: Scene) -> None:
         pytest.param({"version": "1"}, InputError, "'one' serves version '1'", id="the version is there"),
         pytest.param({"route_prefix": "/"}, InputError, "application 'one' has route /", id="the route is taken"),
         pytest.param({"model": "/nowhere"}, ModelFolderError, "not a model folder", id="no model"),
-        pytest.param({"plan": {"schema_version": 1}}, PlanError, "stages", id="no plan"),
+        pytest.param({"plan": {"schema_version": 1}}, PlanError, "`chains`", id="no plan"),
     ],
 )
 async def test_settings_that_cannot_run_beside_the_others_are_refused(
