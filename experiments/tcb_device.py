@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -83,11 +83,6 @@ def uniform_runs(profile: LatencyProfile) -> dict[Work, float]:
 def published_v100() -> Cost:
     """BERT-base on a V100 in TensorRT, from its published batches of 1 to 128 inputs of 128 and 384 tokens."""
     return fit(uniform_runs(published_profile("bert-base", "V100")))
-
-
-def saved(of: Iterable[Work], against: Iterable[Work], cost: Cost) -> float:
-    """How many times longer the second takes."""
-    return sum(map(cost.seconds, against)) / sum(map(cost.seconds, of))
 
 
 # How the inputs of a batch are laid out for the accelerator: TCB's baselines, its own two schemes, and ours.
@@ -218,11 +213,6 @@ class Served:
     def utility_per_s(self, counted_N: BoolArray) -> float:
         """Their sum of 1 / length (TCB, section 5.1) per second of the run."""
         return float((1 / self.stream.lengths[counted_N]).sum()) / self.ended_s
-
-    @property
-    def longest_wait_s(self) -> float:
-        """Of those who were answered, until their batch began."""
-        return float(np.nanmax(self.began_s_N - self.stream.arrivals_s))
 
 
 def serve(stream: Stream, side: Side, order: OrderSpec, cost: Cost) -> Served:
@@ -443,10 +433,6 @@ class ByRate:
         ]
         return Table("Every side at every rate", ("", "requests/s", *MEASURES), tuple(rows))
 
-    def document(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"rates_per_s": self.rates_per_s, "series": self.series}
-
 
 def by_rate(
     drawn: IntArray,
@@ -475,6 +461,6 @@ def measured(served: Served) -> tuple[float, ...]:
         served.utility_per_s(began_N),
         served.per_s(answered_N),
         served.utility_per_s(answered_N),
-        served.longest_wait_s,
+        float(np.nanmax(served.began_s_N - served.stream.arrivals_s)),
         float(answered_N.mean()),
     )

@@ -1,1 +1,1 @@
-"""The batch engine alone, in this process: how fast it is, what it costs, and who answers when."""
+"""The batch engine alone, in this process: how fast it is, what it costs, and what exits and cuts gain."""

@@ -16,7 +16,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -33,12 +33,11 @@ from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import SegmentRunner
-from earlyexit.network.split import Split
 from earlyexit.network.store import load_model, read_card
 from earlyexit.network.wire import Encoded, entering
 from earlyexit.training.ramps import pack
-from experiments.gpu.side import Plan, members_of
-from experiments.gpu.side import Side as OneDevice
+from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock
+from experiments.engine.side import Side as OneDevice
 from experiments.turns import Figures, in_turns, tell
 from offramp.commands.calibrate import read_calibration
 from optimizer.calibration_file import CalibrationCard
@@ -93,14 +92,11 @@ def _mean(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     return ((hidden_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)).to(hidden_BTD.dtype)
 
 
-def engine(
-    model: EarlyExitModel, splits: Sequence[Split], card: CalibrationCard, segments: SegmentRunner | None = None
-) -> Side:
+def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: SegmentRunner | None = None) -> Side:
     """A device that has all inputs queued; every answer must come out."""
     runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
-    runner.prepare(splits)
-    times = warm_up(runner, splits, clock=clock)
-    device = OneDevice(Plan(name="engine", splits=tuple(splits)), runner, clock, expected=None, times=times)
+    runner.prepare(plan.splits)
+    device = OneDevice(plan, runner, clock, times=warm_up(runner, plan.splits, clock=clock))
 
     def run(encoded: Sequence[Encoded]) -> None:
         wire = entering([str(k) for k in range(len(encoded))], encoded)
@@ -113,17 +109,14 @@ def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str,
     """What is compared, each made when it is asked for; the engine's plans name their splits by their bounds."""
     last = model.num_blocks
     ramps = tuple(sorted(card.thresholds))
-    stock = [Split(first=0, end=last, batch=batch)]
-    shrinking = [Split(first=0, end=last, batch=batch, ramps=ramps)]
-    serial = _cut_at([0, 1, last], ramps, batch)
-    every = _cut_at([0, *(ramp + 1 for ramp in ramps), last], ramps, batch)
+    every = [0, *(ramp + 1 for ramp in ramps), last]
     return {
         "plain loop": partial(plain_loop, model, batch),
         "transformers, plain loop": partial(transformers_loop, model, batch),
-        "engine, stock": partial(engine, model, stock, card),
-        "engine, early-exit (shrinking batches)": partial(engine, model, shrinking, card),
-        "engine, split after block 0": partial(engine, model, serial, card),
-        "engine, split after every ramp": partial(engine, model, every, card),
+        "engine, stock": partial(engine, model, stock(last, batch), card),
+        "engine, early-exit (shrinking batches)": partial(engine, model, early_exit(last, ramps, batch), card),
+        "engine, split after block 0": partial(engine, model, cut_at("", [0, 1, last], ramps, batch), card),
+        "engine, split after every ramp": partial(engine, model, cut_at("", every, ramps, batch), card),
     }
 
 
@@ -188,13 +181,6 @@ def _rate(side: Side, sample: Sequence[Encoded]) -> Figures:
     side(sample)
     took_s, spent_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
     return {RATE: len(sample) / took_s, SPENT: 1e3 * spent_s / len(sample)}
-
-
-def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Split]:
-    return [
-        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
-        for first, end in pairwise(bounds)
-    ]
 
 
 if __name__ == "__main__":

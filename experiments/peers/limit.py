@@ -88,8 +88,8 @@ def worker(options: LimitOptions) -> float:
     from earlyexit.network.layers import reorder_linears
     from earlyexit.network.store import load_model
     from earlyexit.network.wire import entering
-    from experiments.gpu.side import Plan as Splits
-    from experiments.gpu.side import Side, members_of
+    from experiments.engine.side import Plan as Splits
+    from experiments.engine.side import Side, members_of
 
     torch.set_num_threads(options.threads)
     model = load_model(options.model, dtype=getattr(torch, options.dtype))
@@ -97,7 +97,7 @@ def worker(options: LimitOptions) -> float:
     plan = parse_plan(options.plan)
     runner = TorchRunner(model, build_policy(plan.policy))
     clock = MonotonicClock()
-    side = Side(Splits(name="limit", splits=plan.splits), runner, clock, None)
+    side = Side(Splits(name="limit", splits=plan.splits), runner, clock)
     rows = [json.loads(line) for line in options.texts.read_text(encoding="utf-8").splitlines()]
     encoded = TextTokenizer.load(options.model, model.max_length).encode([row["text"] for row in rows], truncate=True)
     wire = entering([f"{row['id']}#{index}" for index, row in enumerate(rows)], encoded)

@@ -196,7 +196,6 @@ def compare(streams: Sequence[Case], arrivals: Mapping[str, Arrivals], effort: E
                 {label: tuple(100 * each.saved[1] for each in row) for label, row in every.items()},
             ),
         ),
-        figures={"found": found},
         tables=(
             Table(
                 "By SLO",

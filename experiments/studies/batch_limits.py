@@ -15,7 +15,7 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, exits_at_once
 from experiments.studies.load_changes import NEEDS, of_kind
 from experiments.studies.load_changes import recorded as recorded_images
 from experiments.studies.picture import Bars
-from experiments.studies.side_by_side import Rows, batch_bars, by_batch, document, plans, ratios_of, times
+from experiments.studies.side_by_side import Rows, batch_bars, by_batch, plans, ratios_of, times
 from experiments.studies.sides import BATCHES, NUM_ROWS, SEED, Workload, decide, equal_cluster, savings, sst2, workload
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts
 from optimizer.decision import Strategy
@@ -73,10 +73,6 @@ def fig07_compare(problem: PlanProblem, inputs: Workload, others: Mapping[str, C
         ),
         e3=ratios_of(rows, "e3"),
         best=ratios_of(rows, "best"),
-        figures={
-            "rows": document({**rows, **beyond}),
-            "cases": {name: document(each) for name, each in of_cases.items()},
-        },
         tables=(plans({**rows, **beyond}), *([_of_cases(problem, others["E3's exits"][1])] if others else [])),
     )
 
@@ -210,7 +206,6 @@ def fig08_compare(case: Case, others: Mapping[str, Case], effort: Effort) -> Stu
         pictures=(batch_bars("ResNet-50 on 16 V100, recorded exits", rows),),
         e3=ratios_of(rows, "e3"),
         best=ratios_of(rows, "best"),
-        figures={"rows": document(rows), "cases": {name: document(each) for name, each in of_cases.items()}},
         tables=(plans(rows), _allowed({"recorded": case, **others})),
     )
 

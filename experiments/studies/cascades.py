@@ -299,7 +299,6 @@ def candidates_run(effort: Effort) -> StudyResult:
             Comparison("the chosen set's rate, in that of the best", played[used] / best),
             Comparison("seconds to choose (processor time)", took_s),
         ),
-        figures={"chosen": list(used), "played_per_s": {str(list(key)): rate for key, rate in played.items()}},
         tables=(
             Table(
                 "All sets of networks, one V100", ("networks", "planned /s", "played /s", "of the best"), tuple(rows)
@@ -409,7 +408,6 @@ def table2_run(effort: Effort) -> StudyResult:
             Comparison(f"{name}: mean latency (ms)", found[name] * 1000, each.paper_s * 1000)
             for name, each in CASCADES.items()
         ),
-        figures={"mean_latency_s": found},
         tables=(Table("By what is taken for the latencies", ("", "ms", "beside table 2"), rows),),
     )
 
@@ -441,7 +439,7 @@ def problem(task: str, *, pruned: bool = True) -> PlanProblem:
 def v100_run(effort: Effort) -> StudyResult:
     """Both tasks, with and without pruning, beside the large network alone."""
     del effort  # it takes no time
-    comparisons, rows, figures = [], [], {}
+    comparisons, rows = [], []
     for task in RETURNED:
         alone, whole, pruned = (
             _planned(problem(task), "stock"),
@@ -456,11 +454,8 @@ def v100_run(effort: Effort) -> StudyResult:
                 ("BERT-large alone", "cascade", "cascade, words pruned"), rates, (alone, whole, pruned), strict=True
             )
         ]
-        figures[task] = {"alone_per_s": rates[0], "cascade_per_s": rates[1], "pruned_per_s": rates[2]}
     columns = ("task", "plan", "inputs/s", "times alone", "worst case (ms)", "networks")
-    return StudyResult(
-        comparisons=tuple(comparisons), figures=figures, tables=(Table("One V100", columns, tuple(rows)),)
-    )
+    return StudyResult(comparisons=tuple(comparisons), tables=(Table("One V100", columns, tuple(rows)),))
 
 
 def _planned(asked: PlanProblem, strategy: str = "best") -> Planned:

@@ -277,7 +277,6 @@ def fig10_compare(of: Sequence[Rates]) -> StudyResult:
         pictures=(first.bars("CALM's T5: decoder steps on 4 A6000, one exit after layer 2", "tokens"),),
         e3=first.ratios("e3"),
         best=first.ratios("best"),
-        figures={each.case: {side: list(values) for side, values in each.per_s.items()} for each in of},
         tables=(plans_table(of),),
     )
 
@@ -324,10 +323,6 @@ def fig11_run(effort: Effort) -> StudyResult:
         ),
         e3=found.ratios("e3"),
         best=found.ratios("best"),
-        figures={
-            "rates": {side: list(values) for side, values in found.per_s.items()},
-            "longest_over_mean": list(lost.values()),
-        },
         tables=(plans_table([found]),),
     )
 
@@ -359,7 +354,6 @@ def fig12_compare(of: Sequence[Rates]) -> StudyResult:
         pictures=(first.bars("Llama 3.1 8B, one token per prompt, on 4 A6000", "prompts"),),
         e3=first.ratios("e3"),
         best=first.ratios("best"),
-        figures={each.case: {side: list(values) for side, values in each.per_s.items()} for each in of},
         tables=(plans_table(of),),
     )
 

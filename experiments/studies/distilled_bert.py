@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.e3_case import LARGEST_BATCH
 from experiments.studies.picture import Bars, Lines, Picture
-from experiments.studies.side_by_side import batch_bars, by_batch, document_by_side, ratios_of, with_flat_times
+from experiments.studies.side_by_side import batch_bars, by_batch, ratios_of, with_flat_times
 from experiments.studies.sides import BATCHES, NUM_ROWS, SEED, Savings, Workload, equal_cluster, savings, workload
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts
 from optimizer.problem import PlanProblem
@@ -215,15 +215,6 @@ def fig02_compare(
     return StudyResult(
         comparisons=_comparisons(saved, lost, distilled),
         pictures=_pictures(saved, lost, distilled),
-        figures={
-            "entropy": list(ENTROPIES),
-            "bert": [asdict(each) for each in saved.values()],
-            "accuracy_lost": list(lost.values()),
-            "agreement": [each.agreement for each in outcomes.values()],
-            "chance_of_loss": chance,
-            "distilbert": distilled,
-            "runs": [asdict(run) | {"survival": run.survival_N} for run in runs],
-        },
         tables=(
             facts(
                 {
@@ -340,10 +331,6 @@ def fig09_compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, ef
         pictures=tuple(bars),
         e3=e3,
         best=best,
-        figures={
-            "imdb": document_by_side(inputs, found),
-            "stand-in": [document_by_side(stand_in, other)] if other else [],
-        },
         tables=(
             Table(
                 "What exits allow, all ramps active",

@@ -109,10 +109,6 @@ def fig09_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
     return StudyResult(
         comparisons=tuple(told),
         pictures=(Bars("Latency saved by exits", "task and batch size", "saved (%)", labels, series),),
-        figures={
-            "rows": [dict(zip(FIG09_COLUMNS, row.cells(), strict=True)) for row in rows],
-            "with a guarantee": [dict(zip(FIG09_COLUMNS, row.cells(), strict=True)) for row in with_promise],
-        },
         tables=(
             Table("By task and batch size, means of all divisions", FIG09_COLUMNS, tuple(row.cells() for row in rows)),
             Table(
@@ -217,7 +213,6 @@ def fig12_compare(found: Mapping[str, Sequence[Place]], blocks: Mapping[str, int
             for name, known in found.items()
             if known
         ),
-        figures={name: [each.cells() for each in known] for name, known in found.items()},
         tables=tuple(
             Table(f"{name}, means over the time without exits", FIG12_COLUMNS, tuple(each.cells() for each in known))
             for name, known in found.items()
@@ -284,7 +279,6 @@ def fig14_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
                 {f"eta {eta}": tuple(by_eta[eta]) for eta in TOLERANCES},
             ),
         ),
-        figures={f"{name} {eta}": [moving_on(each) for each in of] for (name, eta), of in found.items()},
         tables=(Table("By task", FIG14_COLUMNS, tuple(_cells(name, eta, of) for (name, eta), of in found.items())),),
     )
 
@@ -339,7 +333,6 @@ def fig15_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
                 {name: tuple(mean for mean, _, _ in by_count) for name, by_count in saved.items()},
             ),
         ),
-        figures=saved,
         tables=(
             Table(
                 "By number of exits, means of all divisions",

@@ -6,7 +6,7 @@ Computed: batches are drawn from recorded exits; utilisation is throughput over 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -113,7 +113,6 @@ def compare(records: ExitRecords, table: LatencyTable, num_batches: int) -> Stud
             _by_block("Inputs inside a batch of 8", "inputs", inside),
             _by_block("Throughput over that of a full batch of 8", "utilisation (%)", used),
         ),
-        figures={str(batch): {name: asdict(each) for name, each in by.items()} for batch, by in found.items()},
         tables=(facts({f"throughput of a full batch of {more}, over one of {some}": gain}),),
     )
 

@@ -7,13 +7,12 @@ Simulated: accelerators at E3's speed, Poisson arrivals, 99 % of inputs within 1
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
-from experiments.studies.side_by_side import Row, document, simulated
+from experiments.studies.side_by_side import Row, simulated
 from experiments.studies.sides import BATCHES, Workload, decide, equal_cluster, facing, mixed_cluster, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
 from optimizer.decision import Planned, Strategy
@@ -81,16 +80,13 @@ def as_fast_as_dear(problem: PlanProblem, equal: PlanProblem) -> PlanProblem:
     return replace(problem, latency=latency)
 
 
-def at_batches(
-    case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...]
-) -> tuple[dict[int, AtBatch], dict[str, Any]]:
-    """Every batch limit, and everything about its plans as plain data.
+def at_batches(case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, ...]) -> dict[int, AtBatch]:
+    """Every batch limit.
 
     A service on one type keeps the smaller batches that it had: what suits a K80 is its own to choose.
     """
     mixed, equal, inputs = case
     found: dict[int, AtBatch] = {}
-    documents: dict[str, Any] = {}
     alone: dict[str, Mapping[str, float]] = {name: dict.fromkeys(BASELINES, 0.0) for name in mixed.devices}
 
     def row(problem: PlanProblem, names: tuple[Strategy, ...]) -> Row:
@@ -104,8 +100,7 @@ def at_batches(
             alone[name] = better_of(alone[name], rows[name])
         rows["equal"] = row(limited_equal, (*BASELINES, "e3"))
         found[batch] = AtBatch(mixed=_rates(rows["mixed"]), by_type=dict(alone), equal=_rates(rows["equal"]))
-        documents[f"batch {batch}"] = document(rows)
-    return found, documents
+    return found
 
 
 def better_of(before: Mapping[str, float], row: Row) -> dict[str, float]:
@@ -131,17 +126,16 @@ def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str,
 def compare(case: Case, others: Mapping[str, Case], effort: Effort) -> StudyResult:
     """The figure, by every reading of it; at the largest batch, what it would be in every other case."""
     mixed, equal, inputs = case
-    found, documents = at_batches(case, BATCHES[effort], PIPELINES[effort])
-    in_cases: dict[str, AtBatch] = {}
-    for name, other in others.items():
-        at, documents[name] = at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",))
-        in_cases[name] = at[LARGEST_BATCH]
+    found = at_batches(case, BATCHES[effort], PIPELINES[effort])
+    in_cases = {
+        name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",))[LARGEST_BATCH]
+        for name, other in others.items()
+    }
     return StudyResult(
         comparisons=(*_comparisons(found, PIPELINES[effort]), *_of_cases(in_cases)),
         pictures=(_goodputs(found, PIPELINES[effort]), _readings(found)),
         e3=_ratios(found, "e3"),
         best=_ratios(found, "best") if "best" in PIPELINES[effort] else Ratios(),
-        figures={"at": {str(batch): asdict(each) for batch, each in found.items()}, "plans": documents},
         tables=(_of_clusters(mixed, equal), _of_chains(mixed, inputs, found)),
     )
 

@@ -7,7 +7,7 @@ scheduler forms them; and batches of 8 near every side's own capacity.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -99,8 +99,8 @@ def loads(one_per_s: float, own_per_s: float) -> dict[str, Load]:
     return {SINGLES: (one_per_s, 1), BATCHES: (one_per_s, BATCH), OWN: (OF_OWN * own_per_s, BATCH)}
 
 
-def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> tuple[float, dict[str, dict[str, Spread]]]:
-    """On one cluster: the one rate, and every side's spread by load."""
+def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> dict[str, dict[str, Spread]]:
+    """On one cluster, every side's spread by load."""
     planned = {side: each for side, each in decide(problem).items() if isinstance(each, Planned)}
     goodputs = {side: goodput(problem, each, inputs, effort).rate_per_s for side, each in planned.items()}
     one_per_s = OF_SLOWEST * min(goodputs.values())
@@ -108,21 +108,14 @@ def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> tuple[
     for side, each in planned.items():
         for name, load in loads(one_per_s, goodputs[side]).items():
             found[name][side] = spread(problem, each, inputs, load, NUM_INPUTS[effort])
-    return one_per_s, found
+    return found
 
 
-def compare(rates: Mapping[str, float], by_load: Spreads, slo_s: float) -> StudyResult:
+def compare(by_load: Spreads, slo_s: float) -> StudyResult:
     """A picture per load; ratios of the load that is nearest to the paper's: batches of 8 at one rate."""
     return StudyResult(
         comparisons=tuple(each for cluster, sides in by_load[BATCHES].items() for each in _comparisons(cluster, sides)),
         pictures=tuple(_boxes(load, of_load, 1e3 * slo_s) for load, of_load in by_load.items()),
-        figures={
-            "one_rate_per_s": rates,
-            "loads": {
-                load: {name: {side: asdict(each) for side, each in sides.items()} for name, sides in of_load.items()}
-                for load, of_load in by_load.items()
-            },
-        },
         tables=(
             Table(
                 "Latencies (ms)",
@@ -175,8 +168,8 @@ def run(effort: Effort) -> StudyResult:
         name: spreads_of(facing(with_batch_limit(problem, BATCH), inputs), inputs, effort)
         for name, problem in clusters.items()
     }
-    by_load = {load: {name: spreads[load] for name, (_, spreads) in found.items()} for load in (SINGLES, BATCHES, OWN)}
-    return compare({name: rate_per_s for name, (rate_per_s, _) in found.items()}, by_load, slo_s)
+    by_load = {load: {name: spreads[load] for name, spreads in found.items()} for load in (SINGLES, BATCHES, OWN)}
+    return compare(by_load, slo_s)
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))

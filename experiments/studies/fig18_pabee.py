@@ -18,7 +18,6 @@ from experiments.studies.side_by_side import (
     Rows,
     batch_bars,
     by_batch,
-    document_by_side,
     plans,
     ratios_of,
     times,
@@ -116,10 +115,6 @@ def compare(records: ExitRecords, problem: PlanProblem, effort: Effort) -> Study
         pictures=(batch_bars(f"PABEE (early-exit) with patience {chosen.patience}", found),),
         e3=e3,
         best=best,
-        figures={
-            "chosen": document_by_side(inputs, found),
-            "default": [document_by_side(usual, other)] if other else [],
-        },
         tables=(
             Table(
                 "What a patience does",

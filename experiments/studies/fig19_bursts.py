@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -73,17 +72,6 @@ class Case:
     def ratios(self, side: str) -> Ratios:
         """How many times the others' goodput is the side's."""
         return largest_ratios({name: (rate_per_s,) for name, rate_per_s in self.goodputs.items()}, side)
-
-    def document(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "name": self.name,
-            "traffic": self.traffic.words,
-            "requests": len(self.traffic.arrivals_s),
-            "peak_per_s": self.traffic.peak_per_s,
-            "stock_per_s": self.stock_per_s,
-            "sides": {side: None if each is None else each.document() for side, each in self.sides.items()},
-        }
 
 
 def _traffic(words: str, process: Process, duration_s: float) -> Traffic:
@@ -165,7 +153,6 @@ def compare(found: list[Case]) -> StudyResult:
         pictures=(bars,),
         e3=found[0].ratios("e3"),
         best=found[0].ratios("best"),
-        figures={"cases": [each.document() for each in found]},
         tables=tuple(_table(each) for each in found),
     )
 

@@ -81,7 +81,6 @@ def compare(rows: Rows) -> StudyResult:
             for label, row in rows.items()
         ),
         pictures=(Bars("Seconds to plan", "model and cluster", "seconds", labels, seconds, paper, log_y=True),),
-        figures={"rows": rows},
         tables=(
             facts(
                 {f"best, {label}: how much better a plan could be": row["best"]["gap"] for label, row in rows.items()}

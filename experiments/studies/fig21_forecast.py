@@ -194,14 +194,6 @@ def compare(kinds: Kinds, workloads: Sequence[Workload], effort: Effort) -> Stud
     return StudyResult(
         comparisons=tuple(each for history, rows in told.items() for each in _comparisons(history, rows)),
         pictures=tuple(_lines(name, cuts, first[name]) for name in DRAWN if name in first),
-        figures={
-            "cuts": cuts,
-            "errors": told,
-            "windows": {
-                name: {"forecast": each.forecast_WC, "last": each.last_WC, "actual": each.true_WC}
-                for name, each in first.items()
-            },
-        },
         tables=(
             Table(
                 f"Mean absolute error in inputs; cuts before blocks {cuts[0]} and {cuts[1]}",

@@ -7,7 +7,7 @@ Plans for wrong survivals, simulated on the true exits: 16 V100 at E3's speed, P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.decoding import LLAMA_2, LLAMA_EXITS, llama_of
@@ -164,7 +164,6 @@ def compare(found: Sequence[Mistakes]) -> StudyResult:
                 series | {"stock": (first[0].stock_per_s,) * len(first[0].errors)},
             ),
         ),
-        figures={"mistakes": [asdict(each) for each in found]},
         tables=(
             Table(
                 "Goodput by error",

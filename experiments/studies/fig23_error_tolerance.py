@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.e3_case import LARGEST_BATCH
 from experiments.studies.picture import Lines
-from experiments.studies.side_by_side import Row, by_batch, document_by_side, series_of, times, with_flat_times
+from experiments.studies.side_by_side import Row, by_batch, series_of, times, with_flat_times
 from experiments.studies.sides import Workload, equal_cluster, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
 from optimizer.problem import PlanProblem
@@ -44,17 +43,6 @@ class Tolerance:
         if self.outcome.accuracy is None or self.outcome.full_accuracy is None:
             return None
         return 100 * (self.outcome.full_accuracy - self.outcome.accuracy)
-
-    def document(self) -> dict[str, Any]:
-        """Plain data."""
-        names = ("agreement", "accuracy", "full_accuracy")
-        return {
-            "entropy": self.entropy,
-            "goodput": document_by_side(self.inputs, {LABEL: self.row}),
-            "answers": {name: getattr(self.outcome, name) for name in names},
-            "off_in_best": self.off,
-            "changed_by_best": self.changed,
-        }
 
 
 def changed_answers(records: ExitRecords, off: Collection[int], entropy: float) -> int:
@@ -102,7 +90,6 @@ def compare(
         pictures=_pictures(found, rates),
         e3=e3,
         best=best,
-        figures={"entropies": [each.document() for each in found]},
         tables=(
             Table(
                 f"Answers to {len(records)} inputs",

@@ -18,7 +18,6 @@ from experiments.studies.picture import Lines
 from experiments.studies.side_by_side import (
     Row,
     Rows,
-    document,
     plans,
     ratios_of,
     series_of,
@@ -91,11 +90,6 @@ def compare(
         pictures=_pictures(slos_s, tuned, {"recorded exits": tuned, "the planner's batches": planned, **of_cases}),
         e3=ratios_of(tuned, "e3"),
         best=ratios_of(tuned, "best"),
-        figures={
-            "tuned": document(tuned),
-            "planned": document(planned),
-            "cases": {name: document(rows) for name, rows in of_cases.items()},
-        },
         tables=(
             plans(tuned),
             plans({f"{slo}, the planner's batch": row for slo, row in planned.items()}),

@@ -20,7 +20,7 @@ from experiments.studies.e3_case import (
     with_ramps_of,
 )
 from experiments.studies.picture import Bars
-from experiments.studies.side_by_side import Row, batch_bars, by_batch, document, plans, times
+from experiments.studies.side_by_side import Row, batch_bars, by_batch, plans, times
 from experiments.studies.sides import BATCHES, Workload, equal_cluster, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts, largest
 from optimizer.decision import Decision
@@ -74,7 +74,6 @@ def compare(problem: PlanProblem, inputs: Workload, others: Mapping[str, Case], 
             ),
         ),
         pictures=(batch_bars("BERT-base on 16 V100, recorded exits", rows), _gains(at_largest)),
-        figures={"rows": document(rows), "cases": {name: document(found) for name, found in of_cases.items()}},
         tables=(
             plans(rows),
             facts(

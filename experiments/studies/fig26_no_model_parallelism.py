@@ -11,7 +11,7 @@ from dataclasses import replace
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Lines
-from experiments.studies.side_by_side import Row, batch_bars, by_batch, document, plans, series_of, simulated, times
+from experiments.studies.side_by_side import Row, batch_bars, by_batch, plans, series_of, simulated, times
 from experiments.studies.sides import BATCHES, Workload, equal_cluster, facing, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, declare
 from optimizer.decision import Decision, NoPlan, Planned
@@ -81,7 +81,6 @@ def compare(problem: PlanProblem, inputs: Workload, effort: Effort) -> StudyResu
             batch_bars("BERT-base on 16 V100, SLO 100 ms", at_batch),
             Lines(title, "SLO (ms)", "goodput (inputs/s)", x, series_of(under_slo), log_x=True),
         ),
-        figures={"rows": document(rows)},
         tables=(plans(rows),),
     )
 

@@ -279,7 +279,6 @@ def result_of(played: Mapping[str, Played]) -> StudyResult:
         pictures=tuple(picture for name, one in played.items() for picture in _pictures(name, one)),
         e3=largest_ratios(first, "e3"),
         best=largest_ratios(first, "best"),
-        figures=played,
         tables=tuple(_table(name, one) for name, one in played.items()),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from experiments.problems import PLENTY, RATE_PER_S
 from experiments.recorded_exits import BERT12_SST2
@@ -71,26 +70,6 @@ class Need:
             for planned, share in pairs
             for cell in (_told(planned.stages), planned.figures.usd_per_hour, f"{share:.1%}")
         )
-
-    def document(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            **_bought(self.planned, self.share),
-            "asked_per_s": self.asked_per_s,
-            "stages": [
-                [stage.device, stage.replicas, [[split.first, split.end, split.batch] for split in stage.splits]]
-                for stage in self.planned.stages
-            ],
-            "planner": _bought(self.proposed, self.proposed_share),
-        }
-
-
-def _bought(planned: Planned, share: float) -> dict[str, Any]:
-    return {
-        "usd_per_hour": planned.figures.usd_per_hour,
-        "accelerators": accelerators(planned.stages),
-        "in_slo_share": share,
-    }
 
 
 def _told(stages: tuple[Stage, ...]) -> str:
@@ -262,12 +241,6 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
         pictures=(Bars(title, "largest batch", unit, tuple(map(str, found.batches)), series),),
         e3=largest_ratios(usd, "e3", lower_is_better=True),
         best=largest_ratios(usd, "best", lower_is_better=True),
-        figures={
-            "rate_per_s": found.rate_per_s,
-            "batches": found.batches,
-            "needs": _document(found.needs),
-            "cases": {name: _document(each) for name, each in found.cases.items()},
-        },
         tables=(
             Table(
                 "Who holds the rate with what, and what the cost model asks for",
@@ -280,10 +253,6 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
             ),
         ),
     )
-
-
-def _document(needs: Needs) -> dict[str, Any]:
-    return {side: [None if each is None else each.document() for each in row] for side, row in needs.items()}
 
 
 # E3, figure 14: the V100 that 6,000 inputs/s take.

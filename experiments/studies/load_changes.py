@@ -301,7 +301,6 @@ def compare(cases: Mapping[str, Case]) -> StudyResult:
     return StudyResult(
         comparisons=tuple(_reactions(told)) + tuple(_agreements(told)),
         pictures=(_bars(told),),
-        figures={"streams": told},
         tables=(
             Table(
                 "By stream, side and part (%)",

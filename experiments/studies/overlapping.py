@@ -290,9 +290,6 @@ def run(effort: Effort) -> StudyResult:
         for name, (_, _, (_, _, rows, _)) in zip(names, found, strict=True)
     }
     x = tuple(map(float, THRESHOLDS))
-    figures: dict[str, Any] = {
-        name: {"exit": ramp, "rows": rows} for name, (_, _, (_, _, rows, ramp)) in zip(names, found, strict=True)
-    }
     result = StudyResult(
         comparisons=tuple(each for _, _, (comparisons, *_) in found for each in comparisons),
         pictures=(
@@ -300,7 +297,6 @@ def run(effort: Effort) -> StudyResult:
             Lines(title, x_label, "late inputs (%)", x, late),
         ),
         tables=tuple(table for _, _, (_, table, _, _) in found),
-        figures=figures,
     )
     return telling_absent(result, ("cifar10",) if effort == "full" else ())
 

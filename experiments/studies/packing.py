@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -347,7 +346,6 @@ def fcfs_compare(
             found.lines(SCHEDULED, f"First come, first served, variance {variance:g}", "scheduled in time per second"),
             found.lines(ANSWERED, "The same, answered by the deadline", "answered in time per second"),
         ),
-        figures=_document(found, full, computed, bound),
         tables=(_full_table(full), _readings_table(variance), found.table()),
     )
 
@@ -373,17 +371,6 @@ def _readings_table(variance: float) -> Table:
         ("", "mean tokens", "deviation", "TCB / TNB", "TCB / TTB"),
         tuple(rows),
     )
-
-
-def _document(
-    found: ByRate, full: Mapping[str, Mapping[str, float]], computed: Computed, bound: Mapping[str, float]
-) -> dict[str, Any]:
-    return {
-        "by_rate": found.document(),
-        "full": full,
-        "bounds": bound,
-        "cpu": {"cost": computed.cost, "over_packed": {name: tuple(of) for name, of in computed.over_packed.items()}},
-    }
 
 
 # What slots of a row save (TCB's figures 13 and 14): by count, and really computed on this CPU.
@@ -454,7 +441,6 @@ def slots_compare(rows: int, paper: float, computed: Mapping[int, Spread]) -> St
                 series,
             ),
         ),
-        figures={"measured": {str(slots): tuple(each) for slots, each in computed.items()}, "series": series},
         tables=(
             Table(
                 "Times as fast as one slot",

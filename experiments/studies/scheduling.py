@@ -65,7 +65,6 @@ def fig09_compare(found: ByRate, others: Mapping[str, ByRate]) -> StudyResult:
             ),
         ),
         pictures=(found.lines(UTILITY, "Utility, every side scheduled by DAS", "sum of 1 / tokens, per second"),),
-        figures={name: each.document() for name, each in others.items()},
         tables=(
             Table(
                 "At the highest rate, by how long deadlines are: TCB / other",
@@ -114,7 +113,6 @@ def fig10_compare(found: ByRate) -> StudyResult:
             found.lines(SCHEDULED, "Throughput, every side scheduled by DAS", "scheduled in time per second"),
             found.lines(ANSWERED, "The same, answered by the deadline", "answered in time per second"),
         ),
-        figures=found.document(),
         tables=(found.table(),),
     )
 
@@ -216,7 +214,6 @@ def fig15_compare(found: Sequence[Sweep]) -> StudyResult:
             Lines(f"Utility by {each.name}", each.name, "sum of 1 / tokens, per second", each.x, each.found[UTILITY])
             for each in found
         ),
-        figures={each.name: {"x": each.x, **each.found} for each in found},
         tables=tuple(
             Table(
                 f"By {each.name}",
@@ -277,7 +274,6 @@ def fig16_compare(
         pictures=(
             Lines("Choosing a batch, beside running it", "requests per second", "% of a batch", rates_per_s, shares),
         ),
-        figures={"rates_per_s": rates_per_s, "share": shares, "speed_up": speed_up},
         tables=(
             Table(
                 f"Processor time of a choice; the published V100 is {speed_up:.0f} times as fast as this device",

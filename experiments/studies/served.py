@@ -91,14 +91,6 @@ def bars(title: str, found: Found, figure: str) -> Bars:
     return Bars(title, "stream", figure, tuple(found), series)
 
 
-def document(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """As plain data."""
-    return {
-        name: {side: {label: figure(each) for label, figure in FIGURES.items()} for side, each in sides.items()}
-        for name, sides in found.items()
-    }
-
-
 def _study(name: str, compare: Callable[[Sequence[Case]], StudyResult]) -> Study:
     """On the recorded streams; with quick effort on two made-up ones."""
     return declare(name, lambda effort: compare(cases(effort)), needs=NEEDS, makes_up_quick=True)
@@ -201,7 +193,6 @@ def fig12_compare(streams: Sequence[Case]) -> StudyResult:
             for kind, value in lost_without(later).items()
         ),
         pictures=(bars("Ramps as they are, moved, and planned", later, "mean saved (%)"),),
-        figures={"streams": document(found), "after one period": document(later), "at rest": resting},
         tables=(
             facts(
                 {
@@ -281,7 +272,6 @@ def fig13_compare(streams: Sequence[Case]) -> StudyResult:
             for word, value, wanted in zip(("lowest", "highest"), (min(ours), max(ours)), range_, strict=True)
         ),
         pictures=(bars("Median latency", found, "median saved (%)"), bars("25th percentile", found, "p25 saved (%)")),
-        figures={"streams": document(found)},
         tables=(table(found),),
     )
 
@@ -334,7 +324,6 @@ def table1_compare(streams: Sequence[Case]) -> StudyResult:
             for index, figure in enumerate(("agreement (%)", "median saved (%)"))
         ),
         pictures=(bars("Tuned once, and on and on", found, "agreement (%)"),),
-        figures={"streams": document(found)},
         tables=(table(found), facts({f"streams that keep 99 %, {side}": kept(found, side) for side in TABLE1_SIDES})),
     )
 
@@ -411,7 +400,6 @@ def table2_compare(streams: Sequence[Case]) -> StudyResult:
     return StudyResult(
         comparisons=tuple(comparisons),
         pictures=(bars("Thresholds set once, and while serving", found, AGREEMENT),),
-        figures={"streams": document(found)},
         tables=(table(found),),
     )
 
@@ -474,7 +462,6 @@ def table3_compare(streams: Sequence[Case]) -> StudyResult:
             for index, budgets in enumerate(budgets_of(who))
         ),
         pictures=(bars("By budgets", found, "median saved (%)"),),
-        figures={"streams": document(found)},
         tables=(table(found),),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from experiments.studies.e3_case import flat
 from experiments.studies.picture import Bars
@@ -58,27 +57,6 @@ class Point:
             None if figures is None else ", ".join(f"{slot.utilisation:.0%}" for slot in figures.slots),
             None if figures is None else f"{figures.splits[-1].fill:.0%}",
         )
-
-    def document(self) -> dict[str, Any] | None:
-        """The plan, and what it did at its highest rate, as plain data."""
-        if self.planned is None or self.capacity is None:
-            return None
-        figures = self.capacity.figures
-        return {
-            "goodput_per_s": self.capacity.rate_per_s,
-            "planned_per_s": self.planned.figures.rate_per_s,
-            "stages": [
-                [
-                    stage.device,
-                    stage.replicas,
-                    [[each.first, each.end, each.batch, each.ramps] for each in stage.splits],
-                ]
-                for stage in self.planned.stages
-            ],
-            "p99_s": None if figures is None else figures.p99_s,
-            "utilisation": None if figures is None else figures.utilisation,
-            "fill": None if figures is None else [split.fill for split in figures.splits],
-        }
 
 
 Row = Mapping[str, Point]
@@ -145,17 +123,6 @@ def plans(rows: Rows) -> Table:
         COLUMNS,
         tuple((label, side, *point.cells()) for label, row in rows.items() for side, point in row.items()),
     )
-
-
-def document(rows: Rows) -> dict[str, Any]:
-    """Plain data, by row."""
-    return {label: {name: point.document() for name, point in row.items()} for label, row in rows.items()}
-
-
-def document_by_side(inputs: Workload, rows: Rows) -> dict[str, Any]:
-    """Plain data, by side, of rows that are largest batches."""
-    sides = {side: [row[side].document() for row in rows.values()] for side in series_of(rows)}
-    return {"exits": inputs.words, "batches": [int(label.removeprefix("batch ")) for label in rows], "sides": sides}
 
 
 def with_flat_times(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from pydantic import TypeAdapter
@@ -105,8 +105,6 @@ class StudyResult:
     """Of the strategy `e3`, which decides as the paper says."""
     best: Ratios = Ratios()
     """Of the strategy `best`, which has Offramp's whole space."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """Everything measured, as plain data or numpy's; no NaN."""
     tables: tuple[Table, ...] = ()
     """What a reader wants of it, beside the comparisons."""
 

@@ -10,7 +10,6 @@ from earlyexit.errors import DataError
 from earlyexit.network.split import Split
 from experiments.live.emulation import Bench, Emulation, emulated, policy
 from experiments.live.load import Driven, Phase, Usage, WindowFigures, closed_keys
-from experiments.live.model import made_up
 from experiments.live.validation import (
     IDLE_SLOS,
     WARM_SLOS,
@@ -28,6 +27,7 @@ from experiments.live.validation import (
     stages_left,
     verdicts,
 )
+from experiments.recorded_exits import drawn_exits
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -187,7 +187,7 @@ SURVIVAL = (1.0, 1.0, *(0.5,) * 10)
 
 def on_two_accelerators() -> tuple[Bench, Plan]:
     """Half of the inputs leave after block 1, in the first of two stages; 40 inputs/s are predicted."""
-    records = made_up(SURVIVAL, num_inputs=100, rng=np.random.default_rng(0))
+    records = drawn_exits(SURVIVAL, num_inputs=100, rng=np.random.default_rng(0))
     emulation = Emulation(counts={"V100": 2}, time_scale=10.0)
     on = Bench(emulation=emulation, model=Path("model"), records=records, options=Namespace(seed=0))
     splits = (Split(first=0, end=4, batch=8, ramps=(1,)), Split(first=4, end=12, batch=8))

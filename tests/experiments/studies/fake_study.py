@@ -28,7 +28,6 @@ def run(effort: Effort) -> StudyResult:
         comparisons=(Comparison("e3 / stock, batch 8", 1.5, 1.3),),
         pictures=(Bars("A model on two batches", "batch", "inputs/s", labels, series),),
         e3=Ratios(over_stock=1.5),
-        figures={"rates": rates},
         tables=(facts({"what ran": 0}),),
     )
 

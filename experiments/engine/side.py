@@ -1,12 +1,10 @@
-"""What sides run, and a side: a plan on a live device, fed at once or as inputs arrive."""
+"""A plan on a live device, fed at once or as inputs arrive, and the plans that benches of the engine compare."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +19,9 @@ from earlyexit.network.piece import Piece
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer
 
-# What sides run: the full model, exits with shrinking batches, and cuts: the best ones, or one at every ramp.
-
-if TYPE_CHECKING:
-    from optimizer.problem import PlanProblem
-    from profiles.table import LatencyTable
-
+FloatArray = npt.NDArray[np.float64]
 SHOWN_SPLITS = 6
-"""Of a plan, in a table's last column."""
+"""Splits of a plan that a table's last column names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,69 +53,13 @@ def early_exit(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
     return Plan(name="early-exit", splits=(Split(first=0, end=num_blocks, batch=batch, ramps=ramps),))
 
 
-def serial_every_ramp(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
-    """A cut after every ramp: no batch ever shrinks."""
-    bounds = [0, *(ramp + 1 for ramp in ramps), num_blocks]
+def cut_at(name: str, bounds: Sequence[int], ramps: Sequence[int], batch: int) -> Plan:
+    """A cut at every inner bound; the first bound is 0, the last the model's end. All ramps are on."""
     splits = (
-        Split(first=first, end=end, batch=batch, ramps=() if end == num_blocks else (end - 1,))
+        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
     )
-    return Plan(name="serial, every ramp", splits=tuple(splits))
-
-
-def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> PlanProblem:
-    """What the planner is asked: the highest rate of one device, however late the answers."""
-    from optimizer.problem import ANY_LATENCY_S, Link, MaximizeRate, PlanProblem, Slo, Supply
-
-    num_blocks = len(survival)
-    return PlanProblem(
-        num_blocks=num_blocks,
-        ramps=ramps,
-        survival_N=tuple(survival),
-        latency={"gpu": table},
-        devices={"gpu": Supply(count=1)},
-        link=Link(bandwidth_bytes_per_s=1e9),
-        bytes_per_sample_N=(0.0,) * num_blocks,
-        slo=Slo(latency_s=ANY_LATENCY_S, slack=0.0),
-        objective=MaximizeRate(),
-    )
-
-
-def can_plan() -> bool:
-    """Whether the planner's compiler is here; a bare machine may lack it."""
-    return importlib.util.find_spec("numba") is not None
-
-
-def planned(problem: PlanProblem) -> tuple[Plan, ...]:
-    """The product planner's answers for this device: the best ramps of one split, and the best cuts."""
-    from optimizer.decision import Planned
-    from optimizer.planner import solve
-    from optimizer.space import Space
-
-    one_split = Space(strategy="early-exit", splits_per_stage=False, several_stages=False)
-    decisions = {
-        "early-exit, best ramps": solve(problem, one_split),
-        "serial": solve(problem, "serial"),
-    }
-    plans = []
-    for name, decision in decisions.items():
-        assert isinstance(decision, Planned), "any latency will do"
-        [stage] = decision.stages
-        plans.append(Plan(name=name, splits=stage.splits))
-    return tuple(plans)
-
-
-def predicted_per_s(problem: PlanProblem, plan: Plan) -> float:
-    """By the product's cost model, which knows no price of a split beside its blocks'."""
-    from optimizer.evaluate import evaluate
-    from optimizer.plan import Stage
-
-    return evaluate(problem, (Stage(device="gpu", replicas=1, splits=plan.splits),)).rate_per_s
-
-
-# One side of the comparison: a plan on a live device, fed at once or as inputs arrive.
-
-FloatArray = npt.NDArray[np.float64]
+    return Plan(name=name, splits=tuple(splits))
 
 
 @dataclass(slots=True)
@@ -134,16 +71,6 @@ class Log:
     """On the device's clock, of each answer."""
     sizes: list[int] = field(default_factory=list)
     """Members of every batch."""
-    firsts: list[int] = field(default_factory=list)
-    """The first block of its split, by batch."""
-    tokens: list[int] = field(default_factory=list)
-    """Theirs, by batch."""
-    seconds: list[float] = field(default_factory=list)
-    """Of the device, by batch."""
-
-    @property
-    def mean_batch(self) -> float:
-        return float(np.mean(self.sizes))
 
 
 class Side:
@@ -154,7 +81,7 @@ class Side:
         plan: Plan,
         runner: Runner[Piece],
         clock: Clock,
-        expected: Mapping[str, tuple[int, int]] | None,
+        expected: Mapping[str, tuple[int, int]] | None = None,
         times: Times | None = None,
     ) -> None:
         """`expected`: every known input's exit and label; None where that is not checked."""
@@ -205,9 +132,6 @@ class Side:
 
     def _count(self, batch: Batch[Piece], seconds: float) -> None:
         self.log.sizes.append(len(batch.members))
-        self.log.firsts.append(batch.split.first)
-        self.log.tokens.append(batch.tokens)
-        self.log.seconds.append(seconds)
 
     def _check(self, members: Sequence[Member[Piece]]) -> None:
         assert sorted(answer.sample_id for answer in self.log.answers) == sorted(each.sample_id for each in members)
@@ -224,8 +148,3 @@ def members_of(piece: Piece) -> list[Member[Piece]]:
         Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
         for single in piece.singles()
     ]
-
-
-def poisson_arrivals(number: int, rate_per_s: float, rng: np.random.Generator) -> FloatArray:
-    """Seconds of arrivals (N) of a Poisson process, ascending."""
-    return np.cumsum(rng.exponential(1 / rate_per_s, number))

@@ -1,0 +1,446 @@
+"""The batch engine alone on a GPU: full batches against shrinking ones and against no exits.
+
+    python -m experiments.engine.gpu [--models bert-base] [--batches 1 8 64] [--decisions known] [--no-graphs]
+    python -m experiments.engine.gpu --dry-run    # tiny models on the CPU: the same code, no figures
+
+BERT-base and BERT-large with random weights, bfloat16, 128 random tokens per input. Exits come from records of
+BERT-base on SST-2 at entropy 0.4, or are drawn to the same survival (the output says which); BERT-large has a ramp
+after every second block. Needs torch, numpy, pydantic and safetensors, and no ray; with numba the planner adds its own
+cuts. Saturated rates are medians of rounds in which sides take turns; latencies are of Poisson arrivals at 80 % of a
+side's own rate.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import platform
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from earlyexit.backends.captured import CapturedSegments, recorder_of
+from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.engine.queue import Member
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.errors import DataError
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.piece import Piece
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import EntropyPolicy
+from experiments.data import RUNS, data_folder
+from experiments.engine.side import Plan, Side, cut_at, early_exit, members_of, stock
+from experiments.kit import keep, show
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
+from experiments.turns import in_turns
+from offramp.commands.progress import provenance
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+BASE: dict[str, int] = {"num_blocks": 12}
+LARGE = {"num_blocks": 24, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 4096}
+MODELS = {"bert-base": BASE, "bert-large": LARGE}
+"""What differs from BERT-base."""
+LENGTH = 128
+"""Tokens of every input."""
+DRY = {"hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "vocab_size": 100, "max_length": 8}
+"""A dry run's models are as deep as the real ones, and next to no work."""
+DTYPE = torch.bfloat16
+THRESHOLD, NEVER = 0.4, -1.0
+"""Entropy in nats: E3 section 5's default, and one that no prediction has."""
+SURVIVAL = (1.0, 0.75, 0.60, 0.45, 0.38, 0.375, 0.33, 0.31, 0.29, 0.27, 0.25, 0.24)
+"""Share of inputs that reach each block, for drawn exits: about what the recorded ones give at the threshold."""
+NUM_DRAWN = 1000
+COST_ROUNDS, COST_SHARE = 3, 0.2
+"""Of the runs that measure costs, and how long each takes as a share of a run's seconds."""
+FIRST_BATCHES = 8
+"""Run to warm up, and to see how many inputs make a run as long as it should be."""
+MOST_INPUTS = 100_000
+"""Of one run: all their tokens and objects are made before it."""
+LOAD = 0.8
+"""Of a side's own saturated rate: what arrives while latencies are measured."""
+FEWEST_ARRIVALS = 20
+COLUMNS = (
+    "model",
+    "batch",
+    "side",
+    "samples/s",
+    "p50 ms",
+    "p99 ms",
+    "/early",
+    "/stock",
+    "mean batch",
+    "splits (ramps)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One side at one batch limit."""
+
+    model: str
+    batch: int
+    side: str
+    splits: str
+    """As `Plan` says them."""
+    rounds_per_s: list[float]
+    """Samples per second, all inputs queued."""
+    predicted_per_s: float
+    """By the planner's cost model, on the costs measured before."""
+    p50_s: float
+    p99_s: float
+    """From arrival to answer."""
+    mean_batch: float
+    """Inputs in a batch as it starts, saturated."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """The median of the rounds."""
+        return median(self.rounds_per_s)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Namespace:
+    """The command line, checked; a dry run has defaults of its own."""
+    dry = "--dry-run" in (sys.argv[1:] if arguments is None else arguments)
+    parser = ArgumentParser(
+        prog="python -m experiments.engine.gpu", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
+    batches = (1, 2, 4) if dry else (1, 2, 4, 8, 16, 32, 64)
+    parser.add_argument("--batches", nargs="+", type=int, default=batches, help="batch limits")
+    parser.add_argument("--rounds", type=int, default=2 if dry else 5)
+    parser.add_argument("--seconds", type=float, default=0.05 if dry else 1.0, help="of a side's run in each round")
+    parser.add_argument("--records", choices=("auto", "recorded", "synthetic"), default="auto")
+    parser.add_argument(
+        "--decisions",
+        choices=("waited", "known"),
+        default="waited",
+        help="waited: the host reads every ramp's logits, as served policies must; known: records answer at once",
+    )
+    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
+    parser.add_argument("--device", default="cpu" if dry else "cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RUNS / "gpu")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
+    options = parser.parse_args(arguments)
+    if min(*options.batches, options.rounds) < 1 or options.seconds <= 0:
+        parser.error("batches and rounds must be at least 1, seconds above 0")
+    options.batches = sorted({*options.batches})
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and write one file per model."""
+    options = parse(arguments)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise SystemExit("skipped: no CUDA device here; --dry-run tries everything on the CPU")
+    torch.set_num_threads(1)  # the host's own share is small tensors; on the CPU, threads would hide it
+    records, source = find_exits(options.records, np.random.default_rng(options.seed))
+    graphs = "off" if options.no_graphs else "on"
+    print(f"device: {options.device}; graphs {graphs}; decisions {options.decisions}\nexits: {source}", flush=True)
+    if not can_plan():
+        print("without the best ramps and the best cuts: the planner needs numba, which is missing")
+    for name in options.models:
+        bench = workbench(name, options, records, MonotonicClock(), np.random.default_rng(options.seed))
+        costs = measure_costs(bench)
+        rows = [row for batch in options.batches for row in compare(bench, costs, batch)]
+        show(name, COLUMNS, [_cells(row, rows) for row in rows])
+        document: dict[str, object] = {"provenance": provenance(seed=options.seed, **_device(options)), "exits": source}
+        document |= {"options": {key: str(value) for key, value in vars(options).items()}, "costs": costs, "rows": rows}
+        print(f"wrote {keep(document, options.out / f'{name}.json')}", flush=True)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> tuple[object, ...]:
+    beside = {each.side: each.samples_per_s for each in rows if each.batch == row.batch}
+    over = [row.samples_per_s / beside[name] for name in ("early-exit", "stock")]
+    seconds = (1000 * row.p50_s, 1000 * row.p99_s)
+    return row.model, str(row.batch), row.side, row.samples_per_s, *seconds, *over, row.mean_batch, row.splits
+
+
+def find_exits(source: str, rng: np.random.Generator) -> tuple[ExitRecords, str]:
+    """Recorded exits where OFFRAMP_DATA has them, or drawn ones, of 12 blocks; and which, in words."""
+    folder = data_folder()
+    if source == "recorded" or (source == "auto" and folder is not None and (folder / BERT12_SST2).is_file()):
+        return bert12_sst2("entropy"), f"recorded: {BERT12_SST2}"
+    shares = ", ".join(f"{share:g}" for share in SURVIVAL)
+    return drawn_exits(SURVIVAL, num_inputs=NUM_DRAWN, rng=rng), f"synthetic: drawn to survive {shares}"
+
+
+def on_blocks(records: ExitRecords, num_blocks: int) -> ExitRecords:
+    """The same exits in a deeper model: each ramp moves to the same share of its depth.
+
+    Raises DataError for a model that is no multiple as deep.
+    """
+    times, rest = divmod(num_blocks, records.num_blocks)
+    if rest or not times:
+        raise DataError(f"exits of {records.num_blocks} blocks cannot be laid on {num_blocks}")
+    return replace(records, num_blocks=num_blocks, ramps=tuple(times * (ramp + 1) - 1 for ramp in records.ramps))
+
+
+class WaitedPolicy(RecordedPolicy):
+    """Records that answer only after the logits were read and judged by entropy."""
+
+    name = "recorded"
+    foreknows: ClassVar[bool] = False
+
+    def __init__(self, answers: RecordedAnswers, judge: EntropyPolicy) -> None:
+        super().__init__(answers, judge)
+        self._reader = judge
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        self._reader.decide(ramp, opinion, state_BS, sample_ids)
+        return super().decide(ramp, opinion, state_BS, sample_ids)
+
+    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        self._reader.conclude(opinion, state_BS, sample_ids)
+        return super().conclude(opinion, state_BS, sample_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """What all sides of one model share."""
+
+    name: str
+    options: Namespace
+    records: ExitRecords
+    """Of a model this deep."""
+    model: EarlyExitModel
+    segments: SegmentRunner
+    clock: Clock
+    rng: np.random.Generator
+
+    def prepare(self, plans: Sequence[Plan]) -> None:
+        """Capture what these plans need, where segments are captured."""
+        if isinstance(self.segments, PreparedSegments):
+            splits = [split for plan in plans for split in plan.splits]
+            self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
+
+    def side(self, plan: Plan, *, leaving: bool = True) -> Side:
+        """A live device under the plan; where inputs are not `leaving`, every ramp is asked in vain."""
+        runner = TorchRunner(self.model, self.policy(THRESHOLD if leaving else NEVER), self.segments)
+        return Side(plan, runner, self.clock, self.expected(plan.ramps if leaving else ()))
+
+    def members(self, number: int) -> list[Member[Piece]]:
+        """Inputs of random tokens, all of one length, whose exits are those of the records in random order."""
+        ids = self.records.sample_ids
+        rows = np.resize(self.rng.permutation(len(ids)), number)
+        lengths_B = np.full(number, self.model.max_length, dtype=np.int32)
+        piece = Piece(
+            sample_ids=tuple(f"{ids[row]}#{k}" for k, row in enumerate(rows.tolist())),
+            next_block=0,
+            lengths_B=lengths_B,
+            tensors=arbitrary_tensors(self.model, 0, lengths_B, self.rng),
+            state_BS=self.policy(THRESHOLD).initial_state(number, self.model.task.num_outputs, self.model.device),
+        )
+        return members_of(piece)
+
+    def policy(self, threshold: float) -> ExitPolicy:
+        """Decides by the records at this entropy; no input leaves early at NEVER."""
+        answers = RecordedAnswers(
+            row_of={sample_id: row for row, sample_id in enumerate(self.records.sample_ids)},
+            ramps=self.records.ramps,
+            scores_NR=self.records.scores_NR,
+            answers_NE=self.records.answers(),
+        )
+        judge = EntropyPolicy(threshold)
+        return (WaitedPolicy if self.options.decisions == "waited" else RecordedPolicy)(answers, judge)
+
+    def expected(self, active: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Every input's exit and label, with these ramps active."""
+        outcome = self.records.outcome(dict.fromkeys(active, THRESHOLD))
+        assert outcome.answers_N is not None
+        pairs = zip(outcome.exits_N.tolist(), outcome.answers_N.tolist(), strict=True)
+        return dict(zip(self.records.sample_ids, pairs, strict=True))
+
+
+def workbench(name: str, options: Namespace, records: ExitRecords, clock: Clock, rng: np.random.Generator) -> Workbench:
+    """The model with random weights on its device; DeeBERT's ramps (pooler on the first token) where exits are."""
+    config = {**MODELS[name], "max_length": LENGTH} | (DRY if options.dry_run else {})
+    own_exits = on_blocks(records, config["num_blocks"])
+    ramps = RampOptions(style="pooler", pooling="first", at=own_exits.ramps)
+    model = random_model(config, name=name, ramps=ramps, seed=options.seed)
+    model = model.to(torch.device(options.device), DTYPE).requires_grad_(False)
+    segments = model if options.no_graphs else CapturedSegments(model, recorder_of(model.device))
+    return Workbench(
+        name=name, options=options, records=own_exits, model=model, segments=segments, clock=clock, rng=rng
+    )
+
+
+def measure_costs(bench: Workbench) -> LatencyTable:
+    """At the batch limits and every power of two below, from two plans under which no input leaves.
+
+    With R ramps, N blocks and t a batch's seconds: a block is stock / N, a ramp (all ramps on - stock) / R; embedding
+    and head are spread over the blocks. What selecting survivors costs, or one more split, is in neither.
+    """
+    sizes = measured_sizes(bench.options.batches)
+    blocks, ramps = bench.records.num_blocks, bench.records.ramps
+    found = []
+    for size in sizes:
+        plans = (stock(blocks, size), early_exit(blocks, ramps, size))
+        bench.prepare(plans)
+        sides = {plan.name: bench.side(plan, leaving=False) for plan in plans}
+        rates = saturated_rates(bench, sides, size, COST_SHARE * bench.options.seconds, COST_ROUNDS)
+        stock_s, ramps_s = (size / median(each) for each in rates.values())
+        found.append((stock_s / blocks, max((ramps_s - stock_s) / len(ramps), 0.0)))
+    block_s, ramp_s = zip(*found, strict=True)
+    return LatencyTable(
+        batches=sizes, block_s_NB=np.tile(block_s, (blocks, 1)), ramp_s_EB=np.tile(ramp_s, (len(ramps), 1))
+    )
+
+
+def measured_sizes(batches: Sequence[int]) -> tuple[int, ...]:
+    """The batch limits, and every power of two below the largest: batches shrink through those."""
+    powers = [1 << k for k in range(max(batches).bit_length())]
+    return tuple(sorted({*powers, *batches}))
+
+
+def compare(bench: Workbench, costs: LatencyTable, batch: int) -> list[Row]:
+    """Stock, early-exit, a cut after every ramp; where it can plan also the best ramps and the best cuts."""
+    blocks, ramps = bench.records.num_blocks, bench.records.ramps
+    known = costs.batches.index(batch) + 1
+    limited = LatencyTable(
+        batches=costs.batches[:known], block_s_NB=costs.block_s_NB[:, :known], ramp_s_EB=costs.ramp_s_EB[:, :known]
+    )
+    survival = bench.records.outcome(dict.fromkeys(ramps, THRESHOLD)).survival
+    plans = (
+        stock(blocks, batch),
+        early_exit(blocks, ramps, batch),
+        *(planned(limited, ramps, survival) if can_plan() else ()),
+        cut_at("serial, every ramp", [0, *(ramp + 1 for ramp in ramps), blocks], ramps, batch),
+    )
+    bench.prepare(plans)
+    sides = {plan.name: bench.side(plan) for plan in plans}
+    rates = saturated_rates(bench, sides, batch, bench.options.seconds, bench.options.rounds)
+    return [_row(bench, side, batch, rates[name], limited, survival) for name, side in sides.items()]
+
+
+def _row(
+    bench: Workbench, side: Side, batch: int, rates: list[float], costs: LatencyTable, survival: Sequence[float]
+) -> Row:
+    mean_batch, offered_per_s = float(np.mean(side.log.sizes)), LOAD * median(rates)
+    number = max(int(offered_per_s * bench.options.seconds), FEWEST_ARRIVALS)
+    members, arrivals_s = bench.members(number), np.cumsum(bench.rng.exponential(1 / offered_per_s, number))
+    with no_collections():
+        p50_s, p99_s = np.percentile(side.serve(members, arrivals_s), (50, 99)).tolist()
+    return Row(
+        model=bench.name,
+        batch=batch,
+        side=side.plan.name,
+        splits=str(side.plan),
+        rounds_per_s=rates,
+        predicted_per_s=predicted_per_s(costs, bench.records.ramps, survival, side.plan),
+        p50_s=p50_s,
+        p99_s=p99_s,
+        mean_batch=mean_batch,
+    )
+
+
+def saturated_rates(
+    bench: Workbench, sides: dict[str, Side], batch: int, seconds: float, rounds: int
+) -> dict[str, list[float]]:
+    """Samples per second of full batches that take about these seconds, the sides in turns, after a warm-up."""
+
+    def rate_per_s(side: Side, number: int) -> float:
+        members = bench.members(number)
+        with no_collections():
+            return number / side.saturate(members)
+
+    numbers = {}
+    for name, side in sides.items():
+        first = FIRST_BATCHES * batch
+        rate_per_s(side, first)
+        wanted = min(int(rate_per_s(side, first) * seconds), MOST_INPUTS)
+        numbers[name] = max(wanted // batch, FIRST_BATCHES) * batch
+    turns = {name: partial(lambda name: {"rate": rate_per_s(sides[name], numbers[name])}, name) for name in sides}
+    return {name: figures["rate"] for name, figures in in_turns(turns, rounds, warm_ups=0).items()}
+
+
+def can_plan() -> bool:
+    """Whether the planner's compiler is here; a bare machine may lack it."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def problem_of(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> Any:
+    """A `PlanProblem`: the highest rate of one device, however late the answers."""
+    from optimizer.problem import ANY_LATENCY_S, Link, MaximizeRate, PlanProblem, Slo, Supply
+
+    return PlanProblem(
+        num_blocks=len(survival),
+        ramps=ramps,
+        survival_N=tuple(survival),
+        latency={"gpu": table},
+        devices={"gpu": Supply(count=1)},
+        link=Link(bandwidth_bytes_per_s=1e9),
+        bytes_per_sample_N=(0.0,) * len(survival),
+        slo=Slo(latency_s=ANY_LATENCY_S, slack=0.0),
+        objective=MaximizeRate(),
+    )
+
+
+def planned(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float]) -> tuple[Plan, ...]:
+    """The planner's answers for this device: the best ramps of one split, and the best cuts."""
+    from optimizer.decision import Planned
+    from optimizer.planner import solve
+    from optimizer.space import SPACES, Space
+
+    one_split = Space(strategy="early-exit", splits_per_stage=False, several_stages=False)
+    plans = []
+    for name, space in (("early-exit, best ramps", one_split), ("serial", SPACES["serial"])):
+        decision = solve(problem_of(table, ramps, survival), space)
+        assert isinstance(decision, Planned), "any latency will do"
+        [stage] = decision.stages
+        plans.append(Plan(name=name, splits=stage.splits))
+    return tuple(plans)
+
+
+def predicted_per_s(table: LatencyTable, ramps: tuple[int, ...], survival: Sequence[float], plan: Plan) -> float:
+    """By the product's cost model, which knows no price of a split beside its blocks'."""
+    from optimizer.evaluate import evaluate
+    from optimizer.plan import Stage
+
+    stages = (Stage(device="gpu", replicas=1, splits=plan.splits),)
+    return evaluate(problem_of(table, ramps, survival), stages).rate_per_s
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python's collector stands still: tens of thousands of inputs are none of them garbage."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _device(options: Namespace) -> dict[str, object]:
+    if options.device == "cpu":
+        return {"device": f"CPU, {platform.machine()}", "driver": None, "cuda": torch.version.cuda}
+    name = torch.cuda.get_device_name(options.device)
+    return {"device": name, "driver": _driver(), "cuda": torch.version.cuda}
+
+
+def _driver() -> str | None:
+    """The version of the device's driver; None where nvidia-smi does not say."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The batch engine alone on a GPU: without ray, without a service, with whatever a bare machine with torch has."""
