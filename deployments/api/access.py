@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.api.operations import OPEN_PATHS as OPEN_OVER_HTTP
+from deployments.api.operations import OPEN_PATHS
 from deployments.keys import AccessSettings, Keys, read_keys
 from earlyexit.clock import Clock
 from earlyexit.errors import InputError, RateLimitError, UnauthorizedError
@@ -127,9 +127,6 @@ class RateLimits:
             )
 
 
-RPCS = "/inference.GRPCInferenceService/"
-OPEN_PATHS = OPEN_OVER_HTTP | {RPCS + "ServerLive", RPCS + "ServerReady"}
-"""Health probes have no key, over HTTP or gRPC."""
 PAGES = ("/docs", "/dashboard")
 """These, and what is below them, a person opens: a browser then asks for the key itself, as a password."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})

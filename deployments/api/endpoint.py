@@ -20,6 +20,8 @@ from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
+from deployments.api.generation import GenerateRequest, Stream
+from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, Handler
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
@@ -94,7 +96,7 @@ FAILED = "the server failed on this request; its log says why, under the request
 
 
 class Backend(Served, Protocol):
-    """What the faces need of an ingress."""
+    """What HTTP and gRPC need of an ingress."""
 
     @property
     def signature(self) -> Signature: ...
@@ -109,7 +111,26 @@ class Backend(Served, Protocol):
 
     def is_ready(self) -> bool: ...
 
-    def count_request(self, route: str, status: int) -> None: ...
+    def count_request(self, route: str, status: int) -> None:
+        """Counts a finished request."""
+        ...
+
+    @property
+    def max_timeout_s(self) -> float: ...
+
+    async def generate(self, request: GenerateRequest) -> Stream:
+        """Begins a sequence; raises what refuses it."""
+        ...
+
+    async def stats(self) -> dict[str, Any]: ...
+
+    async def plan(self) -> dict[str, Any]: ...
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
+
+    async def metrics(self) -> str: ...
+
+    def watch(self) -> Viewer: ...
 
 
 class Api:
@@ -193,23 +214,14 @@ OPENAI_CODES = {
 }
 
 
-class Counting(Protocol):
-    """What is told of every finished request."""
-
-    @property
-    def bodies(self) -> Bodies: ...
-
-    def count_request(self, route: str, status: int) -> None: ...
-
-
-EndpointOf = Callable[[Counting, str, Mapping[str, Handler]], ASGIApp]
+EndpointOf = Callable[[Backend, str, Mapping[str, Handler]], ASGIApp]
 """Makes a path's handlers by method an application: `Endpoint`, or what traces too."""
 
 
 class Gatekeeper:
     """Runs before every route and passes on the callers that the gate admits."""
 
-    def __init__(self, app: ASGIApp, backend: Counting, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, backend: Backend, gate: Gate) -> None:
         self._app = app
         self._backend = backend
         self._gate = gate
@@ -231,7 +243,7 @@ class Gatekeeper:
 class Endpoint:
     """A path's handlers by method, with their errors turned into JSON and their requests counted."""
 
-    def __init__(self, backend: Counting, path: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
         self._backend = backend
         self._path = path
         self._handlers = handlers

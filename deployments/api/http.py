@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
 from urllib.parse import quote
 
 from starlette.middleware import Middleware
@@ -33,7 +32,6 @@ from deployments.api.endpoint import (
     nowhere,
     request_id,
 )
-from deployments.api.live_page import Viewer
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import FREQUENT, Handler, bound
 from deployments.api.parsing import parse_content, parse_predict, parse_v2
@@ -52,24 +50,10 @@ SOME_PLANS = 20
 MOST_PLANS = 1000
 
 
-class HttpBackend(Backend, Protocol):
-    """What the routes need of an ingress besides."""
-
-    async def stats(self) -> dict[str, Any]: ...
-
-    async def plan(self) -> dict[str, Any]: ...
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
-
-    async def metrics(self) -> str: ...
-
-    def watch(self) -> Viewer: ...
-
-
 class Routes:
     """Handlers over a backend."""
 
-    def __init__(self, backend: HttpBackend, gate: Gate | None) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
         self.page, self.asset = pages.page, pages.asset
         self._face = Api(backend, gate)
@@ -177,7 +161,7 @@ class Routes:
 
 
 def build_app(
-    backend: HttpBackend,
+    backend: Backend,
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
     endpoint: EndpointOf | None = None,
@@ -202,7 +186,7 @@ def build_app(
 
 
 def build_lane(
-    backend: HttpBackend,
+    backend: Backend,
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
     endpoint: EndpointOf | None = None,
@@ -228,7 +212,7 @@ def build_lane(
     return lane
 
 
-def _before(backend: HttpBackend, gate: Gate | None, cors_origins: Sequence[str]) -> list[Middleware]:
+def _before(backend: Backend, gate: Gate | None, cors_origins: Sequence[str]) -> list[Middleware]:
     """What stands before every endpoint, the outermost first."""
     before: list[Middleware] = []
     if cors_origins:

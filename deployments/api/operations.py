@@ -1,14 +1,12 @@
-"""The table of HTTP operations, from which routes, frequent paths, open paths and the OpenAPI document follow."""
+"""The table of operations: routes, gRPC methods, open and frequent paths, OpenAPI and client paths follow from it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import Response
 
 from deployments.api.bodies import (
     Canary,
@@ -27,7 +25,11 @@ from deployments.api.bodies import (
 )
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
 
-Handler = Callable[[Request], Awaitable[Response]]
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+Handler: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 JSON, EVENTS, BYTES = "application/json", "text/event-stream", "application/octet-stream"
 PAGE, TEXT = "text/html", {"type": "string"}
 MODEL = "/v2/models/{model}"
@@ -79,10 +81,17 @@ class Operation:
     """Whether the path may name a model that this service does not serve."""
     by_version: bool = False
     """Whether the path below a version of the model is the same operation."""
+    rpc: str | None = None
+    """The method of the gRPC service that is the same operation."""
     is_open: bool = False
     """Whether it is answered without an API key."""
     is_frequent: bool = False
     """Whether its paths skip routing."""
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether its requests may be traced: those that post something, which is inference."""
+        return self.method == "POST"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -111,6 +120,7 @@ def _post(name: str, path: str, summary: str, body: type[BaseModel], **fields: A
 _OF_MODEL: dict[str, Any] = {"error": V2Error, "by_version": True}
 _GENERATES: dict[str, Any] = {"of": "generates", "is_frequent": True}
 _OPENAI: dict[str, Any] = {"error": OpenAiError, "of": "generates"}
+_HEALTH: dict[str, Any] = {"error": V2Error, "is_open": True}
 _ORDER: dict[str, Any] = {"answer": {}, "error": V2Error}
 OPERATIONS: tuple[Operation, ...] = (
     _post("predict", "/predict", "Answer one input or a list of inputs", PredictBody, of="answers", is_frequent=True),
@@ -119,6 +129,7 @@ OPERATIONS: tuple[Operation, ...] = (
         MODEL + "/infer",
         "Open Inference Protocol v2",
         V2Body,
+        rpc="ModelInfer",
         takes=(BYTES,),
         answer=V2Answer,
         gives=(JSON, BYTES),
@@ -137,7 +148,7 @@ OPERATIONS: tuple[Operation, ...] = (
         **_OF_MODEL,
         **_GENERATES,
     ),
-    _get("model_metadata", MODEL, "Model metadata", "404", answer=V2Model, **_OF_MODEL),
+    _get("model_metadata", MODEL, "Model metadata", "404", answer=V2Model, rpc="ModelMetadata", **_OF_MODEL),
     _get(
         "model_ready",
         MODEL + "/ready",
@@ -145,6 +156,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "404",
         answer=Ready,
         more={"503": ("It is not.", Ready)},
+        rpc="ModelReady",
         **_OF_MODEL,
     ),
     _post(
@@ -167,9 +179,9 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _get("models", "/v1/models", "The model, as OpenAI lists models", **_OPENAI),
     _get("model", "/v1/models/{model}", "The same, by its name", "404", **_OPENAI),
-    _get("server_metadata", "/v2", "Server metadata", answer=V2Server, error=V2Error),
-    _get("live", "/v2/health/live", "Whether the process answers", answer=Live, error=V2Error, is_open=True),
-    _get("ready", "/v2/health/ready", "Whether every stage is warm", answer=Ready, error=V2Error, is_open=True),
+    _get("server_metadata", "/v2", "Server metadata", answer=V2Server, error=V2Error, rpc="ServerMetadata"),
+    _get("live", "/v2/health/live", "Whether the process answers", answer=Live, **_HEALTH, rpc="ServerLive"),
+    _get("ready", "/v2/health/ready", "Whether every stage is warm", answer=Ready, **_HEALTH, rpc="ServerReady"),
     _post("index", REPOSITORY + "/index", "Every version on the cluster, and its state", IndexBody, **_ORDER),
     _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, of_any_model=True, **_ORDER),
     _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, of_any_model=True, **_ORDER),
@@ -224,8 +236,22 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("openapi", "/openapi.json", "This description"),
     _get("docs", "/docs", "This description, to read and try", answer=TEXT, gives=(PAGE,)),
 )
-OPEN_PATHS = frozenset(each.path for each in OPERATIONS if each.is_open)
-"""Health probes have no key."""
+OPERATION_BY_NAME = {each.name: each for each in OPERATIONS}
+RPC_SERVICE = "inference.GRPCInferenceService"
+OPERATION_BY_RPC = {each.rpc: each for each in OPERATIONS if each.rpc is not None}
+OPEN_PATHS = frozenset(
+    path
+    for each in OPERATIONS
+    if each.is_open
+    for path in (each.path, *([] if each.rpc is None else [f"/{RPC_SERVICE}/{each.rpc}"]))
+)
+"""Health probes need no key, over HTTP or gRPC."""
 FREQUENT = frozenset(path for each in OPERATIONS if each.is_frequent for path in each.paths)
 ENDS_OF_GENERATION = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.of == "generates"}))
 """How the paths end that only models which generate have."""
+
+
+def path_of(name: str, **named: str) -> str:
+    """Returns the path of an operation for the model, and the version where one is given; raises KeyError."""
+    path = OPERATION_BY_NAME[name].path
+    return (path.replace(MODEL, VERSION) if "version" in named else path).format(**named)

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.api.endpoint import GONE, REQUEST_ID, Counting, Endpoint, EndpointOf
+from deployments.api.endpoint import GONE, REQUEST_ID, Backend, Endpoint, EndpointOf
 from deployments.api.operations import Handler
 from deployments.ingress.crossing import LiveFlight
 from deployments.ingress.link import LinkTo, ReplicaLink
@@ -24,7 +24,7 @@ SERVER_ERROR = 500
 class TracedEndpoint(Endpoint):
     """Traces the requests that post something: inference."""
 
-    def __init__(self, tracer: Tracer, backend: Counting, path: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, tracer: Tracer, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
         super().__init__(backend, path, handlers)
         self._tracer = tracer
         self._traced = "POST" in handlers

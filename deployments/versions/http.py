@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from deployments.api.bodies import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.api.endpoint import json_response
-from deployments.api.operations import Handler
+from deployments.api.operations import Handler, bound
 from deployments.api.request_body import Bodies
 from deployments.versions.store import IndexRow
 from earlyexit.errors import UnknownModelError
@@ -72,25 +72,25 @@ class VersionRoutes:
         await carry_out(request.path_params["model"], body.parameters)
         return json_response({})
 
-    async def side_by_side(self, request: Request) -> Response:
+    async def canary(self, request: Request) -> Response:
         self._check_model(request)
         return json_response(await self._versions.side_by_side())
 
     async def set_canary(self, request: Request) -> Response:
         self._check_model(request)
         await self._versions.set_canary(validated(_CANARY, await self._bodies.read(request)))
-        return await self.side_by_side(request)
+        return await self.canary(request)
 
     async def end_canary(self, request: Request) -> Response:
         self._check_model(request)
         await self._versions.end_canary()
-        return await self.side_by_side(request)
+        return await self.canary(request)
 
     async def set_default(self, request: Request) -> Response:
         self._check_model(request)
         body = validated(_DEFAULT, await self._bodies.read(request))
         await self._versions.set_default(body.version)
-        return await self.side_by_side(request)
+        return await self.canary(request)
 
     def _check_model(self, request: Request) -> None:
         name = request.path_params["model"]
@@ -102,12 +102,4 @@ def version_paths(
     versions: VersionDesk, repository: RepositoryDesk, model: str, bodies: Bodies
 ) -> list[tuple[str, Mapping[str, Handler]]]:
     """For `build_app`."""
-    routes = VersionRoutes(versions, repository, model, bodies)
-    canary = {"GET": routes.side_by_side, "PUT": routes.set_canary, "DELETE": routes.end_canary}
-    return [
-        ("/v2/repository/index", {"POST": routes.index}),
-        ("/v2/repository/models/{model}/load", {"POST": routes.load}),
-        ("/v2/repository/models/{model}/unload", {"POST": routes.unload}),
-        ("/v2/models/{model}/canary", canary),
-        ("/v2/models/{model}/default", {"PUT": routes.set_default}),
-    ]
+    return list(bound(VersionRoutes(versions, repository, model, bodies)).items())

@@ -12,23 +12,14 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, Unpack
 
+from deployments.api.operations import OPERATION_BY_NAME, path_of
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from offramp.client.generation import (
-    MODELS_PATH,
-    Generation,
-    Options,
-    Prompt,
-    Reading,
-    generate_body,
-    generate_path,
-    read_generation,
-)
+from offramp.client.generation import Generation, Options, Prompt, Reading, generate_body, read_generation
 from offramp.client.inputs import Input, TensorBody, answers_are_large, files_as_json, tensor_body, travel_as_json
 from offramp.client.protocol import (
-    PREDICT_PATH,
     REQUEST_ID_HEADER,
     Outcome,
     Prediction,
@@ -40,12 +31,13 @@ from offramp.client.protocol import (
     retry_wait_s,
 )
 
-LIVE_PATH = "/v2/health/live"
-READY_PATH = "/v2/health/ready"
 READY_POLL_S = 0.2
 """Well below the seconds a model takes to load, and no load for the server."""
+POLL_S = 0.5
+"""Below the seconds that a version takes to start or to end."""
 
 T = TypeVar("T")
+Row: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +67,6 @@ class Send:
         return arguments | {"json": body}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """How a prediction is asked for; `Client.predict` says what each means."""
-
-    truncate: bool
-    timeout_s: float | None
-    request_id: str | None
-    in_words: bool
-
-
 Flow: TypeAlias = Generator[Send, Outcome, T]
 
 
@@ -102,68 +84,95 @@ class Flows:
     known_names: dict[str, str] = field(default_factory=dict)
     """The model's, likewise."""
 
-    def predict(self, given: Input, asked: Asked) -> Flow[Prediction]:
-        body = yield from self._body([given], given, asked)
-        [prediction] = yield from self._predictions(body, 1, asked)
+    def predict(
+        self,
+        given: Input,
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
+    ) -> Flow[Prediction]:
+        """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
+
+        `truncate` cuts a text beyond the model's length instead of refusing it. Answers of many numbers are arrays;
+        `in_words`, those to image files are what `POST /predict` says in JSON: a class map is a PNG file in base64,
+        with the classes that are there, and keypoints have their joints' names.
+        """
+        body = yield from self._body([given], given, truncate=truncate, in_words=in_words)
+        [prediction] = yield from self._predictions(body, 1, timeout_s, request_id)
         return prediction
 
-    def predict_many(self, given: Sequence[Input], asked: Asked) -> Flow[list[Prediction]]:
+    def predict_many(
+        self,
+        given: Sequence[Input],
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
+    ) -> Flow[list[Prediction]]:
+        """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
         if isinstance(given, str | bytes | Path | Mapping):
             raise InputError("predict_many takes a list of inputs; predict takes one")
         rows = list(given)
         if not rows:
             return []
-        body = yield from self._body(rows, rows, asked)
-        return (yield from self._predictions(body, len(rows), asked))
+        body = yield from self._body(rows, rows, truncate=truncate, in_words=in_words)
+        return (yield from self._predictions(body, len(rows), timeout_s, request_id))
 
-    def _body(self, rows: Sequence[Input], as_json: object, asked: Asked) -> Flow[dict[str, object] | TensorBody]:
+    def _body(
+        self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
+    ) -> Flow[dict[str, object] | TensorBody]:
         """`as_json`: the same inputs in JSON, if they are texts."""
         if travel_as_json(rows):
-            return predict_body(as_json, truncate=asked.truncate)
+            return predict_body(as_json, truncate=truncate)
         if not self.known:
-            self.known.update((yield from self.metadata(None)))
-        if asked.in_words and answers_are_large(self.known) and (files := files_as_json(rows)) is not None:
-            return predict_body(files, truncate=asked.truncate)
-        return tensor_body(rows, self.known, {"truncate": True} if asked.truncate else {})
+            self.known.update((yield from self.metadata()))
+        if in_words and answers_are_large(self.known) and (files := files_as_json(rows)) is not None:
+            return predict_body(files, truncate=truncate)
+        return tensor_body(rows, self.known, {"truncate": True} if truncate else {})
 
-    def probe(self, path: str) -> Flow[bool]:
-        """Whether the server answers 200 right now; never retried, never an error."""
-        outcome = yield question(path, timeout_s=self.timeout_s)
-        return _is_ok(outcome)
+    def live(self) -> Flow[bool]:
+        """Whether the server runs; a server that cannot be reached does not."""
+        return _is_ok((yield question(path_of("live"), timeout_s=self.timeout_s)))
 
-    def metadata(self, name: str | None) -> Flow[dict[str, Any]]:
-        if name is None:
-            name = yield from self.served_model()
-        model = yield from self._exchange("GET", f"/v2/models/{name}", _new_id(), self.timeout_s)
-        return dict(model)
+    def ready(self) -> Flow[bool]:
+        """Whether the server would take a prediction now."""
+        return _is_ok((yield question(path_of("ready"), timeout_s=self.timeout_s)))
 
-    def order(
-        self, method: str, path: str, body: dict[str, object] | None = None, *, after_s: float = 0.0
+    def metadata(self, name: str | None = None) -> Flow[dict[str, Any]]:
+        """Ask what the server knows of the model `name`, or about the one it serves."""
+        return dict((yield from self._order("model_metadata", model=name or (yield from self.served_model()))))
+
+    def _order(
+        self, operation: str, body: dict[str, object] | None = None, *, after_s: float = 0.0, **named: str
     ) -> Flow[Any]:
-        """What the server answers to an order of an operator, which may be given twice."""
+        """The server's answer to an operation that may be repeated; `named` are the parts of its path."""
+        method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
         limit_s = self.timeout_s
         return (yield from self._exchange(method, path, _new_id(), limit_s, body, after_s=after_s, tells_timeout=False))
 
     def served_model(self) -> Flow[str]:
         """The name of the model that the server is for."""
-        server = yield from self._exchange("GET", "/v2", _new_id(), self.timeout_s)
-        return _served_model(server)
+        return _served_model((yield from self._order("server_metadata")))
 
     def wait_until_ready(self, timeout_s: float) -> Flow[None]:
+        """Return as soon as the server is ready; raises DeadlineError after `timeout_s`."""
         until_s, after_s = self.clock.now_s() + timeout_s, 0.0
         while (left_s := until_s - self.clock.now_s() - after_s) > 0:
-            outcome = yield question(READY_PATH, after_s=after_s, timeout_s=left_s)
+            outcome = yield question(path_of("ready"), after_s=after_s, timeout_s=left_s)
             if _is_ok(outcome):
                 return
             after_s = READY_POLL_S
         raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     def generates(self) -> Flow[dict[str, Any]]:
-        """What is listed of the model by OpenAI's route, ours beside it; raises where it generates nothing."""
-        listed = yield from self._exchange("GET", MODELS_PATH, _new_id(), self.timeout_s)
-        return dict(listed["data"][0])
+        """What the server says of a model that generates: its `max_model_len`, and in `offramp` its `ramps`."""
+        return dict((yield from self._order("models"))["data"][0])
 
-    def generate(self, prompt: Prompt, options: Options) -> Flow[Generation]:
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Flow[Generation]:
+        """Go on with a text, or answer messages; `Options` says what may be asked."""
         request_id = options.get("request_id") or _new_id()
         payload = yield from self._generated(prompt, options, request_id, streams=False)
         return read_generation(payload, request_id)
@@ -179,7 +188,7 @@ class Flows:
             self.known_names["model"] = yield from self.served_model()
         body = generate_body(prompt, self.known_names["model"], options, streams=streams)
         limit_s = options.get("timeout_s", self.timeout_s)
-        path = generate_path(prompt)
+        path = path_of("completions" if isinstance(prompt, str) else "chat")
         # Of a stream the limit is on each wait for a part, which is the client's own affair.
         tells = not streams or "timeout_s" in options
         return (
@@ -187,11 +196,11 @@ class Flows:
         )
 
     def _predictions(
-        self, body: dict[str, object] | TensorBody, num_inputs: int, asked: Asked
+        self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
     ) -> Flow[list[Prediction]]:
-        request_id = asked.request_id or _new_id()
-        limit_s = self.timeout_s if asked.timeout_s is None else asked.timeout_s
-        path = body.path if isinstance(body, TensorBody) else PREDICT_PATH
+        request_id = request_id or _new_id()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        path = body.path if isinstance(body, TensorBody) else path_of("predict")
         payload = yield from self._exchange("POST", path, request_id, limit_s, body)
         return read_predictions(payload, num_inputs=num_inputs, request_id=request_id)
 
@@ -230,6 +239,78 @@ class Flows:
                 return _answer(outcome, request_id)
             wait_s = retry_s
 
+    def versions(self) -> Flow[list[Row]]:
+        """Every model and version on the server's cluster, and its state."""
+        return list((yield from self._order("index", {})))
+
+    def canary(self) -> Flow[dict[str, Any]]:
+        """The default version and the canary, side by side."""
+        return (yield from self._of_model("canary"))
+
+    def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> Flow[dict[str, Any]]:
+        """Let a version answer a share of the requests that name none; ask both for `compare_share` of them."""
+        body: dict[str, object] = {"version": version, "share": share, "compare_share": compare_share}
+        return (yield from self._of_model("set_canary", body))
+
+    def end_canary(self) -> Flow[dict[str, Any]]:
+        """Let the default version answer all requests that name none."""
+        return (yield from self._of_model("end_canary"))
+
+    def promote(self, version: str) -> Flow[dict[str, Any]]:
+        """Make a version the default one."""
+        return (yield from self._of_model("set_default", {"version": version}))
+
+    def _of_model(self, operation: str, body: dict[str, object] | None = None) -> Flow[dict[str, Any]]:
+        model = yield from self.served_model()
+        return dict((yield from self._order(operation, body, model=model)))
+
+    def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> Flow[None]:
+        """Start a version, by its settings as JSON or from the server's folder, and wait until it is ready."""
+        parameters = {"version": version} if settings is None else {"version": version, "config": settings}
+        yield from self._order("load", {"parameters": parameters}, model=model)
+
+        def is_ready(row: Row | None) -> bool:
+            if row is not None and row["state"] == "UNAVAILABLE":
+                raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
+            return row is not None and row["state"] == "READY"
+
+        until_s = self.clock.now_s() + timeout_s
+        yield from self._wait(model, version, is_ready, timeout_s)
+        yield from self._wait_under_its_path(model, version, until_s)
+
+    def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> Flow[None]:
+        """End a version, and wait until it is gone."""
+        yield from self._order("unload", {"parameters": {"version": version}}, model=model)
+        yield from self._wait(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
+
+    def _wait_under_its_path(self, model: str, version: str, until_s: float) -> Flow[None]:
+        """Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
+
+        A version with a route prefix of its own is not found under this path: then the index has to do. Raises
+        DeadlineError.
+        """
+        after_s = 0.0
+        while (left_s := until_s - self.clock.now_s() - after_s) > 0:
+            path = path_of("model_ready", model=model, version=version)
+            outcome = yield question(path, after_s=after_s, timeout_s=left_s)
+            if isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                return
+            after_s = POLL_S
+        raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
+
+    def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> Flow[None]:
+        """Until the index has it so; raises DeadlineError."""
+        until_s, after_s = self.clock.now_s() + timeout_s, 0.0
+        while True:
+            rows = yield from self._order("index", {}, after_s=after_s)
+            after_s = POLL_S
+            row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
+            if is_so(row):
+                return
+            if self.clock.now_s() + POLL_S >= until_s:
+                state = "not there" if row is None else row["state"]
+                raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
+
 
 def question(path: str, *, timeout_s: float, after_s: float = 0.0) -> Send:
     """A GET that is sent once, whatever comes of it."""
@@ -258,85 +339,3 @@ def _served_model(server: Any) -> str:
 
 def _new_id() -> str:
     return uuid.uuid4().hex
-
-
-INDEX_PATH = "/v2/repository/index"
-POLL_S = 0.5
-"""Below the seconds that a version takes to start or to end."""
-Row: TypeAlias = dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionFlows:
-    """Every call about versions, without the sending."""
-
-    flows: Flows
-
-    def index(self, *, after_s: float = 0.0) -> Flow[list[Row]]:
-        rows = yield from self.flows.order("POST", INDEX_PATH, {}, after_s=after_s)
-        return list(rows)
-
-    def canary(self) -> Flow[dict[str, Any]]:
-        return (yield from self._of_model("GET", "canary"))
-
-    def set_canary(self, version: str, share: float, compare_share: float) -> Flow[dict[str, Any]]:
-        body = {"version": version, "share": share, "compare_share": compare_share}
-        return (yield from self._of_model("PUT", "canary", body))
-
-    def end_canary(self) -> Flow[dict[str, Any]]:
-        return (yield from self._of_model("DELETE", "canary"))
-
-    def promote(self, version: str) -> Flow[dict[str, Any]]:
-        return (yield from self._of_model("PUT", "default", {"version": version}))
-
-    def load(self, model: str, version: str, config: str | None, timeout_s: float) -> Flow[None]:
-        parameters = {"version": version} if config is None else {"version": version, "config": config}
-        yield from self._order(model, "load", parameters)
-
-        def is_ready(row: Row | None) -> bool:
-            if row is not None and row["state"] == "UNAVAILABLE":
-                raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
-            return row is not None and row["state"] == "READY"
-
-        until_s = self.flows.clock.now_s() + timeout_s
-        yield from self._wait(model, version, is_ready, timeout_s)
-        yield from self._wait_under_its_path(model, version, until_s)
-
-    def unload(self, model: str, version: str, timeout_s: float) -> Flow[None]:
-        yield from self._order(model, "unload", {"version": version})
-        yield from self._wait(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
-
-    def _of_model(self, method: str, what: str, body: dict[str, object] | None = None) -> Flow[dict[str, Any]]:
-        model = yield from self.flows.served_model()
-        found = yield from self.flows.order(method, f"/v2/models/{model}/{what}", body)
-        return dict(found)
-
-    def _order(self, model: str, what: str, parameters: dict[str, str]) -> Flow[None]:
-        yield from self.flows.order("POST", f"/v2/repository/models/{model}/{what}", {"parameters": parameters})
-
-    def _wait_under_its_path(self, model: str, version: str, until_s: float) -> Flow[None]:
-        """Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
-
-        A version with a route prefix of its own is not found under this path: then the index has to do. Raises
-        DeadlineError.
-        """
-        after_s = 0.0
-        while (left_s := until_s - self.flows.clock.now_s() - after_s) > 0:
-            outcome = yield question(f"/v2/models/{model}/versions/{version}/ready", after_s=after_s, timeout_s=left_s)
-            if isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                return
-            after_s = POLL_S
-        raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
-
-    def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> Flow[None]:
-        """Until the index has it so; raises DeadlineError."""
-        until_s, after_s = self.flows.clock.now_s() + timeout_s, 0.0
-        while True:
-            rows = yield from self.index(after_s=after_s)
-            after_s = POLL_S
-            row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
-            if is_so(row):
-                return
-            if self.flows.clock.now_s() + POLL_S >= until_s:
-                state = "not there" if row is None else row["state"]
-                raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")

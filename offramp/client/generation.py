@@ -10,8 +10,6 @@ from typing import Any, TypeAlias, TypedDict
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.protocol import Reply, error_of
 
-CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-MODELS_PATH = "/v1/models"
 DATA, DONE = "data: ", "[DONE]"
 STREAM_STATUS = 500
 """What an error in mid-stream would have been, had nothing been said before it."""
@@ -63,11 +61,6 @@ class Options(TypedDict, total=False):
     timeout_s: float
     """For the whole answer; streams have no such limit by default."""
     request_id: str
-
-
-def generate_path(prompt: Prompt) -> str:
-    """A text is gone on with, messages are answered."""
-    return TEXT_PATH if isinstance(prompt, str) else CHAT_PATH
 
 
 def generate_body(prompt: Prompt, model: str, options: Options, *, streams: bool) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from deployments.api.operations import path_of
 from deployments.api.parsing import packed, unpacked
 from earlyexit.errors import InputError
 from earlyexit.network.wire import DATATYPES, fitting
@@ -36,7 +37,7 @@ class TensorBody:
 
     @property
     def path(self) -> str:
-        return f"/v2/models/{self.model}/infer"
+        return path_of("infer", model=self.model)
 
     def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
         """The bytes and headers, with the time that its sender waits; Triton counts it in microseconds."""

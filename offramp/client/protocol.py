@@ -29,7 +29,6 @@ from offramp.client.inputs import read_tensors, with_tail
 
 REQUEST_ID_HEADER = "X-Request-ID"
 JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
-PREDICT_PATH = "/predict"
 
 RETRIED_STATUSES = frozenset({502, 503})
 """What a second attempt may cure; a 504 is not among them: its deadline has passed for the next attempt too."""

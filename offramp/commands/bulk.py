@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
-from offramp.client.inputs import Input
+from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from offramp.load.data_stream import Given
 
@@ -91,16 +91,6 @@ OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, Deadlin
 """The client has tried again by then; the next inputs may fare better."""
 
 
-class Asks(Protocol):
-    """What `AsyncClient` does."""
-
-    async def predict_many(
-        self, given: Sequence[Input], *, truncate: bool = False, in_words: bool = False
-    ) -> list[Prediction]:
-        """Answers to all of the inputs, or one error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """An input and what became of it: exactly one of `prediction` and `error` is set."""
@@ -155,7 +145,7 @@ class Tally:
 
 async def predict_all(
     inputs: Iterator[Given],
-    client: Asks,
+    client: AsyncClient,
     job: BulkJob,
     write: Callable[[Row], object],
     *,
@@ -179,7 +169,7 @@ async def predict_all(
     return tally
 
 
-async def _answered(inputs: Iterator[Given], client: Asks, job: BulkJob) -> AsyncIterator[list[Row]]:
+async def _answered(inputs: Iterator[Given], client: AsyncClient, job: BulkJob) -> AsyncIterator[list[Row]]:
     """The rows of one request after the other, in order, while others are under way."""
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING * job.concurrency)
@@ -199,7 +189,7 @@ async def _answered(inputs: Iterator[Given], client: Asks, job: BulkJob) -> Asyn
 
 async def _read(
     inputs: Iterator[Given],
-    client: Asks,
+    client: AsyncClient,
     job: BulkJob,
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
     room: asyncio.Semaphore,
@@ -220,7 +210,7 @@ async def _read(
         asked.put_nowait(None)
 
 
-async def _rows(batch: Sequence[Given], client: Asks, job: BulkJob) -> list[Row]:
+async def _rows(batch: Sequence[Given], client: AsyncClient, job: BulkJob) -> list[Row]:
     """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
     try:
         inputs = [each.value for each in batch]

@@ -16,10 +16,11 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from deployments.api.operations import path_of
 from earlyexit.errors import InputError
 from offramp.client.credentials import key_header
 from offramp.client.inputs import TensorBody
-from offramp.client.protocol import JSON_LENGTH_HEADER, PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
+from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
 from offramp.load.generator import Body, Post
 
 KEEP_ALIVE_S = 4.0
@@ -64,7 +65,7 @@ class Connections:
             path, (content, more) = body.path, body.content(timeout_s)
             headers = _lines(more)
         else:
-            path, content, headers = PREDICT_PATH, json.dumps(body).encode(), JSON
+            path, content, headers = path_of("predict"), json.dumps(body).encode(), JSON
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}{headers}{REQUEST_ID_HEADER}: {request_id}\r\n"
             f"Content-Length: {len(content)}\r\n\r\n"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
@@ -35,7 +35,7 @@ from deployments.api.completions.forms import (
     Telling,
 )
 from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, request_id
-from deployments.api.generation import CutShortError, GenerateRequest, Stream
+from deployments.api.generation import CutShortError, Stream
 from deployments.api.operations import Handler, bound
 from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock, WallClock
@@ -174,18 +174,10 @@ _GENERATE = TypeAdapter(GenerateBody)
 OWNER = "offramp"
 
 
-class GenerateBackend(Backend, Protocol):
-    """What the routes need of an ingress."""
-
-    async def generate(self, request: GenerateRequest) -> Stream:
-        """Begin a sequence; raises what refuses it."""
-        ...
-
-
 class GenerateRoutes:
     """Handlers over a backend whose model generates."""
 
-    def __init__(self, backend: GenerateBackend, gate: Gate | None, clock: Clock) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None, clock: Clock) -> None:
         """`clock`: seconds since 1970, which answers name."""
         codec, task = backend.signature.codec, backend.signature.task
         assert isinstance(codec, PromptCodec)
@@ -297,7 +289,7 @@ class GenerateRoutes:
 
 
 def generate_paths(
-    backend: GenerateBackend, gate: Gate | None, clock: Clock | None = None
+    backend: Backend, gate: Gate | None, clock: Clock | None = None
 ) -> list[tuple[str, Mapping[str, Handler]]]:
     """For `build_app` and `build_lane`; none where the model does not generate, or takes no prompts."""
     signature = backend.signature

@@ -15,7 +15,8 @@ from deployments.api.access import EVERYBODY, Gate
 from deployments.api.bodies import InferRequest, V2Reply
 from deployments.api.endpoint import FAILED, GONE, Api, Backend, log_error, own_id, retry_after
 from deployments.api.grpc.messages import ONE_OF, message_class
-from deployments.api.grpc.server import REMAINING_S, SERVICE
+from deployments.api.grpc.server import REMAINING_S
+from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import GivenTensor, Signature, packed, v2_reply, v2_request
 from deployments.api.responses import v2_columns
 from deployments.api.tracing import failure_of
@@ -105,7 +106,6 @@ logger.addFilter(WithoutWords())
 REQUEST_ID = "x-request-id"
 MOST_DETAILS = 1_000
 """Characters: gRPC drops what makes its trailers too large, and every byte beyond ASCII takes three there."""
-TRACED = "ModelInfer"
 
 
 class Context(Protocol):
@@ -118,13 +118,6 @@ class Context(Protocol):
     def set_code(self, code: grpc.StatusCode) -> None: ...
 
     def set_details(self, details: str) -> None: ...
-
-
-class RpcBackend(Backend, Protocol):
-    """What the RPCs need of an ingress besides."""
-
-    @property
-    def max_timeout_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +138,13 @@ RpcHandler = Callable[[Any, Caller], Awaitable[Any]]
 class Rpcs:
     """The RPCs of one ingress."""
 
-    def __init__(self, backend: RpcBackend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
         self._gate = gate
         self._face = Api(backend, gate)
         self._tracer = tracer
         self._handlers: dict[str, RpcHandler] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelInfer": self._model_infer,
+            name: getattr(self, f"_{each.name}") for name, each in OPERATION_BY_RPC.items()
         }
 
     async def call(self, name: str, request: bytes, context: Context) -> Any:
@@ -167,7 +155,7 @@ class Rpcs:
         status, code = 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
-                owner = self._gate.admit("POST", f"/{SERVICE}/{name}", caller.metadata.get("authorization"))
+                owner = self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", caller.metadata.get("authorization"))
                 caller = replace(caller, owner=owner)
             with self._backend.bodies.holding(len(request)):
                 return await self._handlers[name](read_message(f"{name}Request", request), caller)
@@ -184,25 +172,25 @@ class Rpcs:
             _fail(context, OfframpError(FAILED), trailing)
         finally:
             context.set_trailing_metadata(trailing)
-            self._backend.count_request(f"/{SERVICE}/{name}", status)
+            self._backend.count_request(f"/{RPC_SERVICE}/{name}", status)
             if record is not None and self._tracer is not None:
                 attributes = {"rpc.grpc.status_code": int(code.value[0])}
                 self._tracer.end(record, attributes, caller.request_id, failure=failure_of(status))
         return message_class(f"{name}Response")()
 
     def _begin_trace(self, name: str, caller: Caller) -> RequestRecord | None:
-        if self._tracer is None or name != TRACED:
+        if self._tracer is None or not OPERATION_BY_RPC[name].is_traced:
             return None
-        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
-        return self._tracer.begin(f"{SERVICE}/{name}", attributes, caller.metadata)
+        attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
+        return self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, caller.metadata)
 
     def _trace_headers(self, record: RequestRecord | None) -> list[tuple[str, str]]:
         return [] if record is None or self._tracer is None else list(self._tracer.headers(record).items())
 
-    async def _server_live(self, message: Any, caller: Caller) -> Any:
+    async def _live(self, message: Any, caller: Caller) -> Any:
         return message_class("ServerLiveResponse")(live=True)
 
-    async def _server_ready(self, message: Any, caller: Caller) -> Any:
+    async def _ready(self, message: Any, caller: Caller) -> Any:
         return message_class("ServerReadyResponse")(ready=self._backend.is_ready())
 
     async def _model_ready(self, message: Any, caller: Caller) -> Any:
@@ -222,7 +210,7 @@ class Rpcs:
         tensors = {side: [tensor(**each) for each in said[side]] for side in ("inputs", "outputs")}
         return message_class("ModelMetadataResponse")(**said | tensors)
 
-    async def _model_infer(self, message: Any, caller: Caller) -> Any:
+    async def _infer(self, message: Any, caller: Caller) -> Any:
         self._face.check_model(message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
         self._face.charge(caller.owner, request)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from deployments.api.operations import OPERATION_BY_RPC
 
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RpcMethods:
-    """What an ingress inherits; nothing is loaded before the first RPC."""
+    """What an ingress inherits: a method for each RPC of the table of operations. gRPC is loaded at the first RPC."""
 
     _gate: Gate | None
     _tracing: Tracing | None
@@ -26,20 +29,13 @@ class RpcMethods:
         tracer = None if self._tracing is None else self._tracing.tracer
         return Rpcs(self, self._gate, tracer)  # type: ignore[arg-type] # an ingress, which is a backend
 
-    async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ServerLive", request, grpc_context)
 
-    async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ServerReady", request, grpc_context)
+def _method(name: str) -> Callable[[RpcMethods, bytes, RayServegRPCContext], Awaitable[Any]]:
+    async def call(ingress: RpcMethods, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await ingress._rpcs.call(name, request, grpc_context)
 
-    async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ModelReady", request, grpc_context)
+    return call
 
-    async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ServerMetadata", request, grpc_context)
 
-    async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ModelMetadata", request, grpc_context)
-
-    async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call("ModelInfer", request, grpc_context)
+for _name in OPERATION_BY_RPC:
+    setattr(RpcMethods, _name, _method(_name))

@@ -10,10 +10,9 @@ from typing import Any
 
 import grpc
 
+from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.responses import LEAST_BYTES, takes_gzip
 
-SERVICE = "inference.GRPCInferenceService"
-RPCS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 REMAINING_S = "offramp-remaining-s"
 """Metadata of ours: seconds until the call's deadline, which Serve does not hand on."""
 ENCODING = "accept-encoding"
@@ -23,7 +22,10 @@ Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 def add_inference_service(servicer: Any, server: Any) -> None:
     """In the form of generated code: Serve calls it with a mock, and puts its own handlers in."""
-    handlers = {f"/{SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in RPCS}
+    handlers = {
+        f"/{RPC_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
+        for name in OPERATION_BY_RPC
+    }
     server.add_generic_rpc_handlers((InferenceHandlers(handlers),))
 
 

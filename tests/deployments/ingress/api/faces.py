@@ -12,6 +12,7 @@ import httpx
 from deployments.api.access import Gate, KeyRing, Limit, RateLimits
 from deployments.api.bodies import InferRequest
 from deployments.api.endpoint import Chooser
+from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.api.http import build_app
@@ -73,6 +74,9 @@ class FakeBackend(Described):
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
+
+    async def generate(self, request: GenerateRequest) -> Stream:
+        raise AssertionError("this model answers each input at once")
 
     def watch(self) -> Viewer:
         """One that has nothing to see."""

@@ -8,7 +8,7 @@ import pytest
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.http import Routes
 from deployments.api.openapi import openapi_document
-from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS
+from deployments.api.operations import FREQUENT, OPEN_PATHS, OPERATIONS, RPC_SERVICE
 from deployments.api.parsing import Signature
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.tasks.token import TokenTask
@@ -81,7 +81,8 @@ def test_every_operation_has_one_handler_under_a_name_of_its_own() -> None:
     of_versions = {"index", "load", "unload", "canary", "set_canary", "end_canary", "set_default"}
     assert len(names) == len(set(names))
     assert set(names) - set(handled) == of_versions
-    assert {"/v2/health/live", "/v2/health/ready"} == OPEN_PATHS
+    over_grpc = {f"/{RPC_SERVICE}/ServerLive", f"/{RPC_SERVICE}/ServerReady"}
+    assert {"/v2/health/live", "/v2/health/ready"} | over_grpc == OPEN_PATHS
     assert {path.rsplit("/", 1)[1] for path in FREQUENT} == {
         *("predict", "infer", "generate", "generate_stream", "completions")
     }

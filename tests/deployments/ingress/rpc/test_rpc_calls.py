@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.access import OPEN_PATHS
 from deployments.api.grpc.calls import MOST_DETAILS, Rpcs, within
 from deployments.api.grpc.messages import message_class
-from deployments.api.grpc.server import REMAINING_S, RPCS, SERVICE
+from deployments.api.grpc.server import REMAINING_S
+from deployments.api.operations import OPEN_PATHS, OPERATION_BY_RPC, RPC_SERVICE
 from tests.deployments.ingress.api.faces import KEY, FakeBackend, FakeContext, gate, infer_bytes
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -30,19 +30,19 @@ async def call(backend: FakeBackend, name: str, request: bytes = b"", **metadata
 async def test_every_rpc_of_the_service_is_answered(backend: FakeBackend) -> None:
     metadata = bytes(message_class("ModelMetadataRequest")(name="intents").SerializeToString())
     requests = {"ModelInfer": infer_bytes("pay"), "ModelMetadata": metadata}
-    for name in RPCS:
+    for name in OPERATION_BY_RPC:
         response, context = await call(backend, name, requests.get(name, b""))
         assert (type(response).__name__, context.code) == (f"{name}Response", grpc.StatusCode.OK)
-        assert backend.counted[-1] == (f"/{SERVICE}/{name}", 200)
+        assert backend.counted[-1] == (f"/{RPC_SERVICE}/{name}", 200)
 
 
 async def test_every_rpc_but_health_is_behind_the_keys(backend: FakeBackend) -> None:
-    for name in RPCS:
+    for name in OPERATION_BY_RPC:
         without, behind = FakeContext(), FakeContext(metadata=[("authorization", f"Bearer {KEY}")])
         for context in (without, behind):
             await Rpcs(backend, gate()).call(name, b"", context)
         refused = without.code is grpc.StatusCode.UNAUTHENTICATED
-        assert refused == (f"/{SERVICE}/{name}" not in OPEN_PATHS), name
+        assert refused == (f"/{RPC_SERVICE}/{name}" not in OPEN_PATHS), name
         assert behind.code is not grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.grpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service, compressing
+from deployments.api.grpc.server import REMAINING_S, add_inference_service, compressing
+from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 
 LONG = 10_000
 
@@ -45,15 +46,15 @@ async def channel_to_a_server() -> AsyncIterator[Any]:
 
 
 async def ask(channel: Any, name: str, **options: Any) -> tuple[bytes, dict[str, str]]:
-    call = channel.unary_unary(f"/{SERVICE}/{name}")(b"pay", **options)
+    call = channel.unary_unary(f"/{RPC_SERVICE}/{name}")(b"pay", **options)
     answer = await call
     return answer, dict(await call.trailing_metadata())
 
 
 async def test_every_rpc_reaches_its_method_as_bytes() -> None:
     async with channel_to_a_server() as channel:
-        answers = [(await ask(channel, name))[0] for name in RPCS]
-    assert answers == [f"{name} pay".encode() for name in RPCS]
+        answers = [(await ask(channel, name))[0] for name in OPERATION_BY_RPC]
+    assert answers == [f"{name} pay".encode() for name in OPERATION_BY_RPC]
 
 
 async def test_the_deadline_of_a_call_is_told_and_none_where_there_is_none() -> None:
@@ -147,7 +148,7 @@ async def test_a_large_answer_takes_few_bytes_where_it_is_asked_for_compressed(a
         counted(port) as (front, sent),
         grpc.aio.insecure_channel(f"127.0.0.1:{front}") as to,
     ):
-        call = to.unary_unary(f"/{SERVICE}/ModelInfer")(b"much", metadata=(("accept-encoding", asked),))
+        call = to.unary_unary(f"/{RPC_SERVICE}/ModelInfer")(b"much", metadata=(("accept-encoding", asked),))
         assert await call == b"ModelInfer much" * LONG
         assert dict(await call.trailing_metadata())["told"] == "none"
     plain = len(b"ModelInfer much") * LONG
