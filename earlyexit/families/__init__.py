@@ -36,9 +36,9 @@ GENERATES = ("llama", "marian", "t5")
 
 
 def find_family(name: str) -> Family:
-    """The family of that name, or anybody's own by `module:function`, imported now.
+    """Returns the family of that name, or a user's own by `module:function`; both are imported now.
 
-    Raises ModelFolderError with the known names.
+    Raises ModelFolderError for an unknown name; the message lists the known ones.
     """
     if is_own(name):
         from earlyexit.families.own import OwnFamily

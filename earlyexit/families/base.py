@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
@@ -141,23 +142,41 @@ class Family(ABC):
 
     @abstractmethod
     def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
-        """A backbone with random weights from `Backbone.to_config` (missing keys: the family's defaults).
+        """Returns a backbone with random weights for `Backbone.to_config`; missing keys get the family's defaults.
 
-        `folder` is the model's, where a family keeps files of its own there (`Backbone.write_files`); None where there
-        is none. Raises ModelFolderError for files that are not those of the configuration.
+        `folder` is the model's folder, for families that keep files of their own there (`Backbone.write_files`); None
+        where there is none. Raises ModelFolderError for files that do not fit the configuration.
         """
 
-    @abstractmethod
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """The same network as a loaded `transformers` model of this family.
+        """Returns the same network as a loaded `transformers` model of this family.
 
-        `pairs`: inputs are pairs of texts, told apart by token types where the model has them.
+        `pairs`: inputs are pairs of texts, told apart by token types where the model has them. Raises ModelFolderError
+        for models that the family cannot run; without this method it takes none.
         """
+        raise ModelFolderError(f"{self.name!r} networks do not come as transformers checkpoints: see docs/models.md")
 
     def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
-        """The network of a state dict of tensors by name; None where these are not this family's.
+        """Returns the network of a state dict, by tensor name; None for tensors of another family.
 
-        `size`: height and width of its images; None for what it was made for. Raises ModelFolderError, with words that
-        follow the file's name, where tensors are missing or have the wrong shape.
+        `size`: height and width of its images; None for the size that it was trained on. Raises ModelFolderError where
+        tensors are missing or have the wrong shape; its message continues a sentence that begins with the file's name.
         """
         return None
+
+
+def put_together(weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """Returns a checkpoint's weights by our names, each the concatenation of the tensors that `names` lists."""
+    return {ours: torch.cat([weights[each] for each in theirs]) for ours, theirs in names.items()}
+
+
+def names_in_blocks(
+    ours: str, theirs: str, num_blocks: int, parts: Mapping[str, Sequence[str]], kinds: Sequence[str] = ("weight",)
+) -> dict[str, tuple[str, ...]]:
+    """Returns `names` for `put_together`: the parts of every block, whose prefixes have `{}` for the block's number."""
+    return {
+        f"{ours.format(k)}.{part}.{kind}": tuple(f"{theirs.format(k)}.{name}.{kind}" for name in names)
+        for k in range(num_blocks)
+        for part, names in parts.items()
+        for kind in kinds
+    }

@@ -9,48 +9,37 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.encoder import (
-    BlockNames,
-    EncoderBackbone,
-    EncoderConfig,
-    copy_blocks,
-    copy_embeddings,
-    final_head,
-    label_names,
-)
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.encoder import EncoderBackbone, EncoderConfig, copy_embeddings, final_head, label_names
 from earlyexit.ramps import RampStyle
 
-BLOCK_NAMES = BlockNames(
-    query="attention.self.query",
-    key="attention.self.key",
-    value="attention.self.value",
-    attention_out="attention.output.dense",
-    attention_norm="attention.output.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    feed_forward_norm="output.LayerNorm",
-)
-DISTIL_NAMES = BlockNames(
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
-    attention_out="attention.out_lin",
-    attention_norm="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    feed_forward_norm="output_layer_norm",
-)
+PARTS = {
+    "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention_out": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "up": ("intermediate.dense",),
+    "down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
+}
+"""Our names of a block's layers, and the layers of `transformers` that each consists of; below too."""
+DISTIL_PARTS = {
+    "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attention_out": ("attention.out_lin",),
+    "attention_norm": ("sa_layer_norm",),
+    "up": ("ffn.lin1",),
+    "down": ("ffn.lin2",),
+    "feed_forward_norm": ("output_layer_norm",),
+}
 
 
 class Bert(Family):
     """BERT and whatever has its structure; relatives say where they differ."""
 
     name = "bert"
-    block_names: ClassVar[BlockNames] = BLOCK_NAMES
-    block_prefix: ClassVar[str] = "encoder.layer.{}."
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = PARTS
+    block_prefix: ClassVar[str] = "encoder.layer.{}"
     has_token_types: ClassVar[bool] = True
-    """Whether its checkpoints embed them; where inputs do not tell them apart, the first's goes into the positions."""
+    """Whether its checkpoints embed them; inputs without token types then get the first type's in their positions."""
     head_style: ClassVar[RampStyle] = "pooler"
 
     def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
@@ -68,18 +57,20 @@ class Bert(Family):
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))
 
     def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
-        """Fill the backbone with those of the bare `transformers` encoder, by their names there."""
+        """Fill the backbone with the weights of the bare `transformers` encoder, by their names there."""
         copy_embeddings(backbone, weights, token_type=self.has_token_types)
-        copy_blocks(backbone, weights, self.block_prefix, self.block_names)
+        kinds = ("weight", "bias")
+        names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
+        backbone.blocks.load_state_dict(put_together(weights, names))
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        """Sizes of a `transformers` configuration; `pairs` as in `from_transformers`."""
+        """Returns the sizes in a `transformers` configuration; `pairs` as in `from_transformers`."""
         return sizes_of(
             hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
         )
 
     def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
-        """Dense and classifier of a fine-tuned checkpoint."""
+        """Returns the dense layer and the classifier of a fine-tuned checkpoint."""
         return hf_model.bert.pooler.dense, hf_model.classifier
 
 
@@ -99,8 +90,8 @@ class DistilBert(Bert):
     """DistilBERT: half of BERT's blocks, no token types, a ReLU in its head."""
 
     name = "distilbert"
-    block_names = DISTIL_NAMES
-    block_prefix = "transformer.layer.{}."
+    parts = DISTIL_PARTS
+    block_prefix = "transformer.layer.{}"
     has_token_types = False
     head_style = "pooler-relu"
 
@@ -124,7 +115,7 @@ class DistilBert(Bert):
 
 
 def sizes_of(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
-    """Of a `transformers` configuration that names them as BERT's does."""
+    """Returns the sizes in a `transformers` configuration that uses BERT's names."""
     return EncoderConfig(
         vocab_size=hf_config.vocab_size,
         hidden_size=hf_config.hidden_size,

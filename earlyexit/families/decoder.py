@@ -1,29 +1,30 @@
-"""The pre-norm transformer decoder that Llama, SmolLM2 and their relatives share, with its keys and values kept.
+"""The pre-norm transformer decoder that Llama, SmolLM2 and their relatives share; it keeps keys and values.
 
-An input is a run of tokens of one sequence: a prompt, a part of one, or the one token that came last. It brings its
-sequence's number and how many of its tokens came before, so that packed batches hold runs of any kind beside each
-other, and blocks are cut, fused and left early as those of encoders are. Weights and results are those of
+An input is a run of tokens of one sequence: a prompt, a part of one, or the newest token alone. It brings its
+sequence's number and how many of its tokens came before. So a packed batch holds runs of any kind beside each other,
+and its blocks are cut, fused and left early as those of encoders are. Weights and results equal those of
 `transformers`; the tests compare.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
+from earlyexit.ramps import RampStyle
 from earlyexit.sequences.kv import TRIAL, KvShape, KvStore, Places, Run
 from earlyexit.sequences.kv_memory import Behind, KvMemory, Pending, joined
 from earlyexit.sequences.memory import PAGE_TOKENS
@@ -31,60 +32,41 @@ from earlyexit.sequences.sequence import RUN, sequence_of
 
 
 class Block(nn.Module, ABC):
-    """What a decoder's chain consists of."""
+    """One block of a decoder's chain."""
 
     @abstractmethod
     def forward(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> Tensor:
-        """(N, D) to (N, D); what the rows leave behind is written to the store first, then attended to.
+        """Runs (N, D) to (N, D); writes the rows' keys and values to the store first, then attends to them.
 
-        `where`: what the backbone's own `where` says of the rows.
+        `where`: the result of the backbone's own `where` for these rows.
         """
 
     @abstractmethod
     def keep(self, index: int, hidden_ND: Tensor, where: Any, kv: KvStore) -> None:
-        """Only leave keys and values behind, of states that the block is not run on."""
+        """Writes keys and values only, of states that the block is not run on."""
 
     def forward_beside(
         self, index: int, hidden_ND: Tensor, where: Any, copies: tuple[Tensor, Any], kv: KvStore
     ) -> Tensor:
-        """`forward` of some rows, and `keep` of others and where they are, before that."""
+        """Runs `keep` on the rows `copies`, then `forward` on the others."""
         self.keep(index, *copies, kv)
         after_ND: Tensor = self(index, hidden_ND, where, kv)
         return after_ND
 
 
-class RowChain(Protocol):
-    """What runs blocks on them: a decoder."""
-
-    num_blocks: int
-    blocks: nn.ModuleList
-    fill: Fill
-
-    @property
-    def kv(self) -> KvStore:
-        """Where keys and values are."""
-        ...
-
-    @property
-    def pending(self) -> Pending:
-        """Tokens that left early."""
-        ...
-
-    def where(self, runs: Sequence[Run]) -> Any:
-        """What blocks must know of the rows of these runs."""
-        ...
-
-
 class Rows:
-    """The rows of one call of `run_blocks`: every run's own and, before them, those of its tokens that are behind."""
+    """The rows of one call of `run_blocks`: every run's own rows and, before them, rows of its tokens that left early.
 
-    def __init__(self, backbone: RowChain, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
+    Tokens that left before some block are *behind*: the block has not seen them yet.
+    """
+
+    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], came: Sequence[int], hidden_ND: Tensor) -> None:
         """`came`: how many of each run's first rows came along from another replica."""
         self.runs = runs
         self._backbone = backbone
         self._copied: list[Behind | None] = [None] * len(runs)
         self._came: list[Tensor | None] = [None] * len(runs)
-        """Of these, what is passed on as it came."""
+        """Rows that came along and are passed on unchanged."""
         self._rows_MD = hidden_ND
         if backbone.fill == "copy" and any(came):
             self._set_apart(came)
@@ -92,7 +74,7 @@ class Rows:
         self._is_indexed = False
 
     def _set_apart(self, behind: Sequence[int]) -> None:
-        """What came along is copied, not run."""
+        """Keep rows that came along out of the blocks: their states are copied, not computed."""
         rows = torch.split(self._rows_MD, [run.length for run in self.runs])
         self._copied = [
             Behind(run.start, rows_nD[:count]) if count else None
@@ -106,7 +88,7 @@ class Rows:
         ]
 
     def join(self, block: int) -> None:
-        """Take along what waits before a block."""
+        """Add the rows that wait before a block."""
         pending = self._backbone.pending
         starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
         found = [pending.older(run.sequence, block, start) for run, start in zip(self.runs, starts, strict=True)]
@@ -126,7 +108,7 @@ class Rows:
         self._is_indexed = False
 
     def run(self, first: int, end: int) -> None:
-        """Blocks `first` to `end` - 1."""
+        """Run blocks `first` to `end` - 1."""
         kv = self._backbone.kv
         if not self._is_indexed:
             self._index()
@@ -139,9 +121,9 @@ class Rows:
                 self._rows_MD = block.forward_beside(index, self._rows_MD, self._where, self._copies, kv)
 
     def settle(self, first: int, end: int) -> Tensor:
-        """Note who is behind from here on: what was, and the own rows too, which may leave at an exit here.
+        """Note which rows wait before block `end`: the rows behind, and the own rows, which may leave at an exit there.
 
-        Gives the rows of what was given, packed (N, D).
+        Returns the rows of the call's own inputs, packed (N, D).
         """
         pending, is_last = self._backbone.pending, end == self._backbone.num_blocks
         rows = self._split()
@@ -199,7 +181,7 @@ class DecoderConfig:
 
     @property
     def kv(self) -> KvShape:
-        """What a token leaves behind."""
+        """The keys and values of one token."""
         return KvShape(num_blocks=self.num_blocks, num_heads=self.num_kv_heads, head_size=self.head_size)
 
 
@@ -217,7 +199,7 @@ class RmsNorm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Of rows, their places in the store, and by how much their queries and keys turn."""
+    """The places of rows in the store, and the rotation of their queries and keys."""
 
     places: Places
     rotary: Tensors
@@ -254,7 +236,7 @@ class DecoderBlock(Block):
         return self._attended(index, hidden_ND, queries[len(copied_MD) :], where, kv)
 
     def _attended(self, index: int, hidden_ND: Tensor, queries_NHd: Tensor, where: Where, kv: KvStore) -> Tensor:
-        """What the block makes of its rows, whose keys and values are kept."""
+        """Returns the block's output for rows whose keys and values are in the store."""
         context_NHd = kv.attend(index, where.places, queries_NHd)
         hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
         gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
@@ -266,7 +248,7 @@ class DecoderBlock(Block):
         kv.write(index, where.places.write_N, keys_NKd, values_NKd)
 
     def _queries_keys_values(self, hidden_ND: Tensor, rotary: Tensors) -> tuple[Tensor, ...]:
-        """Queries and keys turned to their places, at once."""
+        """Returns queries, keys and values; queries and keys are rotated by their places."""
         queries, keys, values = self.heads
         qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (queries + keys + values, self.head_size))
         seen_NAd = turned(qkv_NAd[:, : queries + keys], rotary)
@@ -274,7 +256,7 @@ class DecoderBlock(Block):
 
 
 def turned(values_NHd: Tensor, rotary: Tensors) -> Tensor:
-    """By rotary positions (Su et al. 2021): number i of a head's first half turns with number i of its second."""
+    """Applies rotary positions (Su et al. 2021): pairs are number i of a head's first half and of its second half."""
     cos_N1d, signed_sin_N1d = rotary
     return values_NHd * cos_N1d + values_NHd.roll(values_NHd.shape[-1] // 2, -1) * signed_sin_N1d
 
@@ -293,22 +275,22 @@ class DecoderBackbone(Backbone):
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(self.new_block() for _ in range(config.num_blocks))
         self.norm = self.new_norm()
-        """Behind the last block: what its exit looks at."""
+        """The norm behind the last block, in front of its exit."""
         self.fill: Fill = "compute"
-        """How blocks that a token has skipped come to its keys and values."""
+        """How blocks that a token has skipped get its keys and values."""
         self._memory: KvMemory | None = None
 
     def new_block(self) -> Block:
-        """One of the chain, with weights at random."""
+        """Returns a block with random weights."""
         return DecoderBlock(self.config)
 
     def new_norm(self) -> nn.Module:
-        """Of what is behind the last block."""
+        """Returns the norm behind the last block."""
         return RmsNorm(self.config.hidden_size, self.config.norm_eps)
 
     @property
     def kv(self) -> KvStore:
-        """The store; raises ModelFolderError before there is one."""
+        """The store of keys and values; raises ModelFolderError before `open_store`."""
         return self.memory.kv
 
     @property
@@ -318,7 +300,7 @@ class DecoderBackbone(Backbone):
 
     @property
     def memory(self) -> KvMemory:
-        """What it keeps of sequences; raises ModelFolderError before there is any."""
+        """What it keeps of sequences; raises ModelFolderError before `open_store`."""
         if self._memory is None:
             raise ModelFolderError("a decoder needs a store of keys and values: see `open_store`")
         return self._memory
@@ -328,7 +310,7 @@ class DecoderBackbone(Backbone):
         return self.config.kv.bytes_per_token(self.word.weight.element_size())
 
     def open_store(self, num_pages: int, **options: int) -> KvMemory:
-        """A new store of so many pages, on the weights' device and in their type, which it then uses."""
+        """Makes, and uses from now on, a store of `num_pages` pages on the weights' device and in their type."""
         weight = self.word.weight
         kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
         self._memory = KvMemory(kv, Pending())
@@ -339,7 +321,7 @@ class DecoderBackbone(Backbone):
         return self.open_store(tokens // PAGE_TOKENS)
 
     def end(self, sequence: int) -> None:
-        """Give back all that a sequence holds."""
+        """Give back everything that is kept of a sequence."""
         self.memory.end(sequence)
 
     @property
@@ -358,11 +340,11 @@ class DecoderBackbone(Backbone):
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        """Also on tokens of the same sequences that left before one of these blocks: see `Pending`."""
+        """Runs blocks, also on tokens of the same sequences that left before one of them: see `Pending`."""
         hidden_ND, run_B5, behind_B = hidden
         behind = behind_B.tolist()
         runs = self.runs(run_B5, behind, layout)
-        for run in runs:  # at a replica they have entered; whoever runs a network himself need not ask first
+        for run in runs:  # sequences of a replica have entered already; those of offline runs enter here
             self.kv.enter(run.sequence, run.limit)
         rows = Rows(self, runs, behind, hidden_ND)
         stops = sorted({first, *(block for run in runs for block in self.pending.blocks(run, first, end))})
@@ -373,7 +355,7 @@ class DecoderBackbone(Backbone):
         return self.norm(after_ND) if end == self.num_blocks else after_ND, run_B5, behind_B
 
     def runs(self, run_B5: Tensor, behind: Sequence[int], layout: Layout) -> list[Run]:
-        """Of every input its rows, of which so many are `behind`: those came along from another replica."""
+        """Returns the run of every input; `behind`: how many of its rows came along from another replica."""
         numbers = zip(run_B5.tolist(), behind, layout.lengths_B.tolist(), strict=True)
         return [
             self.run_of(sequence_of(high, low), start - came_along, length, limit, prompt)
@@ -381,18 +363,18 @@ class DecoderBackbone(Backbone):
         ]
 
     def run_of(self, sequence: int, start: int, length: int, limit: int, prompt: int) -> Run:
-        """Rows of a sequence whose first `prompt` tokens were given."""
+        """Returns the run of rows of a sequence whose first `prompt` tokens are its prompt."""
         return Run(sequence=sequence, start=start, length=length, limit=limit)
 
     def where(self, runs: Sequence[Run]) -> Any:
-        """What blocks must know of the rows of these runs."""
+        """Returns what blocks must know of the rows of these runs."""
         places = self.kv.places(runs)
         return Where(places, self.rotary(places.position_N))
 
     def rotary(self, position_N: Tensor) -> Tensors:
-        """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each.
+        """Returns cosine and sine of the rotation of tokens at these positions, (N, 1, d) each.
 
-        The sine of a head's first half is negative: that half turns the other way.
+        The sine is negative for the first half of a head, which turns the other way.
         """
         size = self.config.head_size
         exponent = torch.arange(0, size, 2, dtype=torch.float32, device=position_N.device) / size
@@ -407,6 +389,17 @@ class DecoderBackbone(Backbone):
 
 
 _RUN = TensorSpec(name=RUN, shape=(5,), dtype="int32", below=1)
-"""Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
+"""One row per input: see `run_of`. Zeros, as warm-ups have them, stand for no sequence."""
 _BEHIND = TensorSpec(name="behind", shape=(), dtype="int32", below=1)
-"""Of every input, how many of its first rows came along from another replica, of tokens that left there."""
+"""One number per input: how many of its first rows came along from another replica, for tokens that left there."""
+
+
+def pretrained(
+    backbone: DecoderBackbone, state: Mapping[str, Tensor], head_VD: Tensor, bias_V: Tensor | None = None
+) -> Pretrained:
+    """Returns the backbone, filled with weights by their names, and the head over its vocabulary."""
+    backbone.load_state_dict(dict(state))
+    head = {"classifier.weight": head_VD} | ({} if bias_V is None else {"bias_V": bias_V})
+    style: RampStyle = "vocabulary" if bias_V is None else "vocabulary-bias"
+    final = FinalHead(style=style, pooling="last", num_outputs=len(head_VD), weights=head)
+    return Pretrained(backbone=backbone, head=final, label_names=None)

@@ -1,15 +1,8 @@
 """The post-norm transformer encoder that BERT, MiniLM, RoBERTa, DistilBERT and MPNet share.
 
-Own code rather than `transformers` modules, for one reason: on packed inputs nothing is spent on padding (measured on
-CLINC150, batches of 32, one core: 1.8 times the samples/s of the padded modules), and a replica that serves a saved
-model needs no `transformers`. Weights and results are theirs; the tests compare.
-
-Attention that also says how much of it every token receives: Tabi's importance of a token (section 4.2).
-
-`scaled_dot_product_attention` never has the weights in memory. Here the same scores and the same softmax are computed
-once, a few heads at a time into one buffer that stays in a core's cache, and added up: on one core in 1.4 to 1.6 times
-the processor time from 64 tokens on (MiniLM's heads), where memory asked for anew took 1.5 to 3 times. Letters as in
-`layout.py`; d of one head.
+It is our own code rather than `transformers` modules, because packed inputs spend nothing on padding (1.8 times the
+samples/s on CLINC150, batches of 32, one core). A replica that serves a saved model also needs no `transformers`.
+Weights and results equal those of `transformers`; the tests compare. Tensor legend as in `layout.py`; d of one head.
 """
 
 from __future__ import annotations
@@ -30,19 +23,21 @@ from earlyexit.network.piece import Tensors
 from earlyexit.ramps import RampStyle
 
 SCORES_AT_ONCE = 2**18
-"""About so many weights are held at a time, by whole heads: 1 MiB."""
+"""About how many attention weights are held at a time, in whole heads: 1 MiB."""
 
 
 def attend_and_measure(
     query_RHTd: Tensor, key_RHTd: Tensor, value_RHTd: Tensor, mask: Tensor | None, counted_RT: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What attention gives, (R, H, T, d), and what every token receives of it, summed over heads and queries.
+    """Returns the result of attention, (R, H, T, d), and the attention that every token receives, float32 (R, T).
 
-    The sums are float32, (R, T). `mask` as for `scaled_dot_product_attention`; `counted_RT`: which queries count, as 1
-    and 0; None where all do. For inference alone.
+    The latter is summed over heads and queries: Tabi's importance of a token (section 4.2). `mask` as for
+    `scaled_dot_product_attention`, which keeps no weights in memory; here a few heads at a time are computed in a
+    buffer that stays in a core's cache. `counted_RT`: 1 for queries that count, else 0; None where all count. For
+    inference only.
     """
     rows, heads, length, size = query_RHTd.shape
-    # Of small matrices a CPU makes the products in bfloat16 more slowly.
+    # On a CPU, products of small matrices are slower in bfloat16.
     dtype = torch.float32 if query_RHTd.device.type == "cpu" else query_RHTd.dtype
     given = (query_RHTd, key_RHTd, value_RHTd)
     query, key, value = (each.reshape(rows * heads, length, size).to(dtype) for each in given)
@@ -127,9 +122,9 @@ class EncoderBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks, rows: int | None = None) -> Tensor:
-        """Packed (N, D) to (N, D); only the attention itself sees rows, and the masks that the layout has of them.
+        """Runs packed (N, D) to (N, D); only the attention itself sees rows and the layout's masks of them.
 
-        `rows`: those of the layout, where others behind them are nobody's.
+        `rows`: the number of the layout's rows, where more rows behind them are padding.
         """
         qkv_ND = self.qkv(hidden_ND)
         (context_ND,) = layout.attend(qkv_ND if rows is None else qkv_ND[:rows], masks, self._attend)
@@ -138,7 +133,7 @@ class EncoderBlock(nn.Module):
         return self._finish(hidden_ND, context_ND)
 
     def measured(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> tuple[Tensor, Tensor]:
-        """As `forward`, and what attention every token receives, (N,), summed over the block's heads and queries."""
+        """Runs `forward`, and returns the attention that every token receives too, (N,)."""
         counted_RT = layout.counted_RT
 
         def attend(qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -218,9 +213,9 @@ class EncoderBackbone(Backbone):
         return hidden_ND, importance_N
 
     def attention_bias(self, layout: Layout) -> Tensor | None:
-        """What is added to the scores of tokens in a row, (H, T, T), queries before keys: the same for all blocks.
+        """Returns what is added to the scores of tokens in a row, (H, T, T), queries before keys, in all blocks.
 
-        By how far apart two tokens are, since an input may begin anywhere in a row; None where nothing is.
+        It depends on the distance of two tokens only, since an input may begin anywhere in a row. None: nothing.
         """
         return None
 
@@ -232,40 +227,10 @@ def _whole_per_token(name: str, below: int) -> TensorSpec:
     return TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=below)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockNames:
-    """Where a family keeps a block's parameters, relative to the block's own prefix."""
-
-    query: str
-    key: str
-    value: str
-    attention_out: str
-    attention_norm: str
-    up: str
-    down: str
-    feed_forward_norm: str
-
-
-def copy_blocks(backbone: EncoderBackbone, weights: Mapping[str, Tensor], prefix: str, names: BlockNames) -> None:
-    """Fill the blocks from a checkpoint whose block k has the prefix `prefix.format(k)`."""
-    for index, block in enumerate(backbone.blocks):
-        at = prefix.format(index)
-        fused = {
-            f"qkv.{kind}": torch.cat([weights[f"{at}{name}.{kind}"] for name in (names.query, names.key, names.value)])
-            for kind in ("weight", "bias")
-        }
-        single = {
-            f"{ours}.{kind}": weights[f"{at}{getattr(names, ours)}.{kind}"]
-            for ours in ("attention_out", "attention_norm", "up", "down", "feed_forward_norm")
-            for kind in ("weight", "bias")
-        }
-        block.load_state_dict(fused | single)
-
-
 def copy_embeddings(
     backbone: EncoderBackbone, weights: Mapping[str, Tensor], *, prefix: str = "embeddings.", token_type: bool
 ) -> None:
-    """Fill the embeddings; where inputs do not tell types apart, that of a first sentence is added to the positions."""
+    """Fill the embeddings; without token types in the inputs, that of a first sentence is added to the positions."""
     position = weights[f"{prefix}position_embeddings.weight"]
     types = {}
     if backbone.config.token_types:
@@ -284,13 +249,13 @@ def copy_embeddings(
 
 
 def final_head(style: RampStyle, dense: nn.Linear, classifier: nn.Linear) -> FinalHead:
-    """The head of a fine-tuned checkpoint: dense, activation, classifier."""
+    """Returns the head of a fine-tuned checkpoint: dense, activation, classifier."""
     parts = {"dense": dense, "classifier": classifier}
     weights = {f"{name}.{kind}": tensor for name, part in parts.items() for kind, tensor in part.state_dict().items()}
     return FinalHead(style=style, pooling="first", num_outputs=classifier.out_features, weights=weights)
 
 
 def label_names(hf_config: object) -> tuple[str, ...] | None:
-    """The checkpoint's label names in order, where it names them."""
+    """Returns the checkpoint's label names in order; None where it has none."""
     id2label = getattr(hf_config, "id2label", None)
     return tuple(id2label[k] for k in sorted(id2label)) if id2label else None

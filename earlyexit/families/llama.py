@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Family, FinalHead, JsonDict, Pretrained
-from earlyexit.families.decoder import DecoderBackbone, DecoderConfig
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.decoder import DecoderBackbone, DecoderConfig, pretrained
 
 
 class Llama(Family):
-    """Decoders of `transformers`' type `llama`, with rotary positions that nothing stretches."""
+    """Decoders of `transformers`' type `llama`, with unscaled rotary positions."""
 
     name = "llama"
 
@@ -23,13 +22,13 @@ class Llama(Family):
         return DecoderBackbone(DecoderConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        """Raises ModelFolderError for parts that a Llama may have and this one has not: other positions, biases."""
+        """Raises ModelFolderError for variants that are not supported: scaled positions, biases."""
         backbone = DecoderBackbone(config_of(hf_model.config))
         return from_weights(backbone, hf_model.state_dict())
 
 
 def config_of(hf_config: Any) -> DecoderConfig:
-    """Sizes of a `transformers` configuration."""
+    """Returns the sizes in a `transformers` configuration."""
     rotary = hf_config.rope_parameters
     if rotary["rope_type"] != "default":
         raise ModelFolderError(f"rotary positions of type {rotary['rope_type']!r} are not served; only the default")
@@ -51,21 +50,14 @@ def config_of(hf_config: Any) -> DecoderConfig:
 
 
 def from_weights(backbone: DecoderBackbone, weights: Mapping[str, Tensor]) -> Pretrained:
-    """A backbone filled with weights by their names in `transformers`, and its head."""
-    state = {f"{ours}.weight": weights[f"model.{theirs}.weight"] for ours, theirs in _WHOLE.items()}
-    for k in range(backbone.num_blocks):
-        for ours, theirs in _OF_BLOCK.items():
-            parts = [weights[f"model.layers.{k}.{name}.weight"] for name in theirs]
-            state[f"blocks.{k}.{ours}.weight"] = torch.cat(parts)
-    backbone.load_state_dict(state)
+    """Returns a backbone filled with weights by their names in `transformers`, and its head."""
+    whole = {"word.weight": ("model.embed_tokens.weight",), "norm.weight": ("model.norm.weight",)}
+    names = names_in_blocks("blocks.{}", "model.layers.{}", backbone.num_blocks, PARTS) | whole
     vocabulary_VD = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    head = {"classifier.weight": vocabulary_VD}
-    final = FinalHead(style="vocabulary", pooling="last", num_outputs=len(vocabulary_VD), weights=head)
-    return Pretrained(backbone=backbone, head=final, label_names=None)
+    return pretrained(backbone, put_together(weights, names), vocabulary_VD)
 
 
-_WHOLE = {"word": "embed_tokens", "norm": "norm"}
-_OF_BLOCK = {
+PARTS = {
     "attention_norm": ("input_layernorm",),
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention_out": ("self_attn.o_proj",),

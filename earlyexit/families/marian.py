@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig, copied, pretrained
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.decoder import pretrained
+from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig
 
 NORM_EPS = 1e-5
-"""Torch's own; no configuration names it."""
+"""Torch's default; configurations do not name it."""
 PARTS = {
     "attention.norm": ("self_attn_layer_norm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -31,7 +31,7 @@ CROSSING = {
 
 
 class Marian(Family):
-    """Encoder-decoders of `transformers`' type `marian`, whose two sides have words, heads and sizes in common."""
+    """Encoder-decoders of `transformers`' type `marian` whose two sides share vocabulary, heads and sizes."""
 
     name = "marian"
 
@@ -47,15 +47,15 @@ class Marian(Family):
         if not words_VD.equal(weights["model.encoder.embed_tokens.weight"]):
             raise ModelFolderError("a Marian whose encoder has a vocabulary of its own is not served")
         backbone = Seq2SeqBackbone(sizes_of(hf_model.config, tied=words_VD.equal(head_VD)))
-        state = copied(weights, dict(_names(backbone.config)))
+        state = put_together(weights, _names(backbone.config))
         bias_V = weights["final_logits_bias"][0].clone()
         never = hf_model.generation_config.bad_words_ids or ()
-        bias_V[[words[0] for words in never if len(words) == 1]] = -torch.inf  # padding, which none of them says
+        bias_V[[words[0] for words in never if len(words) == 1]] = -torch.inf  # padding, which is never an answer
         return pretrained(backbone, state, head_VD, bias_V)
 
 
 def sizes_of(hf_config: Any, *, tied: bool) -> Seq2SeqConfig:
-    """Of a `transformers` configuration."""
+    """Returns the sizes in a `transformers` configuration."""
     for what in ("attention_heads", "ffn_dim"):
         sides = getattr(hf_config, f"encoder_{what}"), getattr(hf_config, f"decoder_{what}")
         if sides[0] != sides[1]:
@@ -80,18 +80,9 @@ def sizes_of(hf_config: Any, *, tied: bool) -> Seq2SeqConfig:
     )
 
 
-def _names(config: Seq2SeqConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Our weights, and those of `transformers` that each consists of."""
-    yield "word.weight", ("model.decoder.embed_tokens.weight",)
-    sides = (
-        ("encoder", "encoder", config.num_encoder_blocks, PARTS),
-        ("blocks", "decoder", config.num_blocks, PARTS | CROSSING),
-    )
-    for ours, theirs, blocks, parts in sides:
-        for k in range(blocks):
-            for part, names in parts.items():
-                for kind in ("weight", "bias"):
-                    yield (
-                        f"{ours}.{k}.{part}.{kind}",
-                        tuple(f"model.{theirs}.layers.{k}.{name}.{kind}" for name in names),
-                    )
+def _names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
+    """Returns our weights' names, and the weights of `transformers` that each consists of."""
+    kinds = ("weight", "bias")
+    names = names_in_blocks("encoder.{}", "model.encoder.layers.{}", config.num_encoder_blocks, PARTS, kinds)
+    names["word.weight"] = ("model.decoder.embed_tokens.weight",)
+    return names | names_in_blocks("blocks.{}", "model.decoder.layers.{}", config.num_blocks, PARTS | CROSSING, kinds)

@@ -1,11 +1,8 @@
-"""MPNet (Song et al., NeurIPS 2020): BERT's blocks, with a bias on attention by how far apart two tokens are.
+"""MPNet (Song et al., NeurIPS 2020): BERT's blocks, with a bias on attention by the distance of two tokens.
 
 Distances fall into buckets, as in T5 (Raffel et al. 2020, section 2.1): one for each small distance, then ever wider
-ones, before the query and behind it apart. One table of a bias per bucket and head serves all blocks.
-
-A bias on attention by how far apart two tokens are, in buckets (Raffel et al. 2020, T5, section 2.1).
-
-One bucket for each small distance, then ever wider ones. Letters as in `layout.py`; D distances, E edges.
+ones. Keys before the query and keys behind it have buckets of their own. One table with a bias per bucket and head
+serves all blocks. Tensor legend as in `layout.py`; D distances, E edges.
 """
 
 from __future__ import annotations
@@ -13,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import JsonDict
-from earlyexit.families.bert import Bert, sizes_of
-from earlyexit.families.encoder import BlockNames, EncoderBackbone, EncoderConfig
+from earlyexit.families.bert import PARTS, Bert, sizes_of
+from earlyexit.families.encoder import EncoderBackbone, EncoderConfig
 from earlyexit.network.layout import Layout
 
 MAX_DISTANCE = 128
@@ -29,51 +26,43 @@ MAX_DISTANCE = 128
 
 
 def by_distance(table: nn.Embedding, length: int, max_distance: int = MAX_DISTANCE) -> Tensor:
-    """What is added to the scores of `length` tokens in a row that all see each other, queries before keys, (H, T, T).
+    """Returns the bias on the scores of `length` tokens that all see each other, queries before keys, (H, T, T).
 
-    `table`: a bias per bucket and head; the second half of the buckets is for keys behind the query.
+    `table` holds a bias per bucket and head; its second half is for keys behind the query.
     """
     device = table.weight.device
     place_T = torch.arange(length, device=device)
-    # Of every distance once; picking T * T of them is cheaper than sorting T * T into buckets.
+    # One lookup per distance: picking T * T of them is cheaper than sorting T * T into buckets.
     offset_D = torch.arange(1 - length, length, device=device)
     bias_DH: Tensor = table(bucket(offset_D, table.num_embeddings, max_distance))
     return bias_DH[place_T[None, :] - place_T[:, None] + (length - 1)].permute(2, 0, 1)
 
 
 def before(table: nn.Embedding, longest: int, max_distance: int) -> Tensor:
-    """What is added to the score of a key so many tokens before its query, (D, H), of distances 0 to `longest` - 1."""
+    """Returns the bias on the score of a key 0 to `longest` - 1 tokens before its query, (D, H)."""
     distance_D = torch.arange(longest, device=table.weight.device)
     bias_DH: Tensor = table(_bucket(distance_D, table.num_embeddings, max_distance))
     return bias_DH
 
 
 def bucket(offset: Tensor, num_buckets: int, max_distance: int = MAX_DISTANCE) -> Tensor:
-    """The bucket of how far a key is behind its query (negative: before it), int64; half are for those behind."""
+    """Returns the bucket, int64, of a key `offset` tokens behind its query (negative: before it)."""
     half = num_buckets // 2
     return _bucket(offset.abs(), half, max_distance) + (offset > 0).long() * half
 
 
 def _bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Of distances to one side.
+    """Returns the buckets of distances to one side.
 
-    Half of the buckets is for the distances below that half, one each; the edges of the others grow evenly in the
-    logarithm up to `max_distance`. By comparison with whole edges, where `transformers` rounds a logarithm down: that
-    depends on who computes the logarithm.
+    The first half of the buckets hold one distance each. The edges of the others grow evenly in the logarithm up to
+    `max_distance`. Edges are whole numbers; `transformers` rounds a logarithm instead, which depends on the library.
     """
     exact = num_buckets // 2
-    wide = exact + (distance[..., None] >= _edges(exact, num_buckets - exact, max_distance, distance.device)).sum(-1)
-    return torch.where(distance < exact, distance, wide)
-
-
-def _edges(exact: int, num_wide: int, max_distance: int, device: torch.device) -> Tensor:
-    """The smallest distance of every wide bucket but the first.
-
-    Computed where it is needed: numbers from the host could not be captured. What is meant to be whole is so before it
-    is rounded up, whoever computes the powers.
-    """
-    step_E = torch.arange(1, num_wide, dtype=torch.float64, device=device)
-    return (exact * (max_distance / exact) ** (step_E / num_wide) - 1e-6).ceil()
+    # The smallest distance of every wide bucket but the first, computed on the device: a CUDA graph cannot capture
+    # numbers from the host. The small subtraction keeps whole powers whole before they are rounded up.
+    step_E = torch.arange(1, num_buckets - exact, dtype=torch.float64, device=distance.device)
+    edges_E = (exact * (max_distance / exact) ** (step_E / (num_buckets - exact)) - 1e-6).ceil()
+    return torch.where(distance < exact, distance, exact + (distance[..., None] >= edges_E).sum(-1))
 
 
 BUCKETS = "encoder.relative_attention_bias.weight"
@@ -94,7 +83,7 @@ class MPNetConfig(EncoderConfig):
 
 
 class MPNetBackbone(EncoderBackbone):
-    """An encoder whose attention hears how far apart two tokens of an input are."""
+    """An encoder whose attention has a bias by the distance of two tokens."""
 
     config: MPNetConfig
 
@@ -105,28 +94,19 @@ class MPNetBackbone(EncoderBackbone):
         self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
     def attention_bias(self, layout: Layout) -> Tensor:
-        """The bias by distance."""
-        return self.bias_HTT(layout.longest)
-
-    def bias_HTT(self, length: int) -> Tensor:
-        """What is added to the scores of `length` tokens in a row, queries before keys."""
-        return by_distance(self.distance_bias, length)
+        return by_distance(self.distance_bias, layout.longest)
 
 
 class MPNet(Bert):
     """MPNet: no token types, positions that start behind the padding index as RoBERTa's do."""
 
     name = "mpnet"
-    block_names = BlockNames(
-        query="attention.attn.q",
-        key="attention.attn.k",
-        value="attention.attn.v",
-        attention_out="attention.attn.o",
-        attention_norm="attention.LayerNorm",
-        up="intermediate.dense",
-        down="output.dense",
-        feed_forward_norm="output.LayerNorm",
-    )
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **PARTS,
+        "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        "attention_out": ("attention.attn.o",),
+        "attention_norm": ("attention.LayerNorm",),
+    }
     has_token_types = False
 
     def build(self, config: JsonDict, folder: Path | None = None) -> MPNetBackbone:

@@ -1,4 +1,4 @@
-"""Anybody's network: ordinary torch modules, named `module:function` where a family is named."""
+"""A user's own network: ordinary torch modules, named `module:function` where a family is named."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
 
 LENGTHS = (2, 7, 4)
-"""Of the inputs by which a network is tried: none as long as all, so that every one but one is padded."""
+"""Of the example inputs. They differ, so that all but the longest are padded."""
 TOLERANCE = 1e-4
-"""Between an input alone and among others; the order of a sum alone gives some 1e-6."""
+"""Between an input alone and among others; another order of summation alone gives about 1e-6."""
 
 
 class OwnBackbone(Backbone):
@@ -53,7 +53,7 @@ class OwnBackbone(Backbone):
 
     @cached_property
     def _boundaries(self) -> tuple[Boundary, ...]:
-        """What the blocks give for one input, tried."""
+        """What the blocks give for one example input."""
         layout = _layout([min(2, self.max_length)])
         training = self.training
         self.eval()
@@ -93,9 +93,8 @@ class PaddedBackbone(OwnBackbone):
 
     `embed(token_ids_BT, mask_BT)` gives the hidden state (B, T, ...) before the first block, `block(hidden, mask_BT)`
     that after each, whose trailing shape may change from block to block. The mask is True where there is a token;
-    behind an input's last token ids are 0 and hidden states are whatever was left there. What a module does there must
-    not reach the tokens: an input's answer must not depend on how long the others of its batch are. `check_alone` tries
-    it.
+    behind an input's last token, ids are 0 and hidden states are arbitrary. They must not influence the tokens: an
+    input's answer must not depend on the lengths of its batch-mates. `check_alone` tests that.
     """
 
     def __init__(
@@ -134,9 +133,9 @@ class TensorBackbone(OwnBackbone):
 
 
 class OwnFamily(Family):
-    """A function of the user's: with the arguments of `Backbone.to_config` it makes an untrained backbone.
+    """A user's function: with the arguments of `Backbone.to_config` it makes an untrained backbone.
 
-    Without arguments it makes the one to begin training with, which may bring weights.
+    Without arguments it makes the backbone that training begins with, which may bring weights.
     """
 
     lazy_weights = False
@@ -155,11 +154,8 @@ class OwnFamily(Family):
             )
         return backbone
 
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        raise ModelFolderError(f"{self.name!r} is no family of transformers checkpoints")
-
     def pretrained(self) -> Pretrained:
-        """The network to begin with, tried; raises ModelFolderError where `check_alone` does."""
+        """Returns the network that training begins with; raises ModelFolderError where `check_alone` does."""
         backbone = self.build({})
         check_alone(backbone)
         return Pretrained(backbone=backbone, head=None, label_names=None)
@@ -167,7 +163,7 @@ class OwnFamily(Family):
 
 @torch.inference_mode()
 def check_alone(backbone: Backbone) -> None:
-    """Raise ModelFolderError, naming the block, where an input comes out otherwise among others than alone."""
+    """Raise ModelFolderError, naming the block, where an input's values among others differ from its values alone."""
     layout = _layout([min(length, backbone.max_length) for length in LENGTHS])
     training = backbone.training
     backbone.eval()
@@ -202,7 +198,7 @@ def _check_rows(hidden: Tensors, layout: Layout, block: int) -> None:
 
 
 def examples(inputs: Boundary, layout: Layout) -> Tensors:
-    """Inputs of a network that differ from each other, the same at every call."""
+    """Returns random inputs of a network, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     return tuple(_example(each, layout, generator) for each in inputs)
 

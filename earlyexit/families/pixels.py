@@ -1,15 +1,65 @@
-"""What networks over images begin with. Tensor legend: B images, H rows, W columns, C channels."""
+"""What networks over images share. Tensor legend: B images, H rows, W columns, C channels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
+from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.network.boundary import Boundary, TensorSpec
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Tensors
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Of red, green and blue from 0 to 1, over ImageNet. The usual CIFAR checkpoints were trained with them too."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """The images that a network takes, and how their pixels are normalised."""
+
+    height: int
+    """In pixels."""
+    width: int
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Of red, green and blue from 0 to 1."""
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def shape_after(self, block: int) -> tuple[int, ...]:
+        """Returns the shape of one input's hidden state after a block."""
+        raise NotImplementedError
+
+
+class ImageBackbone(Backbone):
+    """A chain of modules over images; `stem` turns pixels into the first block's input."""
+
+    def __init__(self, config: ImageConfig, stem: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.stem = stem
+        self.blocks = nn.ModuleList(blocks)
+        self.num_blocks = len(self.blocks)
+
+    @property
+    def inputs(self) -> Boundary:
+        shape = (self.config.height, self.config.width, len(self.config.mean))
+        return (TensorSpec(name="image", shape=shape, dtype="uint8"),)
+
+    def boundary(self, block: int) -> Boundary:
+        return (TensorSpec(name="hidden", shape=self.config.shape_after(block)),)
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        return (self.stem(inputs[0]),)
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return (self.blocks[index](hidden[0]),)
+
+    def to_config(self) -> JsonDict:
+        return asdict(self.config)
 
 
 class NormalisedPixels(nn.Module):

@@ -10,23 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.families.pixels import NormalisedPixels
+from earlyexit.families.base import Family, JsonDict, Pretrained
+from earlyexit.families.pixels import ImageBackbone, NormalisedPixels
 from earlyexit.families.resnet_config import BlockSizes, ResNetConfig, config_from_json
-from earlyexit.families.state_file import fill, linear_head, tensor_of
-from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, TensorSpec
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.families.state_file import fill, image_codec, linear_head, tensor_of
 
 CLASSIFIERS = ("fc", "linear")
 """torchvision's name of the last layer, and CIFAR's."""
@@ -44,49 +38,26 @@ STEM = {"conv1": "convolution", "bn1": "norm"}
 LAYER = re.compile(r"layer([1-9]\d{0,3})\.(\d{1,4})\.(.+)", re.ASCII)
 """A part's region, its block there, and its name in the block."""
 LARGE_KERNEL = 7
-CODECS: Mapping[str, dict[str, Any]] = {
-    "small": {"height": 32, "width": 32},
-    "large": {"height": 224, "width": 224, "shortest_edge": 256},
-}
-"""What images the published networks with these stems are for, and how these come to that size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundResNet:
-    """What a state dict holds."""
-
-    config: ResNetConfig
-    weights: Mapping[str, Tensor]
-    """By our names, without the classifier."""
-    classifier: str
-    """The name of the last layer there."""
-    codec: NamedSpec
-
-
-def find_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> FoundResNet | None:
-    """The network of a state dict; None where its tensors are of another.
-
-    Raises ModelFolderError where it is not whole.
-    """
-    classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
-    if classifier is None or not {"conv1.weight", "layer1.0.conv1.weight"} <= set(weights):
-        return None
-    large = tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
+def find_config(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> ResNetConfig:
+    """Returns the sizes of a state dict's network; raises ModelFolderError where tensors are missing."""
+    large = _is_large(weights)
     firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in _regions(weights)]
-    codec = CODECS["large" if large else "small"]
-    if size is not None:
-        codec = {"height": size[0], "width": size[1]}
-    config = ResNetConfig(
+    height, width = size or ((224, 224) if large else (32, 32))
+    return ResNetConfig(
         blocks=_blocks(weights),
         widths=tuple(map(len, firsts)),
         kind="bottleneck" if "layer1.0.conv3.weight" in weights else "basic",
         stem="large" if large else "small",
         projected=any(".downsample." in name for name in weights),
-        height=codec["height"],
-        width=codec["width"],
+        height=height,
+        width=width,
     )
-    renamed = _renamed(weights, config)
-    return FoundResNet(config=config, weights=renamed, classifier=classifier, codec={"name": "image", **codec})
+
+
+def _is_large(weights: Mapping[str, Tensor]) -> bool:
+    return tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
 
 
 def _regions(weights: Mapping[str, Tensor]) -> range:
@@ -216,37 +187,20 @@ class BottleneckBlock(nn.Module):
 BLOCKS: Mapping[str, type[BasicBlock | BottleneckBlock]] = {"basic": BasicBlock, "bottleneck": BottleneckBlock}
 
 
-class ResNetBackbone(Backbone):
+class ResNetBackbone(ImageBackbone):
     """The stem and a chain of residual blocks."""
 
+    config: ResNetConfig
+
     def __init__(self, config: ResNetConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.num_blocks = config.num_blocks
-        self.stem = Stem(config)
         block = BLOCKS[config.kind]
-        self.blocks = nn.ModuleList(block(sizes, projected=config.projected) for sizes in config.block_sizes())
-
-    @property
-    def inputs(self) -> Boundary:
-        shape = (self.config.height, self.config.width, len(self.config.mean))
-        return (TensorSpec(name="image", shape=shape, dtype="uint8"),)
-
-    def boundary(self, block: int) -> Boundary:
-        return (TensorSpec(name="hidden", shape=self.config.shape_after(block)),)
-
-    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        return (self.stem(inputs[0]),)
-
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return (self.blocks[index](hidden[0]),)
+        super().__init__(
+            config, Stem(config), (block(sizes, projected=config.projected) for sizes in config.block_sizes())
+        )
 
     def bridge(self, block: int) -> nn.Module:
-        """Copies of the first block of every later region, so that the others are dropped (PAME, section 5.1)."""
+        """Returns copies of the first block of every later region; the others are dropped (PAME, section 5.1)."""
         return nn.Sequential(*(deepcopy(self.blocks[first]) for first in self.config.firsts if first > block))
-
-    def to_config(self) -> JsonDict:
-        return asdict(self.config)
 
 
 class ResNet(Family):
@@ -257,18 +211,16 @@ class ResNet(Family):
     def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
         return ResNetBackbone(config_from_json(config))
 
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        raise ModelFolderError("ResNets come as files of a state dict (.th, .pt, .pth)")
-
     def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
-        found = find_resnet(weights, size)
-        if found is None:
+        classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
+        if classifier is None or not {"conv1.weight", "layer1.0.conv1.weight"} <= set(weights):
             return None
+        config = find_config(weights, size)
         with torch.device("meta"):
-            backbone = ResNetBackbone(found.config)
-        fill(backbone, found.weights, f"ResNet-{found.config.depth}")
-        head = linear_head(weights, found.classifier)
-        return Pretrained(backbone=backbone, head=head, label_names=None, codec=found.codec)
+            backbone = ResNetBackbone(config)
+        fill(backbone, _renamed(weights, config), f"ResNet-{config.depth}")
+        codec = image_codec(config, shortest_edge=256 if size is None and _is_large(weights) else None)
+        return Pretrained(backbone=backbone, head=linear_head(weights, classifier), label_names=None, codec=codec)
 
 
 def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1, dilation: int = 1) -> nn.Conv2d:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, halved
+from earlyexit.families.pixels import ImageConfig, halved
 
 Kind = Literal["basic", "bottleneck"]
 Stem = Literal["small", "large"]
@@ -20,15 +20,6 @@ LAYERS: Mapping[str, int] = {"basic": 2, "bottleneck": 3}
 STEM_HALVINGS: Mapping[str, int] = {"small": 0, "large": 2}
 """How often the stem halves the sides of an image."""
 CIFAR_WIDTHS = (16, 32, 64)
-IMAGENET_WIDTHS = (64, 128, 256, 512)
-IMAGENET: Mapping[int, tuple[Kind, tuple[int, ...]]] = {
-    18: ("basic", (2, 2, 2, 2)),
-    34: ("basic", (3, 4, 6, 3)),
-    50: ("bottleneck", (3, 4, 6, 3)),
-    101: ("bottleneck", (3, 4, 23, 3)),
-    152: ("bottleneck", (3, 8, 36, 3)),
-}
-"""Kind and blocks of each region, by depth (He et al., table 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +35,8 @@ class BlockSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResNetConfig:
-    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for what cannot be."""
+class ResNetConfig(ImageConfig):
+    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
 
     blocks: tuple[int, ...] = (3, 3, 3)
     """In each region. Every region but the first halves the sides of the maps in its first block."""
@@ -62,11 +53,7 @@ class ResNetConfig:
     """How many of the last regions keep the sides and dilate their convolutions instead, as networks for segmentation
     do."""
     height: int = 32
-    """Of an image, in pixels."""
     width: int = 32
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    """Of red, green and blue from 0 to 1."""
-    std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
         for name, allowed in (("kind", get_args(Kind)), ("stem", get_args(Stem))):
@@ -123,33 +110,17 @@ class ResNetConfig:
 
 
 def cifar_layout(depth: int = 20, *, side: int = 32, **settings: Any) -> ResNetConfig:
-    """The 6n + 2 family (He et al., section 4.2): three regions of n basic blocks; raises ModelFolderError."""
+    """Returns a network of the 6n + 2 family (He et al., section 4.2): three regions of n basic blocks.
+
+    Raises ModelFolderError for other depths.
+    """
     if depth < 8 or depth % 6 != 2:
         raise ModelFolderError(f"a depth of 6n + 2 layers is needed (20, 32, 44, 56, 110), not {depth}")
     return ResNetConfig(blocks=((depth - 2) // 6,) * len(CIFAR_WIDTHS), height=side, width=side, **settings)
 
 
-def imagenet_layout(depth: int, *, height: int = 224, width: int = 224, **settings: Any) -> ResNetConfig:
-    """ResNet-18, 34, 50, 101 or 152 (He et al., table 1); raises ModelFolderError."""
-    if depth not in IMAGENET:
-        raise ModelFolderError(f"ImageNet's ResNets have {', '.join(map(str, IMAGENET))} layers, not {depth}")
-    kind, blocks = IMAGENET[depth]
-    sizes: dict[str, Any] = {"blocks": blocks, "widths": IMAGENET_WIDTHS, "kind": kind, "stem": "large"}
-    return ResNetConfig(**sizes, projected=True, height=height, width=width, **settings)
-
-
-def small_layout(height: int, width: int, *, narrowest: int = 16, **settings: Any) -> ResNetConfig:
-    """For maps of small images on a CPU: four regions of two basic blocks; raises ModelFolderError.
-
-    Of 180 x 240 pixels it takes 0.14 billion multiply-adds, of 96 x 96 0.03 billion.
-    """
-    widths = tuple(narrowest * 2**region for region in range(4))
-    sizes: dict[str, Any] = {"blocks": (2, 2, 2, 2), "widths": widths, "stem": "large", "projected": True}
-    return ResNetConfig(**sizes, height=height, width=width, **settings)
-
-
 def config_from_json(config: Mapping[str, Any]) -> ResNetConfig:
-    """What a model's card has; of the 6n + 2 family also as depth and side, as they were saved at first."""
+    """Returns the sizes in a model's card, which early versions gave as depth and side of the 6n + 2 family."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
     }

@@ -1,20 +1,17 @@
-"""Blocks of encoder-decoders (Vaswani et al. 2017), as T5 and Marian have them.
+"""Encoder-decoders (Vaswani et al. 2017), as T5 and Marian have them.
 
-They differ in where the norm is, and which; in biases; and in the feed-forward. A decoder's block attends to its
-sequence's source as well. Legend beside `layout.py` and `kv.py`: M of the N rows are a decoder's own, the others
-a source's.
+A sequence is its source, the token that an answer starts with, and the answer. Its first input brings the whole source.
+`embed` runs the encoder; its outputs are the rows of the source's tokens. Blocks pass these rows on unchanged and keep
+their keys and values in the sequence's pages, like those of any token. So nothing above the network knows about
+sources: their rows wait, hop and are filled in as those of any decoder.
 
-Encoder-decoders: a decoder whose sequences begin with a source, which an encoder has read.
-
-A sequence is its source, the token that an answer starts with, and the answer. Its first input brings the source whole:
-`embed` runs the encoder, and what it makes of the source's tokens are their rows, which blocks pass on as they are and
-keep keys and values of, in the sequence's pages like any token's. So nothing above the network knows what a source is:
-rows wait, hop and are filled in as those of any decoder.
+Families differ in the place and kind of the norm, in biases, and in the feed-forward. Tensor legend beside `layout.py`
+and `kv.py`: M of the N rows are the decoder's own, the others are a source's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, RmsNorm
 from earlyexit.families.mpnet import before, by_distance
 from earlyexit.network.layers import ACTIVATIONS
@@ -348,19 +344,3 @@ def _positions(run: Run) -> Rows:
     """Of a run's tokens, within the source or the answer."""
     tokens = np.arange(run.start, run.end)
     return np.where(tokens < run.source, tokens, tokens - run.source)
-
-
-def copied(weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """A checkpoint's weights by our names, each put together of those that `names` says."""
-    return {ours: torch.cat([weights[each] for each in theirs]) for ours, theirs in names.items()}
-
-
-def pretrained(
-    backbone: Seq2SeqBackbone, state: Mapping[str, Tensor], head_VD: Tensor, bias_V: Tensor | None = None
-) -> Pretrained:
-    """The backbone filled with weights by their names, and its head."""
-    backbone.load_state_dict(dict(state))
-    head = {"classifier.weight": head_VD} | ({} if bias_V is None else {"bias_V": bias_V})
-    style = "vocabulary" if bias_V is None else "vocabulary-bias"
-    final = FinalHead(style=style, pooling="last", num_outputs=len(head_VD), weights=head)
-    return Pretrained(backbone=backbone, head=final, label_names=None)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
+from earlyexit.families.pixels import ImageConfig
+from earlyexit.named import NamedSpec
 
 # Family -> the state dicts that it knows.
 KNOWN: Mapping[str, str] = {
@@ -63,6 +65,12 @@ def linear_head(weights: Mapping[str, Tensor], name: str) -> FinalHead:
         raise ModelFolderError(f"holds {name}.weight of {len(weight)} outputs and {name}.bias of {len(bias)}")
     head = {"classifier.weight": weight.float(), "classifier.bias": bias.float()}
     return FinalHead(style="light", pooling="mean", num_outputs=len(bias), weights=head)
+
+
+def image_codec(config: ImageConfig, *, shortest_edge: int | None) -> NamedSpec:
+    """Returns the codec for a network's images; `shortest_edge`: their size before the middle is cut out."""
+    codec: dict[str, Any] = {"name": "image", "height": config.height, "width": config.width}
+    return codec if shortest_edge is None else codec | {"shortest_edge": shortest_edge}
 
 
 def tensor_of(weights: Mapping[str, Tensor], name: str, *, sides: int) -> Tensor:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig, copied, pretrained
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.decoder import pretrained
+from earlyexit.families.seq2seq import Seq2SeqBackbone, Seq2SeqConfig
 
-DISTANCES = "block.0.layer.0.SelfAttention.relative_attention_bias"
+ATTENTION = {
+    "attention.norm": ("layer.0.layer_norm",),
+    "attention.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
+    "attention.out": ("layer.0.SelfAttention.o",),
+}
+CROSSING = {
+    "crossing.norm": ("layer.1.layer_norm",),
+    "crossing.query": ("layer.1.EncDecAttention.q",),
+    "crossing.keys_values": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
+    "crossing.out": ("layer.1.EncDecAttention.o",),
+}
 
 
 class T5(Family):
@@ -27,13 +37,13 @@ class T5(Family):
             raise ModelFolderError("a T5 without a head for its vocabulary generates nothing")
         config, weights = hf_model.config, hf_model.state_dict()
         words_VD, head_VD = weights["shared.weight"], weights["lm_head.weight"]
-        # States are made smaller in front of the head; here its weights are, and, where these are the embedding's,
-        # words are made larger by as much.
+        # T5 scales states down in front of the head; here the head's weights are scaled down. Where they are the
+        # embedding's, embedded words are scaled up by as much.
         scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
         tied = words_VD.equal(head_VD)
         backbone = Seq2SeqBackbone(sizes_of(config, tied=tied, embedding_scale=1 / scale if tied else 1.0))
-        state = copied(weights, dict(_names(backbone.config)))
-        for k in range(backbone.num_blocks):  # its scores are not divided by the root of a head's size
+        state = put_together(weights, _names(backbone.config))
+        for k in range(backbone.num_blocks):  # T5 does not divide scores by the root of a head's size
             state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
         width = config.num_heads * config.d_kv
         for name, values in state.items():
@@ -45,7 +55,7 @@ class T5(Family):
 
 
 def sizes_of(hf_config: Any, *, tied: bool, embedding_scale: float) -> Seq2SeqConfig:
-    """Of a `transformers` configuration."""
+    """Returns the sizes in a `transformers` configuration."""
     return Seq2SeqConfig(
         vocab_size=hf_config.vocab_size,
         hidden_size=hf_config.d_model,
@@ -66,40 +76,22 @@ def sizes_of(hf_config: Any, *, tied: bool, embedding_scale: float) -> Seq2SeqCo
     )
 
 
-def _names(config: Seq2SeqConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Our weights, and those of `transformers` that each consists of."""
-    yield "word.weight", ("shared.weight",)
+def _names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
+    """Returns our weights' names, and the weights of `transformers` that each consists of."""
+    names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
     for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
-        yield f"{ours}norm.weight", (f"{theirs}.final_layer_norm.weight",)
-        yield f"{ours}distances.weight", (f"{theirs}.{DISTANCES}.weight",)
-    for k in range(config.num_encoder_blocks):
-        yield from _names_of_block(config, f"encoder.{k}", f"encoder.block.{k}", crosses=False)
-    for k in range(config.num_blocks):
-        yield from _names_of_block(config, f"blocks.{k}", f"decoder.block.{k}", crosses=True)
+        names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
+        distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{ours}distances.weight"] = (distances,)
+    encoder, decoder = ATTENTION | _feed_forward(config, 1), ATTENTION | CROSSING | _feed_forward(config, 2)
+    names |= names_in_blocks("encoder.{}", "encoder.block.{}", config.num_encoder_blocks, encoder)
+    return names | names_in_blocks("blocks.{}", "decoder.block.{}", config.num_blocks, decoder)
 
 
-def _names_of_block(
-    config: Seq2SeqConfig, ours: str, theirs: str, *, crosses: bool
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    def of(layer: int, *names: str) -> tuple[str, ...]:
-        return tuple(f"{theirs}.layer.{layer}.{name}.weight" for name in names)
-
-    def attention(*names: str) -> tuple[str, ...]:
-        return tuple(f"SelfAttention.{name}" for name in names)
-
-    def crossing(*names: str) -> tuple[str, ...]:
-        return tuple(f"EncDecAttention.{name}" for name in names)
-
-    yield f"{ours}.attention.norm.weight", of(0, "layer_norm")
-    yield f"{ours}.attention.qkv.weight", of(0, *attention("q", "k", "v"))
-    yield f"{ours}.attention.out.weight", of(0, *attention("o"))
-    if crosses:
-        yield f"{ours}.crossing.norm.weight", of(1, "layer_norm")
-        yield f"{ours}.crossing.query.weight", of(1, *crossing("q"))
-        yield f"{ours}.crossing.keys_values.weight", of(1, *crossing("k", "v"))
-        yield f"{ours}.crossing.out.weight", of(1, *crossing("o"))
-    last = 2 if crosses else 1
-    up = ("DenseReluDense.wi_0", "DenseReluDense.wi_1") if config.gated else ("DenseReluDense.wi",)
-    yield f"{ours}.feed_forward.norm.weight", of(last, "layer_norm")
-    yield f"{ours}.feed_forward.up.weight", of(last, *up)
-    yield f"{ours}.feed_forward.down.weight", of(last, "DenseReluDense.wo")
+def _feed_forward(config: Seq2SeqConfig, layer: int) -> dict[str, tuple[str, ...]]:
+    at = f"layer.{layer}.DenseReluDense"
+    return {
+        "feed_forward.norm": (f"layer.{layer}.layer_norm",),
+        "feed_forward.up": (f"{at}.wi_0", f"{at}.wi_1") if config.gated else (f"{at}.wi",),
+        "feed_forward.down": (f"{at}.wo",),
+    }

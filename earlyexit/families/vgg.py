@@ -9,22 +9,19 @@ Tensor legend: B images, H rows, W columns, C channels, D numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, NormalisedPixels
-from earlyexit.families.state_file import fill, linear_head, tensor_of
-from earlyexit.network.boundary import Boundary, TensorSpec
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.families.base import Family, JsonDict, Pretrained
+from earlyexit.families.pixels import ImageBackbone, ImageConfig, NormalisedPixels
+from earlyexit.families.state_file import fill, image_codec, linear_head, tensor_of
 
 WIDTHS = (64, 128, 256, 512, 512)
 """Channels of the five regions."""
@@ -43,8 +40,8 @@ SIDES = {"convolution": 4, "norm": 1, "linear": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VggConfig:
-    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for what cannot be."""
+class VggConfig(ImageConfig):
+    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
 
     convolutions: tuple[int, ...] = CONVOLUTIONS[11]
     """In each region; the last of a region is pooled to half the sides."""
@@ -56,11 +53,7 @@ class VggConfig:
     hidden: tuple[int, ...] = (4096, 4096)
     """Widths of the linear layers before the classifier."""
     height: int = 224
-    """Of an image, in pixels."""
     width: int = 224
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    """Of red, green and blue from 0 to 1."""
-    std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
         if not self.convolutions or len(self.convolutions) != len(self.widths):
@@ -77,6 +70,13 @@ class VggConfig:
     def depth(self) -> int:
         """Layers with weights, as these networks are named: with the classifier."""
         return sum(self.convolutions) + len(self.hidden) + 1
+
+    def shape_after(self, block: int) -> tuple[int, ...]:
+        sizes = self.convolution_sizes()
+        if block >= len(sizes):
+            return (self.hidden[block - len(sizes)],)
+        halvings = sum(pooled for _, _, pooled in sizes[: block + 1])
+        return sizes[block][1], self.height >> halvings, self.width >> halvings
 
     def convolution_sizes(self) -> list[tuple[int, int, bool]]:
         """Of every convolution: channels before and after, and whether it is pooled."""
@@ -121,45 +121,19 @@ class LinearBlock(nn.Module):
         return after_BD
 
 
-class VggBackbone(Backbone):
+class VggBackbone(ImageBackbone):
     """Convolutions, then the hidden linear layers."""
 
+    config: VggConfig
+
     def __init__(self, config: VggConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.pixels = NormalisedPixels(config.mean, config.std)
         wide = (config.widths[-1] * config.cells**2, *config.hidden)
         convolutions = (
             ConvolutionBlock(before, after, norms=config.norms, pooled=pooled)
             for before, after, pooled in config.convolution_sizes()
         )
         linears = (LinearBlock(*sizes, cells=config.cells) for sizes in zip(wide[:-1], config.hidden, strict=True))
-        self.blocks = nn.ModuleList(chain(convolutions, linears))
-        self.num_blocks = len(self.blocks)
-
-    @property
-    def inputs(self) -> Boundary:
-        shape = (self.config.height, self.config.width, len(self.config.mean))
-        return (TensorSpec(name="image", shape=shape, dtype="uint8"),)
-
-    def boundary(self, block: int) -> Boundary:
-        return (TensorSpec(name="hidden", shape=self._shape_after(block)),)
-
-    def _shape_after(self, block: int) -> tuple[int, ...]:
-        sizes = self.config.convolution_sizes()
-        if block >= len(sizes):
-            return (self.config.hidden[block - len(sizes)],)
-        halvings = sum(pooled for _, _, pooled in sizes[: block + 1])
-        return sizes[block][1], self.config.height >> halvings, self.config.width >> halvings
-
-    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        return (self.pixels(inputs[0]),)
-
-    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
-        return (self.blocks[index](hidden[0]),)
-
-    def to_config(self) -> JsonDict:
-        return asdict(self.config)
+        super().__init__(config, NormalisedPixels(config.mean, config.std), chain(convolutions, linears))
 
 
 class Vgg(Family):
@@ -170,9 +144,6 @@ class Vgg(Family):
     def build(self, config: JsonDict, folder: Path | None = None) -> VggBackbone:
         fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
         return VggBackbone(VggConfig(**fields))
-
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        raise ModelFolderError("VGGs come as files of a state dict (.th, .pt, .pth)")
 
     def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
         if f"{CLASSIFIER}.weight" not in weights:
@@ -202,16 +173,11 @@ def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int,
     with torch.device("meta"):
         backbone = VggBackbone(config)
     parts = {name: name.rpartition(".") for name in weights}
-    fill(
-        backbone,
-        {
-            f"{ours.get(part, part)}.{kind}": weights[name]
-            for name, (part, _, kind) in parts.items()
-            if part != CLASSIFIER
-        },
-        f"VGG-{like.depth}",
-    )
-    codec = {"name": "image", "height": height, "width": width} | ({"shortest_edge": 256} if size is None else {})
+    renamed = {
+        f"{ours.get(part, part)}.{kind}": weights[name] for name, (part, _, kind) in parts.items() if part != CLASSIFIER
+    }
+    fill(backbone, renamed, f"VGG-{like.depth}")
+    codec = image_codec(config, shortest_edge=256 if size is None else None)
     return Pretrained(backbone=backbone, head=linear_head(weights, CLASSIFIER), label_names=None, codec=codec)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import interpolate
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet_config import small_layout
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.maps import DeconvRamp, MapsRamp
 from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.vision import small_layout
 
 STYLES = ("maps", "deconv")
 SIZES = [

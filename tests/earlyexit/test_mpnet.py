@@ -12,7 +12,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket
+from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket, by_distance
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.layout import Layout
 from earlyexit.network.split import Segment
@@ -59,7 +59,7 @@ def test_small_distances_have_a_bucket_each_and_large_ones_share(offset: int, ex
 
 def test_the_bias_depends_on_the_distance_alone() -> None:
     backbone = MPNetBackbone(MPNetConfig(hidden_size=8, num_blocks=1, num_heads=2, intermediate_size=8, vocab_size=9))
-    bias_HTT = backbone.bias_HTT(20)
+    bias_HTT = by_distance(backbone.distance_bias, 20)
     assert bias_HTT.shape == (2, 20, 20)
     assert bias_HTT[:, 3, 12].equal(bias_HTT[:, 10, 19])
     assert bias_HTT[:, 3, 12].equal(backbone.distance_bias.weight[bucket(torch.tensor(9), 32)])
@@ -77,7 +77,7 @@ def test_a_query_must_not_look_behind_its_input() -> None:
     of_one_length = layout_of(3, 3)
     (uniform,) = of_one_length.masks(backbone.attention_bias(of_one_length))
     assert uniform is not None
-    assert uniform.equal(backbone.bias_HTT(3))
+    assert uniform.equal(by_distance(backbone.distance_bias, 3))
 
 
 @torch.inference_mode()

@@ -223,7 +223,7 @@ def test_a_tensor_too_few_is_named(tmp_path: Path) -> None:
 
 
 def test_no_transformers_model_is_one() -> None:
-    with pytest.raises(ModelFolderError, match="ResNets come as files of a state dict"):
+    with pytest.raises(ModelFolderError, match="'resnet' networks do not come as transformers checkpoints"):
         ResNet().from_transformers(object())
 
 

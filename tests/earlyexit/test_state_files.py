@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.resnet import ResNetBackbone
-from earlyexit.families.resnet_config import imagenet_layout
+from earlyexit.families.resnet import ResNetBackbone, find_config
 from earlyexit.families.vgg import CONVOLUTIONS, VggBackbone, VggConfig
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
@@ -89,7 +88,8 @@ def test_a_published_network_answers_as_it_did(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("depth", PARAMETERS)
 def test_resnets_have_as_many_weights_as_the_published_ones(depth: int) -> None:
     with torch.device("meta"):
-        backbone, published = ResNetBackbone(imagenet_layout(depth)), PublishedResNet(depth)
+        published = PublishedResNet(depth)
+        backbone = ResNetBackbone(find_config(published.state_dict(), None))
     classifier = sum(each.numel() for each in published.fc.parameters())
     assert sum(each.numel() for each in backbone.parameters()) + classifier == PARAMETERS[depth]
     assert sum(each.numel() for each in published.parameters()) == PARAMETERS[depth]

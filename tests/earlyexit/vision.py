@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from earlyexit.families.resnet_config import ResNetConfig, cifar_layout, small_layout
+from earlyexit.families.resnet_config import ResNetConfig, cifar_layout
 from earlyexit.families.vgg import VggConfig
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
@@ -49,6 +49,13 @@ def vision_model(
             module.running_mean.normal_(0, 0.1, generator=generator)
             module.running_var.uniform_(0.5, 1.5, generator=generator)
     return model.requires_grad_(False)
+
+
+def small_layout(height: int, width: int, *, narrowest: int = 16, **settings: Any) -> ResNetConfig:
+    """Four regions of two basic blocks."""
+    widths = tuple(narrowest * 2**region for region in range(4))
+    sizes: dict[str, Any] = {"blocks": (2, 2, 2, 2), "widths": widths, "stem": "large", "projected": True}
+    return ResNetConfig(**sizes, height=height, width=width, **settings)
 
 
 def pose_model(side: int = 96, *, style: str = "bridge", head: str = "deconv", seed: int = 0) -> EarlyExitModel:
