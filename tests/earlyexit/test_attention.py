@@ -57,18 +57,6 @@ def outputs(model: EarlyExitModel, lengths: tuple[int, ...], attention: Attentio
     return found
 
 
-def test_slots_hold_inputs_side_by_side_and_say_whose_every_place_is() -> None:
-    layout = layout_of(2, 4, 1, 3, attention="slotted")
-    assert layout.slots == [[1], [3, 2], [0]]
-    assert layout.owner_RT.tolist() == [[1, 1, 1, 1], [3, 3, 3, 2], [0, 0, -1, -1]]
-    assert layout.row_place_N.tolist() == [8, 9, 0, 1, 2, 3, 7, 4, 5, 6]
-    assert layout.same_R1TT[1, 0].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
-
-
-def test_what_is_nobodys_sees_its_like_so_that_no_row_is_without_a_sum() -> None:
-    assert bool(layout_of(3, 2, 2, attention="slotted").same_R1TT.any(-1).all())
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None:
     assert layout_of(7, 2).scheme == "apart"
@@ -76,30 +64,6 @@ def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None
     assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
     assert layout_of(3, 3).scheme == "padded"
     assert layout_of(3, 3, attention="apart").scheme == "padded", "there is nothing to save"
-
-
-def test_short_inputs_side_by_side_attend_in_one_call_beneath_a_mask() -> None:
-    layout = layout_of(20, 12, 8, 3, 50, 2, 39, attention="apart")
-    assert layout.groups == [[20, 12, 8], [3], [50], [2], [39]]
-    mask, *alone = layout.masks(dtype=torch.bfloat16)
-    assert mask is not None
-    assert mask.dtype == torch.bfloat16
-    blocks = [torch.ones(length, length) for length in (20, 12, 8)]
-    expected = torch.block_diag(*blocks) > 0  # type: ignore[no-untyped-call] # torch's
-    assert torch.equal(mask == 0, expected)
-    assert torch.equal(mask == -torch.inf, ~expected)
-    assert alone == [None] * 4
-
-
-def test_inputs_side_by_side_keep_their_own_distances() -> None:
-    bias_HTT = torch.arange(2 * 3 * 3.0).view(2, 3, 3)
-    mask, alone = layout_of(1, 3, 38, attention="apart").masks(torch.nn.functional.pad(bias_HTT, (0, 35, 0, 35)))
-    assert mask is not None
-    assert alone is not None
-    assert alone.shape == (2, 38, 38)
-    assert mask[:, :1, :1].equal(bias_HTT[:, :1, :1])
-    assert mask[:, 1:, 1:].equal(bias_HTT)
-    assert bool((mask[:, 1:, :1] == -torch.inf).all() and (mask[:, :1, 1:] == -torch.inf).all())
 
 
 def test_more_threads_are_not_kept_waiting_for_a_little_saved(monkeypatch: pytest.MonkeyPatch) -> None:

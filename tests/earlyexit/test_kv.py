@@ -7,17 +7,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from earlyexit.errors import InputError, OverloadedError
-from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, TRIAL, KvShape, KvStore, Run
+from earlyexit.sequences.kv import COPIED_TOKENS, FILLED_ROWS, KvShape, KvStore, Run
 
 SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
 
 
 def store(num_pages: int = 6) -> KvStore:
     return KvStore(SHAPE, num_pages, page_tokens=4)
-
-
-def test_a_token_leaves_keys_and_values_in_every_block() -> None:
-    assert KvShape(num_blocks=30, num_heads=3, head_size=64).bytes_per_token(2) == 2 * 30 * 3 * 64 * 2
 
 
 def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters() -> None:
@@ -48,56 +44,6 @@ def test_a_full_store_refuses_and_takes_again_once_pages_are_free() -> None:
 def test_what_the_store_could_never_hold_is_bad_input(tokens: int) -> None:
     with pytest.raises(InputError, match=rf"{tokens} tokens, prompt and answer, are . pages of 4; 1 to 6 are possible"):
         store().enter(1, tokens)
-
-
-def test_a_store_without_pages_is_none() -> None:
-    with pytest.raises(InputError, match="a store of 0 pages of 4 tokens holds nothing"):
-        store(0)
-
-
-def test_what_is_written_is_held_by_its_own_sequence() -> None:
-    kv = store()
-    runs = [Run(sequence=1, start=0, length=5), Run(sequence=2, start=0, length=3), Run(sequence=1, start=5, length=1)]
-    for run, limit in zip(runs, (6, 3, 6), strict=True):
-        kv.enter(run.sequence, limit)
-    keys_NKd = torch.arange(18.0).view(9, 1, 2)
-    kv.write(1, kv.places(runs).write_N, keys_NKd, -keys_NKd)
-    keys, values = kv.held(1, 1, 6)
-    assert keys.tolist() == keys_NKd[[0, 1, 2, 3, 4, 8]].tolist()
-    assert values.tolist() == (-keys_NKd[[0, 1, 2, 3, 4, 8]]).tolist()
-    assert kv.held(1, 2, 3)[0].tolist() == keys_NKd[5:8].tolist()
-    assert kv.held(0, 1, 6)[0].abs().sum() == 0
-
-
-def test_what_is_no_sequence_takes_no_page_and_disturbs_nobody() -> None:
-    kv = store(1)
-    kv.enter(1, 4)
-    kv.enter(TRIAL, 0)
-    trial = Run(sequence=TRIAL, start=100, length=7)
-    kv.write(0, kv.places([trial]).write_N, torch.ones(7, 1, 2), torch.ones(7, 1, 2))
-    assert kv.held(0, 1, 4)[0].abs().sum() == 0
-
-
-def test_a_sequence_lies_side_by_side_where_it_fits_and_in_the_tightest_gap() -> None:
-    kv = store(8)
-    for number, pages in ((1, 3), (2, 1), (3, 2), (4, 1), (5, 1)):
-        kv.enter(number, 4 * pages)
-    for number in (1, 3):
-        kv.free(number)
-    kv.enter(6, 8)
-    assert kv.stretch_of(6) == (4 * 4, 8)
-
-
-def test_scattered_pages_are_taken_where_no_gap_is_wide_enough() -> None:
-    kv = store(4)
-    for number in range(1, 5):
-        kv.enter(number, 4)
-    for number in (1, 3):
-        kv.free(number)
-    kv.enter(5, 8)
-    run = Run(sequence=5, start=0, length=8)
-    assert kv.stretch_of(5) == (-1, 0)
-    assert kv.place_of(run, 0).tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("scattered", [False, True])

@@ -12,7 +12,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket, by_distance
+from earlyexit.families.mpnet import MPNetBackbone, bucket, by_distance
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.layout import Layout
 from earlyexit.network.split import Segment
@@ -38,31 +38,6 @@ def test_every_distance_falls_into_the_bucket_that_transformers_has_for_it(num_b
     offset_R = torch.arange(-600, 601)
     expected = MPNetEncoder.relative_position_bucket(offset_R, num_buckets=num_buckets)
     assert bucket(offset_R, num_buckets).tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(
-    ("offset", "expected"),
-    [
-        pytest.param(0, 0, id="the query itself"),
-        pytest.param(-7, 7, id="seven before it, alone in a bucket"),
-        pytest.param(-8, 8, id="the first wide bucket"),
-        pytest.param(-11, 8, id="8 * 16 ** (1 / 8) is 11.3"),
-        pytest.param(-12, 9, id="behind that edge"),
-        pytest.param(-500, 15, id="far before it"),
-        pytest.param(1, 17, id="one behind it"),
-        pytest.param(500, 31, id="far behind it"),
-    ],
-)
-def test_small_distances_have_a_bucket_each_and_large_ones_share(offset: int, expected: int) -> None:
-    assert bucket(torch.tensor([offset]), 32).tolist() == [expected]
-
-
-def test_the_bias_depends_on_the_distance_alone() -> None:
-    backbone = MPNetBackbone(MPNetConfig(hidden_size=8, num_blocks=1, num_heads=2, intermediate_size=8, vocab_size=9))
-    bias_HTT = by_distance(backbone.distance_bias, 20)
-    assert bias_HTT.shape == (2, 20, 20)
-    assert bias_HTT[:, 3, 12].equal(bias_HTT[:, 10, 19])
-    assert bias_HTT[:, 3, 12].equal(backbone.distance_bias.weight[bucket(torch.tensor(9), 32)])
 
 
 def test_a_query_must_not_look_behind_its_input() -> None:

@@ -11,14 +11,10 @@ from torch import nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
 from earlyexit.network.layers import (
-    ACTIVATIONS,
-    ActivatedLinear,
     ReorderedConvolution,
     ReorderedLinear,
-    SummedLinear,
     reorder_convolutions,
     reorder_linears,
-    rows_run,
 )
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.split import Segment
@@ -35,38 +31,6 @@ pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call] # torch's
     reason="this torch has no oneDNN",
 )
-
-
-@pytest.mark.parametrize("rows", [1, 7, 300])
-@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_reordered_layer_computes_what_the_layer_computed(
-    rows: int, dtype: torch.dtype, apart: float, bias: bool
-) -> None:
-    torch.manual_seed(0)
-    layer = nn.Linear(24, 40, bias=bias).to(dtype).requires_grad_(False)
-    values = torch.randn(rows, 24).to(dtype)
-    torch.testing.assert_close(ReorderedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_reordered_layer_computes_its_activation_too(activation: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layer = ActivatedLinear(24, 40, activation).to(dtype).requires_grad_(False)
-    values = torch.randn(7, 24).to(dtype)
-    apart = 1e-5 if dtype == torch.float32 else 0.02
-    torch.testing.assert_close(ReorderedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
-
-
-@pytest.mark.parametrize("rows", [1, 4, 300])
-def test_a_reordered_layer_adds_what_the_layer_adds_and_leaves_it_as_it_was(rows: int) -> None:
-    torch.manual_seed(0)
-    layer = SummedLinear(24, 40).requires_grad_(False)
-    values, others = torch.randn(rows, 24), torch.randn(rows, 40)
-    before = others.clone()
-    torch.testing.assert_close(ReorderedLinear(layer)(values, others), layer(values, others), atol=1e-5, rtol=1e-5)
-    assert torch.equal(others, before)
 
 
 @torch.inference_mode()
@@ -99,17 +63,6 @@ def test_a_reordered_model_says_that_it_cannot_be_saved(small_model: EarlyExitMo
     reorder_linears(reordered)
     with pytest.raises(ModelFolderError, match="cannot be saved"):
         save_model(reordered, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("rows", "run"), [(0, 0), (1, 4), (8, 8), (25, 28), (127, 128), (129, 136), (257, 272), (600, 608), (1025, 1088)]
-)
-def test_rows_are_filled_up_to_numbers_that_come_again_by_at_most_a_sixteenth_or_three(rows: int, run: int) -> None:
-    assert rows_run(rows) == run
-
-
-def test_few_numbers_of_rows_are_ever_run() -> None:
-    assert len({rows_run(rows) for rows in range(1, 4097)}) == 112
 
 
 @pytest.mark.parametrize("name", MODELS)
