@@ -14,8 +14,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, GoingOn, ReplicaReport, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.engine.cpu import Contention
-from earlyexit.engine.device import Deliver, Device, OnBatch, Runner, ignore_batch
-from earlyexit.engine.device_thread import DeviceThread, ignore_death
+from earlyexit.engine.device import Deliver, Device, OnBatch, Runner, ignore_batch, ignore_death
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.release import Observed, Release, Step, Survivors, Told
@@ -220,8 +219,9 @@ class StageHost:
         shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
         self._contention = Contention() if shares else None
         self._on_batch = on_batch
-        self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
-        self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
+        self._device: Device[Any] = Device(
+            engine, watched, clock, deliver, self._ran, name=f"device-{device}", on_death=on_death
+        )
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
     @property
@@ -241,18 +241,18 @@ class StageHost:
 
     def start(self) -> None:
         """Begin to take calls."""
-        self._thread.start()
+        self._device.start()
 
     def stop(self) -> None:
         """Finish the running batch and end."""
-        self._thread.stop()
+        self._device.stop()
 
     async def prepare(self, assignment: Assignment) -> None:
         """Whatever is slow the first time, beside serving; a replica that follows nothing yet then follows this."""
         policy = await asyncio.to_thread(self._make_ready, assignment)
         self._policy = assignment.policy, policy
         if self.epoch == NOTHING:
-            self._thread.follow((), assignment.dispatch, policy, assignment.order)
+            self._device.follow((), assignment.dispatch, policy, assignment.order)
             times = await asyncio.to_thread(
                 warm_up, self._runner, assignment.stage.splits, clock=self._clock, starts=self._starts
             )
@@ -268,7 +268,7 @@ class StageHost:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self._thread.follow(
+        self._device.follow(
             assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
         )
         self.epoch = assignment.epoch
@@ -276,21 +276,21 @@ class StageHost:
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
         self.follow(call.assignment)
-        members = self._thread.admit(call.piece, self._members(call, opened))
+        members = self._device.admit(call.piece, self._members(call, opened))
         if members:
-            self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
+            self._device.submit(call.piece.next_block, members, fallback=call.assignment.known)
 
     def forget(self, opened: OpenCall) -> None:
         """Remove the queued inputs of a call that was given up."""
-        self._thread.forget(opened)
+        self._device.forget(opened)
 
     def end(self, sequences: Collection[int]) -> None:
         """Sequences are over: what is queued of them is lost, what is kept of them is free once no batch needs it."""
-        self._thread.end(sequences)
+        self._device.end(sequences)
 
     def check(self) -> None:
         """Raise RuntimeError where the replica must be replaced."""
-        if not self._thread.is_alive():
+        if not self._device.is_alive():
             raise RuntimeError("the device thread has ended")
         if self._device.failures_in_a_row >= BROKEN_AFTER:
             raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")

@@ -1,4 +1,4 @@
-"""What processors can, for mixed precision; promises that oneDNN would believe, and die of; who waits for them."""
+"""What processors can do: bfloat16, AMX tiles that a hypervisor hides, and how long threads wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import get_ident
 CPUINFO = Path("/proc/cpuinfo")
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 WINDOW_S = 0.25
-"""Over which it is looked at how long threads wait: a few batches."""
+"""The window over which waiting is measured: a few batches."""
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_TILES = "AVX10_1_512"
 """The most that oneDNN knows below AMX."""
@@ -21,22 +21,22 @@ BFLOAT16 = {"amx_bf16", "avx512_bf16"}
 
 
 def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINFO) -> None:
-    """Keep oneDNN from AMX where the virtual machine says that it is there, but not how large its tiles are.
+    """Keep oneDNN from AMX where the virtual machine reports AMX, but not the size of its tiles.
 
-    Some hypervisors do. oneDNN takes the tiles to be empty, and the first bfloat16 product ends the process by SIGILL.
-    It reads the variable when it is first used: call this before. Who set the variable wants it so.
+    Some hypervisors do so. oneDNN then takes the tiles to be empty, and the first bfloat16 product ends the process by
+    SIGILL. oneDNN reads the variable at its first use, so call this before. A variable that is set stays as it is.
     """
     if ISA not in environ and cpuinfo.is_file() and hides_tiles(_first_processor(cpuinfo)):
         environ[ISA] = WITHOUT_TILES
 
 
 def has_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether products in bfloat16 are faster than in float32: false where nobody can say."""
+    """Whether products in bfloat16 are faster than in float32; false where it is unknown."""
     return cpuinfo.is_file() and bool(BFLOAT16 & set(_first_processor(cpuinfo).get("flags", "").split()))
 
 
 def hides_tiles(fields: dict[str, str]) -> bool:
-    """Whether a processor, as Linux describes it, has AMX and no CPUID leaf of its tiles."""
+    """Whether a processor, as Linux describes it, has AMX without the CPUID leaf of its tiles."""
     level = fields.get("cpuid level", "")
     return "amx_tile" in fields.get("flags", "").split() and level.isdigit() and int(level) < TILE_LEAF
 
@@ -53,20 +53,20 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
 
 
 class Contention:
-    """How long the threads that ask have to wait for a processor, where the system tells; 0 where it does not.
+    """The share of the time in which a thread wanted a processor that it waited for one; 0 where it is unknown.
 
-    Of the time in which a thread wanted one, of late: who has processors of its own never waits, and what runs only
-    when nobody else wants to (Linux's SCHED_IDLE) makes nobody wait, though the processors are never idle.
+    A thread with a processor of its own never waits. Work of Linux's SCHED_IDLE makes no thread wait, though it keeps
+    processors busy.
     """
 
     def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
         self._share = 0.0
         self._since: dict[int, tuple[float, int, int]] = {}
-        """By thread: when it looked last, and the nanoseconds that it ran and waited until then."""
+        """By thread: when it asked last, and the nanoseconds that it had run and waited until then."""
 
     def share(self, now_s: float) -> float:
-        """Over the last window that has ended, of the thread that looked last; asked by the thread itself."""
+        """Returns the share over the last window that has ended, of the calling thread."""
         thread = get_ident()
         since = self._since.get(thread)
         if since is not None and now_s < since[0] + WINDOW_S:
@@ -80,7 +80,7 @@ class Contention:
         return self._share
 
     def _nanoseconds(self) -> tuple[int, int] | None:
-        """Run, and waited: the first two fields (Linux, Documentation/scheduler/sched-stats.rst)."""
+        """Returns the time run and the time waited (Linux, Documentation/scheduler/sched-stats.rst)."""
         try:
             ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
         except OSError:  # not Linux, or no file descriptor is left: the device's thread goes on without the figure

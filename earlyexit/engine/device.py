@@ -1,14 +1,16 @@
-"""A device: an engine, what runs its batches, and whoever waits for the answers."""
+"""A device: an engine, the runner that computes its batches, and the threads that drive both."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol
 
 from earlyexit.clock import Clock
-from earlyexit.engine.engine import NOTHING, Batch, BatchEngine, Choice
+from earlyexit.engine.engine import NOTHING, Batch, BatchEngine, Choice, Dispatch
+from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member, P
 from earlyexit.engine.release import Inside, Lost, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
@@ -16,8 +18,11 @@ from earlyexit.network.split import Split
 from earlyexit.network.wire import WirePiece
 from earlyexit.sequences.memory import Memory, MemoryUse, SequencePins, lost
 
+logger = logging.getLogger(__name__)
+
 MOST_BATCHES: Final = 2
-"""That a device runs at once: a third would find the device no emptier, and slow down two others (PAME figure 5)."""
+"""Batches that a device runs at once. A third would find the device no emptier and slow down the others (PAME figure
+5)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +33,9 @@ class _Running(Generic[P]):
     inside: int
     """Inputs that are not answered, or stay."""
     beside_since_s: float | None
-    """Since when another runs beside it; None while it is alone."""
+    """When another batch began to run beside it; None while it is alone."""
     shared_s: float = 0.0
-    """Seconds of those that ran beside it before, and ended."""
+    """Seconds that batches ran beside it which have ended."""
 
     @property
     def leaves_room(self) -> bool:
@@ -39,11 +44,11 @@ class _Running(Generic[P]):
 
 
 class DeviceLoop(Generic[P]):
-    """Of one device: begin, run, end, go on.
+    """The steps of one device: begin, end, go on. Pure; a thread or virtual time drives it.
 
-    It runs one batch at a time. Where the running batch's split says `overlap_below`, the next one may begin beside it
-    as soon as fewer inputs than that remain inside, whether they left at ramps or were never more (PAME section 4.2);
-    never more than two run at once. The running batch's split decides, though a plan may have come since.
+    The device runs one batch at a time. Where the running batch's split has `overlap_below`, the next batch may begin
+    beside it as soon as fewer inputs than that remain inside (PAME section 4.2). Never more than two batches run at
+    once. The running batch's own split decides, even if a newer plan has come since.
     """
 
     __slots__ = ("_running", "engine")
@@ -54,7 +59,7 @@ class DeviceLoop(Generic[P]):
 
     @property
     def may_begin(self) -> bool:
-        """Whether the device takes a batch now, should there be one."""
+        """Whether the device would begin a batch now."""
         running = self._running
         return not running or (len(running) < MOST_BATCHES and running[0].leaves_room)
 
@@ -64,7 +69,7 @@ class DeviceLoop(Generic[P]):
         return len(self._running)
 
     def begin(self, now_s: float) -> Choice[P]:
-        """What the device does now: nothing where it is busy; the members of a batch have waited until here."""
+        """Returns what the device does now: nothing while it is busy. The members of a batch stop waiting here."""
         if not self.may_begin:
             return NOTHING
         choice = self.engine.choose(now_s)
@@ -79,13 +84,13 @@ class DeviceLoop(Generic[P]):
         return self._begin_beside(choice, choice.batch, now_s)
 
     def shrink(self, batch: Batch[P], by: int) -> None:
-        """So many inputs have left a running batch for good."""
+        """Note that `by` inputs have left a running batch for good."""
         self._of(batch).inside -= by
 
     def end(self, batch: Batch[P], *, first_s: float | None, total_s: float, now_s: float) -> float:
-        """A batch has run; gives the seconds that it had the device, with those of two batches counted half.
+        """Note that a batch has run; returns its seconds of the device, where seconds beside another count half.
 
-        `first_s`: until its first answers; None where all stayed to its end.
+        `first_s`: seconds until its first answers; None where all inputs stayed to its end.
         """
         running = self._of(batch)
         shared_s, since_s = running.shared_s, running.beside_since_s
@@ -95,7 +100,7 @@ class DeviceLoop(Generic[P]):
         return self.engine.finished(batch, first_s=first_s, total_s=total_s, shared_s=min(shared_s, total_s))
 
     def again(self, batch: Batch[P], members: Sequence[Member[P]], now_s: float) -> Batch[P]:
-        """Some members of a batch that failed, or could not run as one, as a batch of their own in its place."""
+        """Returns some members of a batch that cannot run as one, as a batch in its place."""
         running, tokens = self._of(batch), sum(member.tokens for member in members)
         running.shared_s = 0.0
         if running.beside_since_s is not None:
@@ -103,7 +108,7 @@ class DeviceLoop(Generic[P]):
         return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s)
 
     def leave(self, batch: Batch[P], now_s: float) -> None:
-        """A batch, and whatever ran again of it, is over: its place on the device is free."""
+        """Free the place of a batch that is over, including the parts of it that ran again."""
         self._running.remove(self._of(batch))
         for other in self._running:
             if other.beside_since_s is not None:
@@ -111,9 +116,9 @@ class DeviceLoop(Generic[P]):
                 other.beside_since_s = None
 
     def go_on(self, block: int, members: Sequence[Member[P]], now_s: float) -> bool:
-        """Have members of a batch that has run wait for their next block here; False where nobody hosts it.
+        """Queue members of a batch that has run for their next block; returns False where it is not hosted here.
 
-        Asked when they are to be queued, not when the batch ends: a plan may have come in between.
+        Call it when members are queued rather than when the batch ends: a new plan may have come in between.
         """
         if not self.engine.hosts(block):
             return False
@@ -136,58 +141,59 @@ class Runner(Protocol[PayloadT]):
     """What computes a device's batches."""
 
     memory: Memory[PayloadT] | None = None
-    """What its network keeps of sequences; None where it keeps nothing."""
+    """What its network keeps of sequences; None for a network that keeps nothing."""
 
     def from_wire(self, wire: WirePiece) -> PayloadT:
-        """A payload on this device."""
+        """Returns a call's inputs as a payload on this device."""
         ...
 
     def run(self, batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
-        """Run a batch, one step per exit, as soon as it is known; the last survivors wait for the split's end.
+        """Runs a batch; yields a step per exit as soon as it is known. The last survivors have reached the split's end.
 
-        Of a batch that stays, an answer to an input that is also among the step's survivors is an early one.
+        In a batch that stays, an answer is early if its input is also among the step's survivors.
         """
         ...
 
     def follow(self, policy: Any) -> None:
-        """Decide by `policy`, in whatever form this runner takes it, from the next batch on."""
+        """Decide by `policy`, in the form that this runner takes, from the next batch on."""
         ...
 
     def prepare(self, splits: Sequence[Split]) -> None:
-        """Whatever is slow the first time, off the device's thread, while it serves."""
+        """Do what is slow the first time, off the device's thread, while the device serves."""
         ...
 
     def warm_up_pieces(self, split: Split, size: int) -> PayloadT:
-        """Inputs of nothing, for warming; where they have tokens, as many as `warm_up_length` says."""
+        """Returns meaningless inputs for a warm-up, each of `warm_up_length` tokens where inputs have tokens."""
         ...
 
 
 WARM_UP_TOKENS = 16
-"""Length of the inputs of nothing: that of a short text."""
+"""Length of a warm-up's inputs: that of a short text."""
 
 
 def warm_up_length(split: Split, size: int) -> int:
-    """Tokens of each of `size` inputs of nothing: several fill the split's token budget, where it has one."""
+    """Returns the tokens of each of `size` warm-up inputs; several together fill the split's token budget, if any."""
     return WARM_UP_TOKENS if split.tokens is None or size == 1 else max(1, split.tokens // size)
 
 
 Deliver = Callable[[list[Release[PayloadT]]], None]
 OnBatch = Callable[[Batch[PayloadT], float], None]
-"""Is told of every batch that has run, and the seconds that it had the device."""
+"""Is called for every batch that has run, with the seconds that it had the device."""
 
 
 def ignore_batch(batch: Batch[Any], seconds: float) -> None:
-    """Nobody counts batches."""
+    """The default of `on_batch`."""
 
 
-def ignore_room() -> None:
-    """Nobody sleeps until a batch may begin."""
+def ignore_death() -> None:
+    """The default of `on_death`: `is_alive` says it too."""
 
 
 class Device(Generic[PayloadT]):
-    """Runs one batch at a time, or two; everything it releases goes to `deliver` as soon as it is known.
+    """Runs batches and passes everything that it releases to `deliver`, as soon as it is known.
 
-    Two threads may run one batch each, where `DeviceLoop` lets the second begin; `deliver` is called by one at a time.
+    After `start`, a thread of its own runs the batches, and a second one where batches overlap. Without `start`, a
+    caller drives it by `start_next`, `run` and `requeue`. `deliver` is called by one thread at a time.
     """
 
     def __init__(
@@ -197,44 +203,102 @@ class Device(Generic[PayloadT]):
         clock: Clock,
         deliver: Deliver[PayloadT],
         on_batch: OnBatch[PayloadT] = ignore_batch,
+        *,
+        name: str = "device",
+        on_death: Callable[[], None] = ignore_death,
     ) -> None:
+        """`name`: of the threads. `on_death` is called where a thread ends by an error that is not the model's."""
         self.engine = engine
         self._loop = DeviceLoop(engine)
         self.runner = runner
         self._memory = runner.memory
-        self._hands = None if self._memory is None else SequencePins(self._memory)
+        self._pins = None if self._memory is None else SequencePins(self._memory)
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
+        self._name = name
+        self._on_death = on_death
         self.lock = threading.RLock()
-        """Held while the engine is asked or told something."""
+        """Held while the engine is used."""
         self._delivering = threading.Lock()
-        self.on_room: Callable[[], None] = ignore_room
-        """Called with the lock held, when a batch may begin that could not a moment ago: a running one has shrunk so
-        far that another may beside it, or nobody is waited for any longer, as who was is over."""
+        self._wake = threading.Condition(self.lock)
+        self.on_room: Callable[[], None] = self._wake.notify
+        """Called with the lock held, when a batch may begin that could not a moment ago: a running batch has shrunk
+        enough for another beside it, or the last sequence whose next step was awaited is over."""
         self.failures_in_a_row = 0
-        """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
+        """Inputs that the model failed on, each alone, since its last success. Many mean a broken device."""
+        self._stopping = False
+        self._started = False
+        self._threads = [self._new_thread(name)]
+
+    def start(self) -> None:
+        """Begin to take work in threads of its own."""
+        with self._wake:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def stop(self) -> None:
+        """Finish the running batches and end the threads; what is queued stays queued."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def is_alive(self) -> bool:
+        """Whether its threads still take work."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def submit(self, next_block: int, members: Sequence[Member[PayloadT]], fallback: Sequence[Split] = ()) -> None:
+        """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
+        with self._wake:
+            self.engine.submit(next_block, members, self.clock.now_s(), fallback)
+            self._wake.notify()
+
+    def follow(
+        self,
+        splits: Sequence[Split],
+        dispatch: Dispatch,
+        policy: Any,
+        order: OrderSpec = DEFAULT,
+        entry: int | None = None,
+    ) -> None:
+        """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
+
+        The first splits that let batches overlap add the second thread, which then stays.
+        """
+        with self._wake:
+            self.engine.follow(splits, dispatch, order, entry)
+            self.runner.follow(policy)
+            if any(split.overlap_below is not None for split in splits):
+                self._add_thread()
+            self._wake.notify()
+
+    def forget(self, origin: object) -> int:
+        """Remove the queued members of an origin; returns their number."""
+        with self.lock:
+            return self.engine.forget(origin)
 
     def start_next(self) -> Batch[PayloadT] | float | None:
-        """The next batch to run; or the second to ask again at; or None until something is submitted."""
+        """Returns the next batch to run, or the second to ask again at, or None until something is submitted."""
         with self.lock:
             choice = self._loop.begin(self.clock.now_s())
-            if self._hands is not None and choice.batch is not None:
-                self._hands.take(choice.batch.members)
-        if choice.dropped:
-            self._release([_too_late(member) for member in choice.dropped])
+            if self._pins is not None and choice.batch is not None:
+                self._pins.take(choice.batch.members)
+        self._release([_too_late(member) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
 
     @property
     def may_begin(self) -> bool:
-        """Whether a batch can start now, should there be one."""
+        """Whether a batch could start now."""
         return self._loop.may_begin
 
     def run(self, batch: Batch[PayloadT]) -> list[Survivors[PayloadT]]:
-        """Run a batch, deliver its answers and who goes on elsewhere, and give back who goes on here, to `requeue`.
+        """Run a batch and deliver its answers and the survivors that go on elsewhere; returns those to `requeue` here.
 
         If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
-        time, never their answers. So do members whose sample ids do not tell them apart.
+        time, but never their answers. Members with equal sample ids run alone too.
         """
         inside = Inside({member.sample_id: member for member in batch.members})
         if len(inside.members) < len(batch.members):
@@ -244,17 +308,17 @@ class Device(Generic[PayloadT]):
             coming_back = self._attempt(batch, inside)
         with self.lock:
             self._loop.leave(batch, self.clock.now_s())
-            if self._hands is not None:
+            if self._pins is not None:
                 back = {id(member) for going in coming_back for member in going.members}
-                self._hands.let_go(member for member in batch.members if id(member) not in back)
+                self._pins.let_go(member for member in batch.members if id(member) not in back)
         return coming_back
 
     def requeue(self, coming_back: Iterable[Survivors[PayloadT]]) -> None:
-        """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
+        """Submit what `run` returned; deliver survivors whose next block a new plan no longer hosts here."""
         for going in coming_back:
             with self.lock:
-                if self._hands is not None:
-                    going = self._without_over(going, self._hands)
+                if self._pins is not None:
+                    going = self._without_over(going, self._pins)
                 is_hosted = self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s())
             if not is_hosted and going.members:
                 self._release([self._leaving(going)])
@@ -265,41 +329,41 @@ class Device(Generic[PayloadT]):
             self.requeue(self.run(batch))
 
     def admit(self, wire: WirePiece, members: list[Member[PayloadT]]) -> list[Member[PayloadT]]:
-        """Whom the network takes of a call's inputs; the others are released, lost: see `Memory.admit`.
+        """Returns the inputs of a call that the network takes; the others are released as lost: see `Memory.admit`.
 
-        A sequence that was ended while a batch has it is kept until that batch is over, and takes nothing more: what
-        came in behind would find nothing of it, and begin it anew for nobody.
+        A sequence that was ended during a batch is kept until that batch is over and takes no further inputs: they
+        would find nothing of it and begin it anew.
         """
-        if self._memory is None or self._hands is None:
+        if self._memory is None or self._pins is None:
             return members
         with self.lock:
             errors = self._memory.admit(wire, [member.sequence for member in members])
             errors = [
-                _over(member).error if self._hands.is_over(member) else error
+                _over(member).error if self._pins.is_over(member) else error
                 for member, error in zip(members, errors, strict=True)
             ]
         pairs = list(zip(members, errors, strict=True))
-        self._lose([Lost(member=member, error=error) for member, error in pairs if error is not None])
+        self._release([Lost(member=member, error=error) for member, error in pairs if error is not None])
         return [member for member, error in pairs if error is None]
 
     @property
     def memory_use(self) -> MemoryUse | None:
-        """How much sequences have of what the network keeps; None where it keeps nothing of any."""
+        """How much memory sequences use; None for a network that keeps nothing of them."""
         if self._memory is None:
             return None
         with self.lock:
             return self._memory.use()
 
     def end(self, sequences: Collection[int]) -> None:
-        """Sequences are over: their queued inputs are lost, and what is kept of them goes, if need be after a batch."""
+        """End sequences: their queued inputs are lost, and their memory is freed, if need be after a running batch."""
         with self.lock:
             were_awaited = bool(self.engine.returning)
             queued = self.engine.take_out(sequences)
-            if self._hands is not None:
-                self._hands.end(sequences)
+            if self._pins is not None:
+                self._pins.end(sequences)
             if were_awaited and not self.engine.returning:
                 self.on_room()
-        self._lose([_over(member) for member in queued])
+        self._release([_over(member) for member in queued])
 
     def _attempt(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
         try:
@@ -307,7 +371,7 @@ class Device(Generic[PayloadT]):
         except _ModelFailure as failure:
             if len(batch.members) > 1:
                 return self._run_one_by_one(batch, inside.apart())
-            if not isinstance(failure.error, InputError):  # what is wrong with an input is not the device's fault
+            if not isinstance(failure.error, InputError):  # a bad input is not the device's fault
                 self.failures_in_a_row += 1
             self._release([_failed(member, failure.error) for member in inside.members.values()])
             self._shrink(batch, len(inside.members))
@@ -332,14 +396,13 @@ class Device(Generic[PayloadT]):
             if step.answers and first_s is None:
                 first_s = elapsed_s
             before = len(inside.members)
-            if releases := inside.releases(step, elapsed_s, stay=batch.stays):
-                self._release(releases)
+            self._release(inside.releases(step, elapsed_s, stay=batch.stays))
             self._shrink(batch, before - len(inside.members))
         now_s = self.clock.now_s()
         total_s = now_s - batch.started_s
         with self.lock:
             busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
-            if self._hands is not None:
+            if self._pins is not None:
                 answered = [each.sequence for each in batch.members if each.sample_id not in inside.members]
                 self.engine.returning.answered(answered, took_s=total_s, now_s=now_s)
         self._on_batch(batch, busy_s)
@@ -347,7 +410,7 @@ class Device(Generic[PayloadT]):
         return survivors
 
     def _shrink(self, batch: Batch[PayloadT], by: int) -> None:
-        """So many are no longer inside, answered or lost: where batches overlap, that may make room for another."""
+        """Note inputs that were answered or lost; where batches overlap, that may make room for another."""
         if batch.split.overlap_below is None or not by:
             return
         with self.lock:
@@ -355,27 +418,24 @@ class Device(Generic[PayloadT]):
             if self._loop.may_begin:
                 self.on_room()
 
-    def _without_over(self, going: Survivors[PayloadT], hands: SequencePins[PayloadT]) -> Survivors[PayloadT]:
-        """Without, and no longer in hand; who is over is lost."""
-        keep = [k for k, member in enumerate(going.members) if not hands.is_over(member)]
-        hands.let_go(going.members)
+    def _without_over(self, going: Survivors[PayloadT], pins: SequencePins[PayloadT]) -> Survivors[PayloadT]:
+        """Returns survivors without those of ended sequences, which are lost; unpins all of them."""
+        keep = [k for k, member in enumerate(going.members) if not pins.is_over(member)]
+        pins.let_go(going.members)
         if len(keep) == len(going.members):
             return going
-        self._lose([_over(member) for k, member in enumerate(going.members) if k not in keep])
+        self._release([_over(member) for k, member in enumerate(going.members) if k not in keep])
         members = tuple(going.members[k] for k in keep)
         return Survivors(members=members, piece=going.piece.select(keep) if keep else going.piece)
 
     def _leaving(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
-        """With whatever has to go along."""
+        """Returns survivors with everything of their sequences that has to go along."""
         return going if self._memory is None else replace(going, piece=self._memory.take_along(going.piece))
 
-    def _lose(self, lost: list[Release[PayloadT]]) -> None:
-        if lost:
-            self._release(lost)
-
     def _release(self, releases: list[Release[PayloadT]]) -> None:
-        with self._delivering:
-            self._deliver(releases)
+        if releases:
+            with self._delivering:
+                self._deliver(releases)
 
     def _pass_on(self, survivors: PayloadT, inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
         members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
@@ -387,9 +447,40 @@ class Device(Generic[PayloadT]):
             member.payload = single
         return [going]
 
+    def _new_thread(self, name: str) -> threading.Thread:
+        return threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def _add_thread(self) -> None:
+        if len(self._threads) < MOST_BATCHES and not self._stopping:
+            self._threads.append(self._new_thread(f"{self._name}-beside"))
+            if self._started:
+                self._threads[-1].start()
+
+    def _serve(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                coming_back = self.run(batch)
+                with self._wake:
+                    self.requeue(coming_back)
+        except BaseException:
+            logger.exception("the device thread ends")
+            self._on_death()
+            raise
+
+    def _next(self) -> Batch[PayloadT] | None:
+        with self._wake:
+            while not self._stopping:
+                found = self.start_next()
+                if isinstance(found, Batch):
+                    if self.may_begin:  # the batch is so small that another may begin beside it at once
+                        self._wake.notify()
+                    return found
+                self._wake.wait(None if found is None else max(0.0, found - self.clock.now_s()))
+        return None
+
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
-    """Whatever the model raised; told apart from what goes wrong in delivering answers."""
+    """Wraps what the model raised, to tell it apart from errors in delivering answers."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -397,7 +488,7 @@ class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never lea
 
 
 def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[PayloadT]]:
-    """The batch's steps, the model's errors as _ModelFailure."""
+    """Yields the batch's steps; raises the model's errors as _ModelFailure."""
     try:
         yield from runner.run(batch)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""The batch engine: which split a free device runs next, and on whom.
+"""The batch engine: which split a free device runs next, and on which inputs.
 
-Pure state and decisions; it neither computes nor waits. The live replica, the simulator and the tests drive the same
-object with different clocks and different ways of spending a split's time.
+It is pure state and decisions; it neither computes nor waits. The live replica, the simulator and the tests drive the
+same object with different clocks and different ways of spending a split's time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Final, Generic, Literal
 
 from earlyexit.engine.filling import Load, Standing, pick, standing_of
 from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import Member, P, Queue, by_deadline
-from earlyexit.engine.release import Returning, Turns
+from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, by_deadline
+from earlyexit.engine.release import Returning
 from earlyexit.engine.times import RunSums, SplitCounts, Times, TimesRun
 from earlyexit.network.split import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
 
 DOUBT = 0.9
-"""What is left of the trust in a split's times whenever all who waited for it were dropped by them: two seconds, learnt
-from a cold start, are tried again after about thirty inputs with 0.1 s each."""
+"""Factor on the trust in a split's times each time that they made the engine drop every waiting input. Two seconds that
+a cold start taught are tried again after about thirty inputs with deadlines of 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Batch(Generic[P]):
     split: Split
     members: tuple[Member[P], ...]
     tokens: int
-    """Of all members together."""
+    """The sum over all members."""
     started_s: float
     probe: bool = False
     """Whether its members, all of them, are probes."""
@@ -42,7 +42,7 @@ class Batch(Generic[P]):
 
     @property
     def stays(self) -> bool:
-        """Whether its members run on when they are answered: probes do, and whatever its split has do so."""
+        """Whether its members run on after they are answered: probes do, and all members where the split says so."""
         return self.probe or self.split.stays
 
 
@@ -59,7 +59,7 @@ class Choice(Generic[P]):
 
 
 NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
-"""Made once: what is told to idle devices, and to busy ones."""
+"""The choice of idle and of busy devices, made once."""
 
 
 class BatchEngine(Generic[P]):
@@ -86,12 +86,12 @@ class BatchEngine(Generic[P]):
         "_hosting",
         "_order",
         "_passing",
+        "_ran_probed_steps",
         "_run_sums",
         "_serial",
         "_splits",
         "_starts",
         "_trust",
-        "_turns",
         "busy",
         "load",
         "returning",
@@ -107,7 +107,7 @@ class BatchEngine(Generic[P]):
         order: OrderSpec = DEFAULT,
         starts: Collection[int] = (),
     ) -> None:
-        """`starts`: the blocks that networks of a chain begin with; who waits for one is encoded anew, elsewhere."""
+        """`starts`: the first blocks of a chain's networks; inputs that wait for one are encoded anew, elsewhere."""
         self.times = times
         self._starts = tuple(sorted(starts))
         self._serial = 0
@@ -117,7 +117,9 @@ class BatchEngine(Generic[P]):
         """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         self.returning = Returning()
-        self._turns = Turns()
+        self._ran_probed_steps = False
+        """Whether the latest batch was of probes of sequences. Such a probe waits for no other input, and its next step
+        is back a moment after its batch: two would take turns on the device for ever. So other queues go first then."""
         # By first block; in `_passing` of splits that are not hosted, or no longer: they vanish when they are empty.
         self._hosted: dict[int, Queue[P]] = {}
         self._passing: dict[Split, Queue[P]] = {}
@@ -135,9 +137,9 @@ class BatchEngine(Generic[P]):
 
     @property
     def times_run(self) -> tuple[TimesRun, ...]:
-        """What batches took since the start, by split, hosted or not, and inputs; without probes: they run more ramps.
+        """What batches took since the start, by split, hosted or not, and inputs; without probes, which run more ramps.
 
-        Sums only grow, but those of a split that has not run for long may vanish and begin again at zero.
+        Sums only grow, but those of a split that has not run for long may be removed and begin again at zero.
         """
         return self._run_sums.all()
 
@@ -155,7 +157,7 @@ class BatchEngine(Generic[P]):
     def hosts(self, block: int) -> bool:
         """Whether survivors wait here for `block`: a hosted split holds it, and it begins no network of a chain.
 
-        At the end of a network they leave, though the next one be hosted here: only an ingress has what it takes.
+        Survivors leave at the end of a network, even if the next one is hosted here: only an ingress can encode them.
         """
         for first, end in self._hosting:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
             if first <= block < end:
@@ -165,10 +167,11 @@ class BatchEngine(Generic[P]):
     def follow(
         self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT, entry: int | None = None
     ) -> None:
-        """Host other splits, and choose by another order, from now on; everyone who waits keeps waiting.
+        """Host other splits, and choose by another order, from now on; queued members stay queued.
 
-        Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
-        `entry`: the block of new inputs, whom an ingress has had wait for a batch already; None where none did.
+        Members queued for block k move to the new split that starts there. Without such a split their old one runs
+        them. `entry`: the block of new inputs, which have already waited for a batch at the ingress; None where they
+        have not.
         """
         before = [*self._hosted.values(), *self._passing.values()]
         unchanged = {queue.split: queue for queue in self._hosted.values()}
@@ -194,8 +197,8 @@ class BatchEngine(Generic[P]):
     ) -> None:
         """Queue members that wait for `next_block`.
 
-        Where no hosted split starts with it, the rest of the one that holds it is run as a split of its own; where none
-        holds it, the split of `fallback` that does. Raises PlanError if that has none either.
+        If no hosted split starts with it, the rest of the split that holds it runs as a split of its own. If no hosted
+        split holds it, the split of `fallback` that does is used. Raises PlanError if there is none either.
         """
         queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
         self._serial = serial = self._serial + 1
@@ -210,20 +213,20 @@ class BatchEngine(Generic[P]):
                 waiting.append(member)
 
     def forget(self, origin: object) -> int:
-        """Throw out the queued members of an origin that no longer wants them; how many there were."""
+        """Remove the queued members of an origin that no longer wants them; returns their number."""
         forgotten = sum(queue.forget(origin) for queue in self._deepest_first)
         self._let_drained_vanish()
         return forgotten
 
     def take_out(self, sequences: Collection[int]) -> list[Member[P]]:
-        """Throw out, and give, the queued members of sequences that are over."""
+        """Remove and return the queued members of sequences that are over."""
         self.returning.take_out(sequences)
         found = [member for queue in self._deepest_first for member in queue.take_out(sequences)]
         self._let_drained_vanish()
         return found
 
     def choose(self, now_s: float) -> Choice[P]:
-        """The next batch of a device that is free at `now_s`, taken off its queue."""
+        """Returns the next batch of a device that is free at `now_s`, and takes it off its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
         if not waiting:
             return NOTHING
@@ -232,16 +235,15 @@ class BatchEngine(Generic[P]):
             waiting = [queue for queue in waiting if queue.members]
             if not waiting:
                 return Choice(batch=None, dropped=dropped, wake_s=None)
-        first = self._turns.first(waiting)
-        choice = self._choose_among(first, dropped, now_s) if first else NOTHING
+        others = [queue for queue in waiting if not queue.probe] if self._ran_probed_steps else ()
+        choice = self._choose_among(others, dropped, now_s) if others else NOTHING
         return self._choose_among(waiting, dropped, now_s) if choice.batch is None else choice
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
-        """Learn how long a batch took until its first answers, or its end, and in all; gives the device's seconds.
+        """Learn the seconds of a batch until its first answers, or its end, and in all; returns the device's seconds.
 
-        `shared_s`: how much of that another batch ran beside it. Those seconds were of two batches, so half of them are
-        this one's. What it took so is what the next such batch is to be expected to take, but says nothing of how soon
-        an answer can come at best.
+        `shared_s`: seconds of these in which another batch ran beside it; half of them count for each batch. Such a
+        batch teaches what the next one takes, but not how soon an answer can come at best.
         """
         self._trust.pop(batch.split.first, None)
         busy_s = total_s - shared_s / 2 if shared_s else total_s
@@ -249,7 +251,7 @@ class BatchEngine(Generic[P]):
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
             hosted.counts.busy_s += busy_s
-        if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
+        if not batch.probe:  # probes run more ramps, on more inputs
             if shared_s:
                 first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
             self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s)
@@ -283,14 +285,14 @@ class BatchEngine(Generic[P]):
         for queue in waiting:
             if queue.is_full:
                 return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
-        if self.returning and not self._turns.is_others and self.returning.are_awaited(waiting, now_s):
+        if self.returning and not self._ran_probed_steps and self.returning.are_awaited(waiting, now_s):
             return Choice(batch=None, dropped=dropped, wake_s=self.returning.until_s)
         if self._dispatch == "work-conserving" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
 
     def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
-        """Of queues none of which is full."""
+        """Chooses among queues none of which is full."""
         if self._dispatch == "filling":
             chosen, wake_s = pick([self._standing(each) for each in waiting], self.load, now_s)
             batch = None if chosen is None else self._take(chosen, now_s)
@@ -307,15 +309,15 @@ class BatchEngine(Generic[P]):
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        # Who was answered and stays is no exception. The records would else hold too many that leave early, and where
-        # there is too much to do, what is only to be learnt would be done before what is waited for.
+        # Inputs that were answered and stay are no exception: records would otherwise hold too many early exits, and an
+        # overloaded device would spend time on records rather than on answers.
         dropped: list[Member[P]] = []
         for queue in waiting:
             trust = self._trust.get(queue.split.first, 1.0)
             earliest_s = now_s + trust * self.times.soonest_s(queue.split)
             if queue.members[0].deadline_s < earliest_s:
                 dropped += queue.drop_before(earliest_s)
-                if not queue.members:  # without a batch its times would never be corrected, whatever other splits run
+                if not queue.members:  # without a batch its times would never be corrected
                     self._trust[queue.split.first] = trust * DOUBT
         if dropped and self._passing:
             self._let_drained_vanish()
@@ -325,11 +327,11 @@ class BatchEngine(Generic[P]):
         return queue.members[0].deadline_s - sum(self._seconds_on_way_of(queue)) - queue.members[0].reserve_s
 
     def _knows_way_of(self, queue: Queue[P]) -> bool:
-        # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.
+        # With no time known, inputs would wait until their deadline and be dropped, and no batch would teach the times.
         return all(self._seconds_on_way_of(queue))
 
     def _seconds_on_way_of(self, queue: Queue[P]) -> list[float]:
-        """Of a full batch of its split, and of those of the same network that its members may still run here."""
+        """Seconds of a full batch of its split, and of each later split of the same network that is hosted here."""
         times = self.times
         own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
         ends_at = min((start for start in self._starts if start >= queue.split.end), default=math.inf)
@@ -342,7 +344,7 @@ class BatchEngine(Generic[P]):
     def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
         self.busy = self.load.share(now_s)
         members, tokens = queue.take(self._order, now_s)
-        self._turns.took(members)
+        self._ran_probed_steps = queue.probe and members[0].sequence != NO_SEQUENCE
         if self._passing and not queue.members:
             self._let_drained_vanish()
         return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe)

@@ -1,14 +1,13 @@
-"""Batches that fill where processors are full: when one begins that is not full, on processors that others share. Pure.
+"""The dispatch rule `filling`: when a batch that is not full begins, on processors that devices share. Pure.
 
-A device of its own loses nothing by running whatever is there. On shared processors an input that starts alone takes
-the cores from those that follow it: a batch of 16 costs three to five times what one of 1 does. So batches wait, the
-longer the busier the device was, up to half of what their deadlines leave: not at all below two fifths, where an idle
-core is worth nothing. As they fill, the device has less to do, so that the wait settles where it is needed.
+A device of its own loses nothing by running whatever waits. On shared processors an input that starts alone takes the
+cores from the inputs behind it: a batch of 16 costs three to five times a batch of 1. So batches wait, and the busier
+the device was, the longer: up to half of what their deadlines leave. Below a load of two fifths they do not wait. Full
+batches leave the device less to do, so that the wait settles where it is needed.
 
-Where devices are processors that they share with each other, with what sends them work and with whatever else runs, it
-is these that are full: two replicas of a thread look half busy on two cores on which nothing is left. What tells is how
-long the device itself waits for a processor: that somebody else could use the time that a batch takes. How busy the
-machine is does not tell: what runs only in time that nobody wants keeps processors busy, and makes nobody wait.
+Devices may share processors with each other, with the ingress and with other programs. Two replicas of one thread then
+look half busy on two cores that are full. The sign of it is the time that the device's own thread waits for a
+processor. The load of the machine is no sign: idle-priority work keeps processors busy and makes no thread wait.
 """
 
 from __future__ import annotations
@@ -22,57 +21,57 @@ from earlyexit.engine.queue import P, Queue
 from earlyexit.engine.times import Times
 
 IDLE_ENOUGH = 0.4
-"""Share of its time that a device may run without anybody waiting for it to run less."""
+"""Share of its time that a device may run before batches wait to fill."""
 MOST_PATIENCE = 0.5
-"""Of what deadlines leave: what batches take wavers where others take the processors."""
+"""Largest share of what deadlines leave; the times of batches vary on shared processors."""
 SLOPE = 2.5
-"""Patience by share beyond `IDLE_ENOUGH`: batches wait as long as they may from three fifths on."""
+"""Patience per load beyond `IDLE_ENOUGH`: it is largest from a load of three fifths on."""
 SHARED = 2.0
-"""A device that waits for processors a share of the time counts as busier by so many times that share: of two
-processors that two devices share with what sends them work and with who asks, a quarter is left when each runs for half
-of the time and waits for a quarter of that. The wait alone says little: who is seldom woken waits for whoever woke him.
-"""
+"""Factor on the share of the time that a device waits for processors, by which it counts as busier. Example: two
+devices share two processors with an ingress and its clients. Each runs half of the time and waits for a quarter of
+that; a quarter of the processors is then left. The wait alone says little: a thread that seldom runs waits for its
+waker."""
 MOST_BATCHES = 3.0
-"""What deadlines leave counts up to so many times what a batch takes: to wait for much longer than that saves little
-more, however far the deadline is. At most patience it is one and a half times as long."""
+"""What deadlines leave counts up to so many times the seconds of a batch: a longer wait saves little more, however far
+the deadline is. At the largest patience a batch waits one and a half times its own seconds."""
 FADE = 0.9
-"""What is left of the weight of a batch when the next has run: about ten batches tell how busy a device is."""
+"""Factor on the weight of earlier batches with every new one: about ten batches say how busy a device is."""
 WORTH = 1.15
-"""Seconds per input, in those of a full batch, from which on a wait is worth it."""
+"""Seconds per input, relative to a full batch, from which a wait is worth it."""
 KEPT_WHEN_CHOOSING = 0.5
-"""Of what is kept in hand for what comes later, as much may be spent on running another queue's batch first."""
+"""Share of the reserve for later stages that may be spent on running another queue's batch first."""
 
 
 class Load:
-    """How busy a device has been, of late."""
+    """How busy a device has been lately."""
 
     __slots__ = ("_busy_s", "_ended_s", "_span_s", "waited")
 
     def __init__(self) -> None:
         self.waited = 0.0
-        """Share of the time in which it wanted a processor that it waited for one, of late; 0 where it has its own."""
+        """Share of the time in which it wanted a processor that it waited for one lately; 0 with its own processor."""
         self._busy_s = 0.0
         self._span_s = 0.0
         self._ended_s: float | None = None
 
     def ran(self, busy_s: float, ended_s: float) -> None:
-        """A batch had the device for so long."""
+        """Note that a batch had the device for `busy_s` seconds."""
         since_s = ended_s - busy_s if self._ended_s is None else self._ended_s
         self._busy_s = FADE * self._busy_s + busy_s
         self._span_s = FADE * self._span_s + max(busy_s, ended_s - since_s)
         self._ended_s = ended_s
 
     def share(self, now_s: float) -> float:
-        """Of its time that the device ran, more where it waits for processors meanwhile; 0 before the first batch."""
+        """Returns the share of its time that the device ran, plus waits for processors; 0 before the first batch."""
         if self._ended_s is None or not self._span_s:
             return 0.0
         return self._weighed_s / (self._span_s + max(0.0, now_s - self._ended_s))
 
     def due_s(self, since_s: float, latest_s: float) -> float:
-        """When who waits since then, and must start by `latest_s`, has waited `patience` of that, should nothing run.
+        """Returns when a batch that waits since `since_s` and must start by `latest_s` has waited long enough.
 
-        While the device idles it becomes less busy, so the wait is over sooner than it looked when it began: the second
-        t at which t - since = patience(busy / (span + t - ended)) * (latest - since), a quadratic equation.
+        An idle device becomes less busy, so the wait ends sooner than it seemed when it began: at the second t at which
+        t - since = patience(busy / (span + t - ended)) * (latest - since), a quadratic equation.
         """
         if self._ended_s is None:
             return since_s
@@ -89,34 +88,34 @@ class Load:
 
 
 def patience(busy: float) -> float:
-    """Share of the time that deadlines leave which a batch may wait, where the device was busy for such a share."""
+    """Returns the share of the time left by deadlines that a batch may wait, for a device with the load `busy`."""
     return min(MOST_PATIENCE, SLOPE * max(0.0, busy - IDLE_ENOUGH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing(Generic[P]):
-    """A queue that has somebody, on a device that is free."""
+    """A queue with waiting members, on a free device."""
 
     queue: Queue[P]
     number: int
-    """Of those who would be in its batch."""
+    """Inputs of its next batch."""
     batch_s: float
-    """What that would take."""
+    """Seconds of that batch."""
     full_each_s: float
-    """What an input takes in a full one."""
+    """Seconds per input in a full batch."""
     latest_s: float
-    """When it must start at the latest; infinite without a deadline, or while nothing is known of its way."""
+    """When it must start at the latest; infinite without a deadline, or while its times are unknown."""
     may_wait: bool
-    """Whether it may wait for a fuller batch; those who waited at the ingress do not wait again."""
+    """Whether it may wait for a fuller batch; inputs that waited at the ingress do not wait again."""
 
     @property
     def order(self) -> int:
-        """Of arrival."""
+        """Its place by arrival."""
         return self.queue.members[0].queued_serial
 
     @property
     def press_s(self) -> float:
-        """When others may not go first any more."""
+        """When other queues may no longer go first."""
         return self.latest_s + KEPT_WHEN_CHOOSING * self.queue.members[0].reserve_s
 
     @property
@@ -133,7 +132,7 @@ class Standing(Generic[P]):
 
 
 def standing_of(queue: Queue[P], times: Times, latest_s: float, *, may_wait: bool) -> Standing[P]:
-    """Of a queue, by what batches are known to take."""
+    """Returns the standing of a queue, by the known times of batches."""
     split, budget, mean_tokens = queue.split, queue.budget, times.mean_tokens(queue.split)
     front = queue.members[: budget.inputs]
     full_tokens = budget.tokens_when_full(mean_tokens)
@@ -148,10 +147,10 @@ def standing_of(queue: Queue[P], times: Times, latest_s: float, *, may_wait: boo
 
 
 def pick(standings: Sequence[Standing[P]], load: Load, now_s: float) -> tuple[Queue[P] | None, float | None]:
-    """The queue whose batch begins now, or None and the second at which to ask again.
+    """Returns the queue whose batch begins now, or None and the second at which to ask again.
 
-    Of those that are due it is the one that takes the fewest seconds per input, so that the others fill meanwhile
-    (and most inputs get on soonest: the shortest first), unless the most urgent could not wait for it.
+    Of the queues that are due, the one with the fewest seconds per input goes first, so that the others fill meanwhile
+    and most inputs get on soonest. The most urgent queue goes first if it could not wait for that.
     """
     due = [(each.due_s(load), each) for each in standings]
     ready = [each for at_s, each in due if at_s <= now_s]

@@ -1,14 +1,14 @@
-"""Which of the inputs that wait make the next batch. Pure.
+"""Which waiting inputs form the next batch. Pure.
 
-Used wherever inputs wait for one: in an engine's queues, and at an ingress. The orders are those of TCB (ICPP'22,
-section 6.2.4): first come first served, earliest deadline first, shortest first, and its own DAS.
-TCB maximises the *utility* of what runs before its deadline, 1 / length each (section 5.1). Where everything that waits
-can run in time they are worth the same.
+Engines and ingresses use the same orders, those of TCB (ICPP'22, section 6.2.4): first come first served, earliest
+deadline first, shortest first, and TCB's own DAS. TCB maximises the *utility* of what runs before its deadline, 1 /
+length for each input (section 5.1). Where all waiting inputs can run in time, the orders are worth the same.
 
-Short inputs that keep coming would have a long one wait for ever, so who has waited for `overdue_s` is *overdue*, and a
-quarter of every batch is for them, at least one input. Of those without deadlines the oldest go first, so nobody waits
-much longer than `overdue_s` and four times what first come, first served would have taken. Who has a deadline waits no
-longer than that in any case; of those the latest deadlines go first, as only they can still be met by a long queue.
+Short inputs that keep coming would make a long one wait for ever. So an input that has waited for `overdue_s` is
+*overdue*, and a quarter of every batch, at least one input, is for overdue inputs. Of those without deadlines the
+oldest go first, so that no input waits much longer than `overdue_s` and four times its wait under first come, first
+served. An input with a deadline waits no longer than that. Of those the latest deadlines go first, since a long queue
+can still meet only these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.split import Budget
 
 SAME: Final = 1e-9
-"""Relative: numbers that differ by less are equal but for rounding."""
+"""Relative difference below which numbers count as equal, because of rounding."""
 
 
 def das(
@@ -38,18 +38,18 @@ def das(
     q: float,
     lead: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Algorithm 1 of TCB: for every row of a batch, who is in it.
+    """Returns the inputs of every row of a batch by algorithm 1 of TCB.
 
-    `lengths`: of everybody. `waiting`: positions of those who may be chosen, by deadline, N_t. `budget`: of one row,
-    where the paper's has L tokens and any number of inputs. Without a budget of tokens an input has its utility, and
-    takes the room of one input. `lead`: who is in the first row, whatever their utility.
+    `lengths`: of all inputs. `waiting`: positions of the inputs to choose from, by deadline, N_t. `budget`: of one row;
+    the paper's has L tokens and any number of inputs. Without a budget of tokens an input has its utility and takes the
+    room of one input. `lead`: inputs that are in the first row, whatever their utility.
 
     Where the paper leaves something open:
 
     - p = eta x s is rounded up, so that the share of the batch that its theorem counts on is never less than eta;
     - equal utilities go by deadline, equal deadlines by their place in `waiting`;
-    - "greedily" passes over whoever does not fit, and goes on;
-    - who is longer than a row (the paper has none) is alone in one, once nobody shorter waits.
+    - "greedily" skips an input that does not fit, and goes on;
+    - an input longer than a row (the paper has none) is alone in one, once no shorter input waits.
     """
     batch = [_row_of(lengths, waiting, budget, eta, q, lead)]
     while len(batch) < rows:
@@ -77,7 +77,7 @@ def _row_of(
     dominant = by_utility[:chosen]
     room.take_fitting(dominant, lengths)
     mean = math.fsum(1 / lengths[position] for position in dominant) / chosen
-    longest = (1 + SAME) / (q * mean)  # who may go for the deadline: its utility is at least q times the mean
+    longest = (1 + SAME) / (q * mean)  # an input with at least q times the mean utility may go for its deadline
     end = bisect_right(by_utility, longest, lo=chosen, key=lengths.__getitem__)
     room.take_fitting(sorted(by_utility[chosen:end]), lengths)
     room.take_fitting(by_utility[end:], lengths)
@@ -85,7 +85,7 @@ def _row_of(
 
 
 class Room:
-    """What is left of a budget."""
+    """The rest of a budget, and the inputs that took their share of it."""
 
     __slots__ = ("inputs", "row", "tokens")
 
@@ -93,7 +93,7 @@ class Room:
         self.inputs = budget.inputs
         self.tokens: float = math.inf if budget.tokens is None else budget.tokens
         self.row: list[int] = []
-        """Whom it was given to."""
+        """Positions of the inputs that took room."""
 
     def take(self, position: int, length: int) -> None:
         self.row.append(position)
@@ -109,7 +109,7 @@ class Room:
 
 
 def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -> int:
-    """So many of the first, s of algorithm 1."""
+    """Returns how many inputs from the front fit, s of algorithm 1."""
     inputs, tokens = room.inputs, room.tokens
     if tokens == math.inf:
         return min(inputs, len(order))
@@ -125,11 +125,11 @@ def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -
 OrderName = Literal["arrival", "deadline", "shortest", "das"]
 
 OVERDUE_S: Final = 1.0
-"""When inputs are overdue, unless a plan says otherwise: later than the deadlines of most services, which then bound
-every wait, and early enough for those without."""
+"""Seconds until inputs are overdue, unless a plan says otherwise: longer than the deadlines of most services, which
+bound waits there, and short enough for services without deadlines."""
 
 OVERDUE_SHARE: Final = 0.25
-"""Of a batch, for overdue inputs: what they may cost the others, and within what factor of the fair wait theirs is."""
+"""Share of a batch for overdue inputs. It bounds their cost to the others and, inversely, their own wait."""
 
 _deadline_of = attrgetter("deadline_s")
 _since_of = attrgetter("since_s")
@@ -141,12 +141,12 @@ class Waiting(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Its length; one without any counts as of 1."""
+        """Its length; an input without tokens counts as 1."""
         ...
 
     @property
     def deadline_s(self) -> float:
-        """Until when it is of use; infinite where it always is."""
+        """When its answer is due; infinite without a deadline."""
         ...
 
     @property
@@ -160,16 +160,16 @@ X = TypeVar("X", bound=Waiting)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSpec:
-    """Which order, and its numbers; refuses numbers that it does not take, and those it cannot work with."""
+    """An order and its numbers; raises PlanError for numbers that the order does not take."""
 
     name: OrderName = "deadline"
     eta: float | None = None
-    """Of `das`: the share of a batch chosen for utility alone. None: what `q` leaves of 1, or a half."""
+    """Of `das`: the share of a batch chosen by utility alone. None: 1 - `q`, or a half."""
     q: float | None = None
-    """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those; always
-    1 - eta (section 5.2), which None means."""
+    """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those chosen by
+    utility; always 1 - eta (section 5.2), which is also the meaning of None."""
     overdue_s: float | None = None
-    """Seconds of waiting after which an input is overdue, of all orders but `arrival`; None: `OVERDUE_S`."""
+    """Seconds of waiting after which an input is overdue, in all orders but `arrival`; None: `OVERDUE_S`."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(OrderName):
@@ -197,12 +197,12 @@ class OrderSpec:
         return eta, 1 - eta if self.q is None else self.q
 
     def build(self) -> Order:
-        """The order itself."""
+        """Returns the order itself."""
         return _ORDERS[self.name](self)
 
     @classmethod
     def parse(cls, text: str) -> OrderSpec:
-        """An order in one word, `das:0.3` for `das` with another eta; raises PlanError."""
+        """Returns the order that a word names, such as `das:0.3` for `das` with another eta; raises PlanError."""
         name, colon, number = text.partition(":")
         try:
             eta = float(number) if colon else None
@@ -215,7 +215,7 @@ DEFAULT: Final = OrderSpec()
 
 
 class Order(ABC):
-    """Chooses batches. It keeps nothing: the same who wait make the same batch."""
+    """Chooses batches. It has no state: the same waiting inputs make the same batch."""
 
     __slots__ = ("overdue_s", "spec")
 
@@ -225,27 +225,27 @@ class Order(ABC):
 
     @abstractmethod
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        """Positions of the next batch in `waiting`, which is sorted by deadline.
+        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
 
-        At least one where anybody waits. They are within the budget, unless it is one input that alone is larger.
+        It has at least one input if any waits, and is within the budget, unless a single input is larger.
         """
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        """Whether the next batch is just as many from the front as fit, `number_in_front`; somebody must wait."""
+        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait."""
         return False
 
 
 class ByDeadline(Order):
-    """Earliest deadline first; in their order of arrival where deadlines are equal.
+    """Earliest deadline first; inputs with equal deadlines in the order of their arrival.
 
-    What has a deadline waits no longer than that. What has none can be overdue: new inputs with deadlines would else go
-    before it for ever.
+    An input with a deadline waits no longer than that. An input without one can be overdue: new inputs with deadlines
+    would otherwise go before it for ever.
     """
 
     __slots__ = ()
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        # Where all have a deadline, or none has, there is nothing to look for.
+        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
         if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
             return True
         return waiting[self._oldest_without(waiting)].since_s > now_s - self.overdue_s
@@ -259,7 +259,7 @@ class ByDeadline(Order):
         return _first_ones(_led_by(lead, order), lengths, budget)
 
     def _oldest_without(self, waiting: Sequence[Waiting]) -> int:
-        """Of those without a deadline, who stand last, in their order of arrival."""
+        """Returns the position of the oldest input without a deadline; these stand last, in the order of arrival."""
         return bisect_left(waiting, math.inf, key=_deadline_of)
 
 
@@ -274,7 +274,7 @@ class ByArrival(Order):
 
 
 class Shortest(Order):
-    """Shortest first; of equally long ones, the earliest deadline."""
+    """Shortest first; of equally long inputs, the earliest deadline first."""
 
     __slots__ = ()
 
@@ -300,7 +300,7 @@ class DeadlineAware(Order):
 
 
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
-    """How many from the front make a batch: as many as fit, one where anybody waits."""
+    """Returns how many inputs from the front make a batch: as many as fit, and at least one if any waits."""
     if budget.tokens is None:
         return min(len(waiting), budget.inputs)
     num_tokens = 0
@@ -312,7 +312,7 @@ def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
 
 
 def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> list[X]:
-    """Take the next batch out of a list that is sorted by deadline."""
+    """Removes and returns the next batch of a list that is sorted by deadline."""
     if order.takes_front(waiting, now_s):
         number = number_in_front(waiting, budget)
         batch = waiting[:number]
@@ -326,7 +326,7 @@ def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> l
 
 
 def _first_ones(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
-    """The first of an order, up to who does not fit; one at least, where there is one."""
+    """Returns the first inputs of an order that fit, and at least one if there is one."""
     return list(order[: max(number_that_fits(order, lengths, Room(budget)), 1)])
 
 
@@ -338,9 +338,9 @@ def _lengths(waiting: Sequence[Waiting]) -> list[int]:
 
 
 def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
-    """Who is not past the deadline: others are not in N_t (section 5.2). Everybody, where nobody is in time.
+    """Returns the inputs that are not past their deadline: others are not in N_t (section 5.2).
 
-    They are to be dropped by whoever asks; until they are, a batch of them is better than none, for ever.
+    If no input is in time it returns all of them. The caller drops late inputs; until then they form batches too.
     """
     late = bisect_left(waiting, now_s, key=_deadline_of)
     return range(late if late < len(waiting) else 0, len(waiting))
@@ -349,9 +349,9 @@ def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
 def _overdue_among(
     waiting: Sequence[Waiting], among: range, since_s: float, lengths: Sequence[int], budget: Budget
 ) -> list[int]:
-    """Those who have waited since then or longer, as many as their share of a batch holds, and at least one.
+    """Returns the inputs that have waited since `since_s` or longer, within their share of a batch, and at least one.
 
-    The latest deadlines first; of equal ones, as of those without, the oldest.
+    The latest deadlines go first; of equal deadlines, and of inputs without one, the oldest.
     """
     since = list(map(_since_of, waiting[among.start :]))
     if not since or min(since) > since_s:
@@ -387,17 +387,17 @@ Attention = Literal["auto", "padded", "slotted", "apart"]
 
 - padded: every input is a row as long as the longest;
 - slotted: short inputs share such a row, so that there are fewer rows, and a mask keeps them apart;
-- apart: one input after the other, without padding; of short ones a few side by side, kept apart by a mask;
-- auto: `apart` on a CPU; where a graph has rows (ONNX Runtime) `slotted`; else `padded`.
+- apart: one input after the other, without padding; a few short inputs run side by side, kept apart by a mask;
+- auto: `apart` on a CPU; `slotted` in graphs with rows (ONNX Runtime); else `padded`.
 """
 ATTENTIONS: tuple[Attention, ...] = ("auto", "padded", "slotted", "apart")
 
 
 def first_fit_decreasing(lengths: Sequence[int], slot_length: int) -> list[list[int]]:
-    """The inputs of every slot: the longest first, each into the first slot that still has room for it.
+    """Returns the inputs of every slot: the longest first, each in the first slot that still has room for it.
 
-    Never more than 11/9 of the fewest slots that do, plus 6/9 (Dósa, 2007). Raises ValueError for an input longer than
-    a slot.
+    Their number is at most 11/9 of the fewest possible, plus 6/9 (Dósa, 2007). Raises ValueError for an input longer
+    than a slot.
     """
     slots: list[list[int]] = []
     room: list[int] = []

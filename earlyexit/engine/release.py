@@ -1,11 +1,4 @@
-"""What a device lets go of: answers as they are known, who goes on, who is lost.
-
-Whose turn a device is where sequences are probes, which run in batches of their own. Pure.
-
-A probe waits for nobody, and its sequence's next step is back a moment after its batch: two of them would have a device
-to themselves, one running while the other is on its way. So after a batch of probes others go first, if any wait; after
-a batch of others probes do, as they always do.
-"""
+"""What a device releases: answers as soon as they are known, survivors and lost inputs."""
 
 from __future__ import annotations
 
@@ -14,40 +7,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from earlyexit.engine.queue import NO_SEQUENCE, Member, Queue
+from earlyexit.engine.queue import Member, Queue
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
 from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
 
-
-class Turns:
-    """Of one engine; where there are no sequences it is always anybody's turn."""
-
-    __slots__ = ("is_others",)
-
-    def __init__(self) -> None:
-        self.is_others = False
-        """Whether the latest batch was of probes, whose next steps nobody waits for either."""
-
-    def took(self, members: Sequence[Member[Any]]) -> None:
-        """These are the next batch."""
-        self.is_others = members[0].probe and members[0].sequence != NO_SEQUENCE
-
-    def first(self, waiting: Sequence[Queue[Any]]) -> Sequence[Queue[Any]]:
-        """Whose batch goes first, should one begin now: of the queues in which somebody waits."""
-        return [queue for queue in waiting if not queue.probe] if self.is_others else ()
-
-
 SHARE = 0.05
-"""Of what a batch took, how long the next waits at most for sequences whose steps it answered: two ms of a step of 40
-for the way to the ingress and back."""
+"""Share of a batch's seconds that the next batch waits at most for the sequences whose steps it answered: 2 ms of a
+step of 40 ms, for the way to the ingress and back."""
 
 
 class Returning:
-    """Whose next steps are worth waiting for.
+    """The sequences whose next steps are worth waiting for.
 
-    Those of others that came while a batch ran would make the next one without them at once, and so on by turns: two
-    groups, each of which reads all weights.
+    Without a wait, steps that came while a batch ran would form the next batch at once, and so on by turns: two groups
+    of sequences, each of which reads all weights.
     """
 
     __slots__ = ("_over", "_sequences", "until_s")
@@ -55,27 +29,27 @@ class Returning:
     def __init__(self) -> None:
         self._sequences: set[int] = set()
         self._over: set[int] = set()
-        """Since a batch last answered steps: one that runs meanwhile may answer others of theirs at its end."""
+        """Sequences that ended since a batch last answered steps; a running batch may still answer steps of theirs."""
         self.until_s = -math.inf
-        """When nobody is waited for any longer."""
+        """When the wait is over."""
 
     def __bool__(self) -> bool:
-        """Whether anybody may be."""
+        """Whether any sequence may be awaited."""
         return bool(self._sequences)
 
     def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
-        """A batch that took so long has answered steps of these."""
+        """Note that a batch of `took_s` seconds has answered steps of these sequences."""
         self._sequences = set(sequences) - self._over
         self._over.clear()
         self.until_s = now_s + SHARE * took_s
 
     def take_out(self, sequences: Collection[int]) -> None:
-        """They are over; who left early may be before its batch is."""
+        """Note that sequences are over; one that left early may be over before its batch."""
         self._sequences.difference_update(sequences)
         self._over.update(sequences)
 
     def are_awaited(self, waiting: Sequence[Queue[Any]], now_s: float) -> bool:
-        """Whether some are not among those that wait, and may still come in time."""
+        """Whether some are not queued yet, and may still come in time."""
         self._sequences.difference_update(member.sequence for queue in waiting for member in queue.members)
         if now_s >= self.until_s:
             self._sequences.clear()
@@ -92,15 +66,15 @@ class Payload(Protocol):
     @property
     def lengths_B(self) -> Lengths: ...
     def singles(self) -> list[Self]:
-        """One per input."""
+        """Returns one payload per input."""
         ...
 
     def select(self, keep: Sequence[int]) -> Self:
-        """The inputs at the given positions, in the given order."""
+        """Returns the inputs at the given positions, in the given order."""
         ...
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
-        """For another process; hidden states in `hop_dtype`."""
+        """Returns the payload for another process; hidden states in `hop_dtype`."""
         ...
 
 
@@ -109,28 +83,28 @@ PayloadT = TypeVar("PayloadT", bound=Payload)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Generic[PayloadT]):
-    """What the next exit of a running batch gave: answers, and who is still inside."""
+    """What the next exit of a running batch gave: answers, and the inputs still inside."""
 
     answers: tuple[Answer, ...]
     survivors: PayloadT | None
-    """None when nobody is left. Who stays is among them until the model's end, answered or not."""
+    """None when no input is left. Inputs that stay are among them until the model's end, answered or not."""
     seen: tuple[Seen, ...] = ()
-    """What the exit said of inputs that stay; one exit, so all have the same block."""
+    """What the exit said of inputs that stay; all have the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told(Generic[PayloadT]):
-    """An answered input, and where its time went until then."""
+    """An answered input; its member says where its time went."""
 
     member: Member[PayloadT]
     answer: Answer
     stays: bool = False
-    """Whether it goes on to the model's end all the same; should it be answered again, the first answer counts."""
+    """Whether it still goes on to the model's end; if it is answered again, the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Generic[PayloadT]):
-    """What an exit said of an input that stays, which is released besides."""
+    """What an exit said of an input that stays."""
 
     member: Member[PayloadT]
     seen: Seen
@@ -161,13 +135,13 @@ class Inside(Generic[PayloadT]):
     """Members of a running batch that are not released for good, by sample id."""
 
     members: dict[str, Member[PayloadT]]
-    # Of those that stay, what has been released already: a batch that failed runs again, and says nothing twice. Those
-    # answered early come with the seconds of this run that their compute time holds since; exits look at all at once.
+    # What has been released of inputs that stay: a batch that failed runs again and must release nothing twice. Early
+    # answers are kept with the seconds of this run that their compute time contains.
     answered_s: dict[str, float] = field(default_factory=dict)
     looked: set[int] = field(default_factory=set)
 
     def releases(self, step: Step[PayloadT], elapsed_s: float, *, stay: bool) -> list[Release[PayloadT]]:
-        """What a step releases, `elapsed_s` after the batch started; `stay`: whether inputs do that are answered."""
+        """Returns what a step releases, `elapsed_s` after the batch started; `stay`: whether answered inputs stay."""
         if not stay:
             return [self._leave(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
@@ -184,12 +158,12 @@ class Inside(Generic[PayloadT]):
         return releases
 
     def charge(self, total_s: float) -> None:
-        """Put a run's seconds on the account of those who are still inside."""
+        """Add a run's seconds to the compute time of members still inside."""
         for sample_id, member in self.members.items():
             member.compute_s += total_s - self.answered_s.get(sample_id, 0.0)
 
     def apart(self) -> list[Inside[PayloadT]]:
-        """Everyone alone, for another run."""
+        """Returns every member alone, for another run."""
         return [
             Inside(
                 {sample_id: member},

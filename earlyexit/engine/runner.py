@@ -1,4 +1,4 @@
-"""What computes a device's batches with a network's own blocks and ramps."""
+"""The runner that computes a device's batches with a network's blocks and ramps."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class TorchRunner:
     """A `Runner` of pieces: any split of the model, under one exit policy at a time.
 
-    Inputs may come from plans that this one replaced. An active ramp that the policy has no threshold for lets nobody
-    leave, and the state that another policy gave an input begins anew.
+    Inputs may come from replaced plans. No input leaves at an active ramp for which the policy has no threshold, and an
+    input with another policy's state gets the initial state.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TorchRunner:
         segments: SegmentRunner | None = None,
         memory: Memory[Piece] | None = None,
     ) -> None:
-        """`segments` computes what is no probe, once prepared where it needs that; None for the network itself.
+        """`segments` computes all inputs but probes, once it is prepared; None for the network itself.
 
         `memory`: what the network keeps of sequences.
         """
@@ -51,7 +51,7 @@ class TorchRunner:
         return from_wire(self._network, wire, self._regime.policy)
 
     def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
-        regime = self._regime  # a batch is decided by one policy, even if another comes while it runs
+        regime = self._regime  # one policy decides a batch, even if another comes while it runs
         pieces = [self._in_state(member.payload, regime.policy) for member in batch.members]
         return self._cut(regime, batch.split, probe=batch.probe).run(fuse(pieces))
 
@@ -74,11 +74,11 @@ class TorchRunner:
         )
 
     def _cut(self, regime: _Regime, split: Split, *, probe: bool) -> Cut:
-        """The split's; raises PlanError for blocks or ramps that the model does not have."""
+        """Returns the split's cut; raises PlanError for blocks or ramps that the model does not have."""
         if (split, probe) not in regime.cuts:
             ramps = tuple(ramp for ramp in split.ramps if regime.policy.can_decide(ramp))
             cut = cut_out(self._network, split.first, split.end, ramps, regime.policy, self._segments)
-            # With nothing to record, a probe is run as any other input.
+            # A probe that no ramp can look at runs as any other input.
             if probe and any(map(regime.policy.can_look, self._network.ramp_indices)):
                 cut = cut.for_probes()
             elif split.stays:
@@ -96,15 +96,15 @@ class TorchRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Regime:
-    """A policy and the cuts that decide by it: one object, since it is replaced while the device runs."""
+    """A policy and the cuts that decide by it: one object, because it is replaced while the device runs."""
 
     policy: ExitPolicy
     cuts: dict[tuple[Split, bool], Cut] = field(default_factory=dict)
-    """By split, and whether it is for probes."""
+    """By split and whether the cut is for probes."""
 
 
 class _OnceReady:
-    """Segments by another runner, as soon as it is ready for them; until then by the network itself."""
+    """Runs segments by another runner as soon as it is ready for them; until then by the network itself."""
 
     def __init__(self, network: Network, segments: PreparedSegments) -> None:
         self._network = network

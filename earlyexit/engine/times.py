@@ -1,8 +1,6 @@
-"""What a replica's splits have done since the start.
+"""What a replica's splits have done since the start, and how long they take, which the engine needs to keep deadlines.
 
-How long splits take: what the engine must know to keep deadlines.
-
-What a batch costs is its tokens: where inputs have none, it holds as many tokens as inputs.
+The cost of a batch is its number of tokens; where inputs have no tokens, each counts as one.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ MOST_SPLITS = 64
 """Splits whose times are kept: a few dozen plans, at some kilobytes in all."""
 
 Work = tuple[int, int, tuple[int, ...], AfterAnswer]
-"""What a batch of a split computes: first block, end and ramps, and whether it shrinks at them. Splits of two plans may
+"""What a batch of a split computes: first block, end, ramps, and whether it shrinks at them. Splits of two plans may
 start with the same block."""
 
 
@@ -35,7 +33,7 @@ class SplitCounts:
     inputs: int = 0
     tokens: int = 0
     busy_s: float = 0.0
-    """Of the device; seconds that two batches ran side by side count half for each."""
+    """Seconds of the device; those in which two batches ran count half for each."""
     dropped: int = 0
 
     @property
@@ -60,7 +58,7 @@ class SplitCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesRun:
-    """Batches of one split and one size, whatever the batch it was fused to, and their seconds."""
+    """Batches of one split and one size, and their seconds."""
 
     first: int
     end: int
@@ -69,12 +67,12 @@ class TimesRun:
     """Inputs at the split's first block."""
     batches: int
     tokens: int
-    """Of all these batches together, at the split's first block; as many as inputs where those have none."""
+    """Of all these batches together, at the split's first block; the number of inputs where these have no tokens."""
     seconds: float
-    """Of the device: those that a batch ran beside another count half for each of the two."""
+    """Seconds of the device; those in which two batches ran count half for each."""
     after_answer: AfterAnswer = "stop"
     shared: bool = False
-    """Whether another batch ran beside them, if only for a moment: then their seconds are no measure of the device."""
+    """Whether another batch ran beside them: their seconds are then no measure of the device."""
 
     def is_of(self, split: Split) -> bool:
         """Whether a split computes what these batches did."""
@@ -88,7 +86,7 @@ class _Kept(Generic[V]):
 
 
 class BySplit(Generic[V]):
-    """A value per split; the split that has not run for longest makes room for a new one.
+    """A value per split; a new split replaces the one that has not run for longest.
 
     One thread adds while another may read.
     """
@@ -99,25 +97,25 @@ class BySplit(Generic[V]):
         self._new = new
         self._kept: dict[Work, _Kept[V]] = {}
         self._serial = 0
-        # Most replicas run one split again and again. Whoever adds may take `latest` where its split is the latest.
+        # Most replicas run one split again and again, so `latest` saves the look-up.
         self.latest_split: Split | None = None
         self.latest: V = new()
 
     def find(self, split: Split) -> V | None:
-        """None for a split that never ran, or not for long."""
+        """Returns the split's value; None for a split that never ran, or not for long."""
         if split is self.latest_split:
             return self.latest
         kept = self._kept.get(_work(split))
         return None if kept is None else kept.value
 
     def of_run(self, split: Split) -> V:
-        """That of a split that has run now."""
+        """Returns the value of a split that has run now."""
         if split is not self.latest_split:
             self.latest_split, self.latest = split, self._found(_work(split))
         return self.latest
 
     def items(self) -> Iterator[tuple[Work, V]]:
-        """All that are kept."""
+        """Yields all values that are kept."""
         for work, kept in self._kept.copy().items():
             yield work, kept.value
 
@@ -147,7 +145,7 @@ class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
         by_size[size, shared] = (batches + 1, before + tokens, before_s + seconds)
 
     def all(self) -> tuple[TimesRun, ...]:
-        """Every split and size that ran and is still kept."""
+        """Returns the sums of every split and size that are still kept."""
         return tuple(
             TimesRun(
                 first=first,
@@ -170,38 +168,38 @@ def _work(split: Split) -> Work:
 
 
 SMOOTHING = 0.2
-"""Weight of the newest observation: a change is followed within about ten batches, one odd batch is not."""
+"""Weight of the newest observation: a change is followed within about ten batches, a single odd batch hardly."""
 BUCKET_BITS = 4
-"""Leading bits of a number of tokens that tell its bucket: buckets are 7 to 13 % wide, so that every one that full
-batches fall into is learnt within a few dozen of them, and batches of one take about as long."""
+"""Leading bits of a number of tokens that make its bucket. Buckets are 7 to 13 % wide: batches of one bucket take about
+as long, and a few dozen full batches teach all buckets that they fall into."""
 ROUNDING = 1e-9
-"""Relative: means of equal lengths are equal but for it, and must not fall into the next bucket, which may be far."""
+"""Relative error of means of equal lengths, by which they must not fall into the next bucket."""
 
 
 class Times(Protocol):
-    """Expected seconds; zero while nothing is known, so that nothing is dropped on a guess."""
+    """Expected seconds; zero while they are unknown, so that no input is dropped on a guess."""
 
     def batch_s(self, split: Split, tokens: float) -> float:
-        """Seconds that a batch of so many tokens takes to the split's end."""
+        """Returns the seconds of a batch of so many tokens until the split's end."""
         ...
 
     def mean_tokens(self, split: Split) -> float:
-        """Of an input that runs there; 1 while nothing is known."""
+        """Returns the mean tokens of an input that runs there; 1 while they are unknown."""
         ...
 
     def soonest_s(self, split: Split) -> float:
-        """Seconds after which the first answer of a batch can leave the split, at best."""
+        """Returns the seconds after which a batch's first answer can leave the split, at best."""
         ...
 
     def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
-        """A batch of `size` inputs gave its first answers, or its end, after `first_s` and ended after `total_s`."""
+        """Learn that a batch of `size` inputs had its first answers, or its end, after `first_s`; it took `total_s`."""
         ...
 
 
 @dataclass(slots=True)
 class _Known:
     ends: list[int] = field(default_factory=list)
-    """Of the buckets that ever ran, ascending."""
+    """Ends of the buckets that ever ran, ascending."""
     total_s: dict[int, float] = field(default_factory=dict)
     """By the end of a bucket."""
     inputs: float = 0.0
@@ -211,14 +209,11 @@ class _Known:
     soonest_s: float = math.nan
     """NaN before the first batch."""
     soonest_tokens: int = 0
-    """Of the batch that was it."""
+    """Tokens of the batch with the soonest answer."""
 
 
 class ObservedTimes(BySplit[_Known]):
-    """Times learnt from the batches that ran: a moving average per split and bucket of tokens.
-
-    The split that has not run for longest makes room for a new one.
-    """
+    """Times learnt from the batches that ran: a moving average per split and bucket of tokens."""
 
     __slots__ = ()
 
@@ -258,14 +253,14 @@ class ObservedTimes(BySplit[_Known]):
             known.inputs, known.tokens = size, tokens
         if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
             known.soonest_s, known.soonest_tokens = first_s, tokens
-        elif size == 1 and tokens <= known.soonest_tokens:  # a longer one says nothing of how soon a short one can be
+        elif size == 1 and tokens <= known.soonest_tokens:  # a longer input says nothing about a shorter one
             known.soonest_s += SMOOTHING * (min(first_s, 2 * known.soonest_s) - known.soonest_s)
 
 
 def bucket_end(size: int, tokens: int) -> int:
-    """The most tokens of a batch that is taken to last as long as this one.
+    """Returns the end of a batch's bucket: the most tokens of a batch that is taken to last as long as this one.
 
-    Inputs of one token each have a bucket for every number of them; lengths hardly ever make the same sum twice.
+    Batches of inputs of one token each have a bucket for every size.
     """
     if size == tokens:
         return size

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Device
-from earlyexit.engine.device_thread import DeviceThread
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.release import Release, Told
 from earlyexit.engine.times import ObservedTimes
@@ -140,12 +139,12 @@ class Inbox:
             self.complete.set()
 
 
-def thread_with(inbox: Inbox, name: str, runner: FakeRunner | None = None) -> DeviceThread[Letters]:
+def thread_with(inbox: Inbox, name: str, runner: FakeRunner | None = None) -> Device[Letters]:
     clock = MonotonicClock()
     splits = [Split(first=0, end=2, batch=3), Split(first=2, end=4, batch=2)]
     parts = {0: [Part(0, 2, "aeiou")], 2: [Part(0, 4, EVERYONE)], 1: [Part(0, 4, EVERYONE)]}
-    device = Device(BatchEngine(splits, ObservedTimes()), runner or FakeRunner(parts, clock), clock, inbox.deliver)
-    return DeviceThread(device, name=name)
+    engine = BatchEngine[Letters](splits, ObservedTimes())
+    return Device(engine, runner or FakeRunner(parts, clock), clock, inbox.deliver, name=name)
 
 
 def test_a_device_thread_answers_everything_and_ends_when_told() -> None:

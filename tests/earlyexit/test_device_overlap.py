@@ -11,7 +11,6 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Device
-from earlyexit.engine.device_thread import DeviceThread
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Lost, Release, Step, Survivors, Told
@@ -97,15 +96,15 @@ class Outbox:
             return self._news.wait_for(lambda: name in self.released, PATIENCE_S)
 
 
-def has_room(thread: DeviceThread[Letters]) -> bool:
+def has_room(thread: Device[Letters]) -> bool:
     """Whether the device would begin what is queued."""
-    with thread._device.lock:
-        return thread._device.may_begin
+    with thread.lock:
+        return thread.may_begin
 
 
-def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> DeviceThread[Letters]:
+def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> Device[Letters]:
     engine: BatchEngine[Letters] = BatchEngine((), ObservedTimes())
-    thread = DeviceThread(Device(engine, runner, runner.clock, outbox.deliver), name="overlapping")
+    thread = Device(engine, runner, runner.clock, outbox.deliver, name="overlapping")
     thread.follow([split], "work-conserving", "a policy")
     return thread
 
@@ -267,8 +266,7 @@ def test_batches_of_a_network_that_overlap_answer_as_every_input_alone() -> None
         if len(answers) == len(encoded):
             complete.set()
 
-    device = Device(BatchEngine[Piece]((), ObservedTimes()), TorchRunner(model, policy), MonotonicClock(), deliver)
-    thread = DeviceThread(device)
+    thread = Device(BatchEngine[Piece]((), ObservedTimes()), TorchRunner(model, policy), MonotonicClock(), deliver)
     thread.follow([Split(first=0, end=3, batch=4, ramps=(0, 1), overlap_below=4)], "work-conserving", policy)
     for piece in piece_of(model, policy, encoded).singles():
         thread.submit(0, [Member(sample_id=piece.sample_ids[0], payload=piece)])

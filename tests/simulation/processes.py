@@ -22,7 +22,7 @@ from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment
-from earlyexit.engine.device_thread import DeviceThread
+from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
 from earlyexit.network.wire import Answer
@@ -53,17 +53,17 @@ class Bell(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None: ...
 
 
-class VirtualThread(DeviceThread[Any]):
-    """A device's thread on virtual time: a batch takes as long as the replica says, and is computed at its end."""
+class VirtualDevice(Device[Any]):
+    """A device on virtual time: a batch takes as long as the replica says, and is computed at its end."""
 
     replica: Replica
     """The replica that is being made."""
 
-    def __init__(self, device: Any, name: str = "", on_death: Any = None) -> None:
-        super().__init__(device, name)
-        self._replica = VirtualThread.replica
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._replica = VirtualDevice.replica
         self._wake = Bell(self._ring)  # type: ignore[assignment] # the part of a condition that is used
-        device.on_room = self._ring
+        self.on_room = self._ring
 
     def start(self) -> None:
         self._started = True
@@ -83,27 +83,27 @@ class VirtualThread(DeviceThread[Any]):
             self._replica.events.at(self._replica.events.time_s, ENDS, self._go_on)
 
     def _go_on(self, _: object) -> None:
-        replica, device = self._replica, self._device
+        replica = self._replica
         while replica.is_alive and not self._stopping:
-            found = device.start_next()
+            found = self.start_next()
             if not isinstance(found, Batch):
                 if found is not None:
                     replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
                 return
             replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
-            if not device.may_begin:
+            if not self.may_begin:
                 return
 
     def _end(self, batch: Batch[Any]) -> None:
         if self._replica.stuck_until_s > self._replica.events.time_s:
             self._replica.events.at(self._replica.stuck_until_s, ENDS, self._end, batch)
         elif self._replica.is_alive:
-            coming_back = self._device.run(batch)
+            coming_back = self.run(batch)
             self._replica.events.at(self._replica.events.time_s + GAP_S, ENDS, self._requeue, coming_back)
 
     def _requeue(self, coming_back: Any) -> None:
         if self._replica.is_alive:
-            self._device.requeue(coming_back)
+            self.requeue(coming_back)
             self._go_on(None)
 
 
@@ -119,7 +119,7 @@ class Replica:
         self._rng = random.Random(f"{watch.seed} {name}")
         self.runner = Arithmetic(watch.ran, sequences=watch.sequences)
         self.server = CallServer(loop)
-        VirtualThread.replica = self
+        VirtualDevice.replica = self
         self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver)
 
     async def start(self, assignment: Assignment | None) -> Address:

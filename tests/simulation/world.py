@@ -37,7 +37,7 @@ from simulator.fleet import AcceleratorPool
 from tests.deployments.control.told_tuner import ToldTuner
 from tests.simulation.model import NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
-from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualThread, Watcher, ask, generate
+from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDevice, Watcher, ask, generate
 
 FAULTS_S = 6.0
 """For so long faults happen."""
@@ -294,7 +294,7 @@ class World(Fleet):
         root.propagate = False
         root.setLevel(logging.ERROR)
         with (
-            mock.patch("deployments.replica.host.DeviceThread", VirtualThread),
+            mock.patch("deployments.replica.host.Device", VirtualDevice),
             mock.patch("deployments.replica.call_server.Sender", VirtualSender),
         ):
             try:
