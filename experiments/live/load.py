@@ -1,114 +1,52 @@
-"""Load in phases whose mix and rate change while it runs, what the machine spends, and the figures of its records."""
+"""A load on an emulated service, with events beside it; its figures, and whether every answer is right."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import TypeVar
+from itertools import count, takewhile
+from typing import Any
 
 import numpy as np
 import psutil
 
+from deployments.local_ray.cluster import LocalCluster
+from deployments.settings import ControlSettings
 from earlyexit.clock import MonotonicClock
+from earlyexit.network.store import read_card
+from experiments.kit import show
+from experiments.live.emulation import Bench
 from experiments.live.model import TEXT
+from offramp.demo.service import Service, served
+from offramp.load.arrivals import Poisson
 from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig
-from offramp.load.report import RequestRecord
+from offramp.load.report import RequestRecord, percentile
+from optimizer.plan import Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
-
-# What the machine spends, and which of our processes does what.
-
-OK_SHARE = 0.6
-"""Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Shares of all cores of the machine."""
-
-    machine: float
-    """Everything that ran, ours or not."""
-    ours: float
-    """This process and all that it started; of those that ended meanwhile nothing is known."""
-    client: float
-    """This process: the load's client, and Ray's driver."""
-
-    def told(self) -> str:
-        """For the reader to judge by whether the emulation was disturbed."""
-        verdict = "undisturbed" if self.machine < OK_SHARE else "DISTURBED: use a larger --time-scale"
-        return (
-            f"CPU: machine {self.machine:.0%}, of which ours {self.ours:.0%}, its client {self.client:.0%}: {verdict}"
-        )
-
-
-class Meter:
-    """Measures from when it is made."""
-
-    def __init__(self) -> None:
-        self._since_s = time.monotonic()
-        self._machine = psutil.cpu_times()
-        self._processes = {process: _cpu_s(process) for process in _family()}
-
-    def read(self) -> Usage:
-        """Shares since then."""
-        machine = psutil.cpu_times()
-        total_s = max(1e-9, (time.monotonic() - self._since_s) * (psutil.cpu_count() or 1))
-        idle_s = (machine.idle + machine.iowait) - (self._machine.idle + self._machine.iowait)
-        spent_s = {each: max(0.0, _cpu_s(each) - self._processes.get(each, 0.0)) for each in _family()}
-        return Usage(
-            machine=max(0.0, 1 - idle_s / total_s),
-            ours=sum(spent_s.values()) / total_s,
-            client=spent_s[psutil.Process()] / total_s,
-        )
-
-
-def replica_pids(app: str) -> dict[str, list[int]]:
-    """Processes of this process's services, by deployment: Ray names every replica's process after it."""
-    prefix = f"ray::ServeReplica:{app}:"
-    found: dict[str, list[int]] = {}
-    for process in psutil.Process().children(recursive=True):
-        title = _of(process, lambda each: " ".join(each.cmdline()), "")
-        if title.startswith(prefix):
-            deployment = title.removeprefix(prefix).partition(".")[0].split()[0]
-            found.setdefault(deployment, []).append(process.pid)
-    return found
-
-
-def _family() -> list[psutil.Process]:
-    me = psutil.Process()
-    return [me, *me.children(recursive=True)]
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    return _of(process, lambda each: float(sum(each.cpu_times()[:2])), 0.0)
-
-
-def _of(process: psutil.Process, what: Callable[[psutil.Process], T], otherwise: T) -> T:
-    """What a process says of itself; something else where it ended meanwhile."""
-    try:
-        return what(process)
-    except psutil.Error:
-        return otherwise
-
-
-# Load in phases whose mix and rate change while it runs, sent by the product's own generator.
 
 INPUTS_PER_REQUEST = 8
 TIMEOUT_SLOS = 4.0
 """A client's patience, in SLOs."""
-PAUSE_SLOS = 0.1
-"""What a worker of a closed loop waits after a refusal, in SLOs: it must not ask again at once."""
+OK_SHARE = 0.6
+"""Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
+LOST = ("timeout", "connection")
+"""Errors that no server explained."""
+COLUMNS = ("", "requests", "answered", "lost", "p50 ms", "p99 ms", "in SLO", "goodput/s", "errors")
+
+Event = Callable[[Service], Awaitable[Any]]
+"""What happens to a service while its load runs; gives what is to be told of it."""
+Span = tuple[float, float]
+"""From one second up to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """So many seconds of one mix; exactly one of `rate_per_s` and `workers` is set."""
+    """So many seconds of load; exactly one of `rate_per_s` and `workers` is set."""
 
     name: str
     seconds: float
@@ -117,136 +55,121 @@ class Phase:
     rate_per_s: float | None = None
     """Inputs per second, open loop, Poisson arrivals of requests."""
     workers: int | None = None
-    """Requests in flight, closed loop; as many in all phases."""
-
-    def __post_init__(self) -> None:
-        assert (self.rate_per_s is None) != (self.workers is None), "an open loop or a closed one"
-        assert self.seconds > 0, "a phase lasts"
-        assert self.keys, "a phase sends something"
+    """Requests in flight, closed loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driven:
     """What became of every request; times are seconds after the start."""
 
-    phases: tuple[Phase, ...]
+    phase: Phase
     slo_s: float
-    keys: tuple[str, ...]
-    """By the records' `input_indices`."""
     records: tuple[RequestRecord, ...]
     num_sent: int
-    usage: Usage
-    began_s: float = 0.0
-    """When, by the wall's clock: for what others tell of the same time."""
+    machine: float
+    """Share of the machine's processors that was busy."""
 
-    @property
-    def seconds(self) -> float:
-        """Of all phases together."""
-        return sum(phase.seconds for phase in self.phases)
+    def told(self) -> str:
+        """For the reader to judge by whether the emulation was disturbed."""
+        verdict = "undisturbed" if self.machine < OK_SHARE else "DISTURBED: use a larger --time-scale"
+        return f"CPU {self.machine:.0%}: {verdict}"
 
 
-async def drive(
-    url: str, phases: Sequence[Phase], *, slo_s: float, seed: int = 0, inputs_per_request: int = INPUTS_PER_REQUEST
-) -> Driven:
-    """Send all phases; returns when every request has its outcome. All are open loops, or all are closed ones."""
-    (workers,) = {phase.workers for phase in phases}
-    meter, clock, records = Meter(), MonotonicClock(), list[RequestRecord]()
-    send_s, keys = (
-        ((), closed_keys(phases)) if workers else open_schedule(phases, np.random.default_rng(seed), inputs_per_request)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a scenario gave."""
+
+    driven: Driven
+    meanwhile: Any = None
+    """What the event told."""
+    after: Any = None
+    """What was asked of the service after the load."""
+
+
+def played(
+    on: Bench,
+    plan: Plan,
+    phase: Phase,
+    control: ControlSettings | None = None,
+    *,
+    event: Event | None = None,
+    after: Event | None = None,
+) -> Played:
+    """A load on a service of its own, from its start to its end."""
+    settings = on.emulation.settings(on.model, plan, control)
+    with served(settings, plan, LocalCluster(port=on.options.port, front=on.options.front)) as service:
+        return asyncio.run(play(on, service, phase, event=event, after=after))
+
+
+async def play(
+    on: Bench, service: Service, phase: Phase, *, event: Event | None = None, after: Event | None = None
+) -> Played:
+    """The load on a running service, with an event beside it; `after` is asked when all requests have an outcome."""
+    load = drive(service.url, phase, slo_s=on.emulation.wall_slo_s, seed=on.options.seed)
+    driven, *meanwhile = await asyncio.gather(load, *([] if event is None else [event(service)]))
+    told = None if after is None else await after(service)
+    return Played(driven=driven, meanwhile=meanwhile[0] if meanwhile else None, after=told)
+
+
+async def drive(url: str, phase: Phase, *, slo_s: float, seed: int = 0) -> Driven:
+    """Send all; returns when every request has its outcome."""
+    clock, records = MonotonicClock(), list[RequestRecord]()
+    times_s: list[float] = []
+    if phase.rate_per_s is not None:
+        process = Poisson(rate_per_s=phase.rate_per_s / INPUTS_PER_REQUEST)
+        times_s = process.draw(phase.seconds, np.random.default_rng(seed)).tolist()
     config = LoadConfig(
         url=url,
-        inputs=(TEXT,) * len(keys),
-        keys=keys,
-        num_requests=max(1, len(keys) // inputs_per_request),
-        concurrency=workers or 1,
-        inputs_per_request=inputs_per_request,
+        inputs=(TEXT,) * len(phase.keys),
+        keys=phase.keys,
+        num_requests=max(1, len(times_s)),
+        concurrency=phase.workers or 1,
+        inputs_per_request=INPUTS_PER_REQUEST,
         timeout_s=TIMEOUT_SLOS * slo_s,
         slo_s=slo_s,
         seed=seed,
     )
+    psutil.cpu_percent()
     async with connected(url) as post:
         generator = Generator(config=config, post=post, rng=random.Random(seed), clock=clock)
-        num_sent, began_s = len(send_s), time.time()
-        if workers:
-            sent, start_s = list[int](), clock.now_s()
-            turns = closed_turns(phases, lambda: clock.now_s() - start_s, sent)
-            await generator.closed_loop(turns, records.append, pause_s=PAUSE_SLOS * slo_s)
-            num_sent = len(sent)
+        if phase.workers is None:
+            await generator.open_loop(times_s, records.append)
         else:
-            await generator.open_loop(send_s, records.append)
+            until_s = clock.now_s() + phase.seconds
+            await generator.closed_loop(takewhile(lambda _: clock.now_s() < until_s, count()), records.append)
     return Driven(
-        phases=tuple(phases),
+        phase=phase,
         slo_s=slo_s,
-        keys=keys,
         records=tuple(sorted(records, key=lambda record: record.scheduled_s)),
-        num_sent=num_sent,
-        usage=meter.read(),
-        began_s=began_s,
+        num_sent=len(times_s) if phase.workers is None else len(records),
+        machine=psutil.cpu_percent() / 100,
     )
 
 
-def starts_of(phases: Sequence[Phase]) -> tuple[float, ...]:
-    """When each phase begins."""
-    return tuple(np.cumsum([0.0, *(phase.seconds for phase in phases[:-1])]).tolist())
-
-
-def open_schedule(
-    phases: Sequence[Phase], rng: np.random.Generator, inputs_per_request: int = INPUTS_PER_REQUEST
-) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """When every request is sent, and what all inputs are, request by request.
-
-    Poisson arrivals at every phase's own rate; keys go on where an earlier phase of the same mix stopped.
-    """
-    send_s: list[float] = []
-    keys: list[str] = []
-    turns: dict[tuple[str, ...], Iterator[int]] = {}
-    for start_s, phase in zip(starts_of(phases), phases, strict=True):
-        assert phase.rate_per_s is not None
-        turn = turns.setdefault(phase.keys, count())
-        num_requests = int(rng.poisson(phase.seconds * phase.rate_per_s / inputs_per_request))
-        send_s.extend(np.sort(start_s + rng.random(num_requests) * phase.seconds).tolist())
-        keys.extend(phase.keys[next(turn) % len(phase.keys)] for _ in range(num_requests * inputs_per_request))
-    return tuple(send_s), tuple(keys)
-
-
-def closed_keys(phases: Sequence[Phase]) -> tuple[str, ...]:
-    """All inputs of a closed loop, phase after phase."""
-    (size,) = {len(phase.keys) for phase in phases}
-    assert size % INPUTS_PER_REQUEST == 0, "whole requests"
-    return tuple(key for phase in phases for key in phase.keys)
-
-
-def closed_turns(phases: Sequence[Phase], elapsed_s: Callable[[], float], sent: list[int]) -> Iterator[int]:
-    """Requests of the phase of the moment, until the last ends, also noted in `sent`; each phase has its own."""
-    starts_s, end_s = starts_of(phases), sum(phase.seconds for phase in phases)
-    turns = [count() for _ in phases]
-    per_phase = len(phases[0].keys) // INPUTS_PER_REQUEST
-    while (now_s := elapsed_s()) < end_s:
-        index = int(np.searchsorted(starts_s, now_s, side="right")) - 1
-        sent.append(index * per_phase + next(turns[index]) % per_phase)
-        yield sent[-1]
-
-
-# From request records to figures: windows, goodput over time, and whether every answer is right.
-
-LOST = ("timeout", "connection")
-"""Errors that no server explained."""
-Span = tuple[float, float]
-"""From one second up to another."""
+def replica_pids(app: str) -> dict[str, list[int]]:
+    """Processes of this process's services, by deployment: Ray names every replica's process after it."""
+    prefix = f"ray::ServeReplica:{app}:"
+    found: dict[str, list[int]] = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = " ".join(process.cmdline())
+        except psutil.Error:  # it ended meanwhile
+            continue
+        if title.startswith(prefix):
+            deployment = title.removeprefix(prefix).partition(".")[0].split()[0]
+            found.setdefault(deployment, []).append(process.pid)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowFigures:
     """A window of a run. Rates count inputs that were answered in the window, the rest requests that were due in it."""
 
-    seconds: float
     requests: int
     answered: int
     """Requests."""
     in_slo: int
     """Requests."""
-    answers_per_s: float
     goodput_per_s: float
     p50_s: float | None
     p99_s: float | None
@@ -258,52 +181,30 @@ class WindowFigures:
         return sum(self.errors.get(kind, 0) for kind in LOST)
 
 
-def figures(driven: Driven, *spans: Span) -> WindowFigures:
-    """Of several windows together; what they share counts once."""
-    apart = united(spans)
-    due = [record for record in driven.records if _within(record.scheduled_s, apart)]
-    done = [record for record in driven.records if record.error is None and _within(record.done_s, apart)]
+def figures(driven: Driven, span: Span) -> WindowFigures:
+    """Of one window."""
+    since_s, until_s = span
+    due = [record for record in driven.records if since_s <= record.scheduled_s < until_s]
+    answered = [record for record in driven.records if record.error is None]
+    good = [each for each in answered if since_s <= each.done_s < until_s and each.latency_s <= driven.slo_s]
     latencies_s = [record.latency_s for record in due if record.error is None]
-    p50_s, p99_s = np.percentile(latencies_s, [50, 99]).tolist() if latencies_s else (None, None)
-    seconds = sum(until_s - since_s for since_s, until_s in apart)
     return WindowFigures(
-        seconds=seconds,
         requests=len(due),
         answered=len(latencies_s),
         in_slo=sum(latency_s <= driven.slo_s for latency_s in latencies_s),
-        answers_per_s=sum(len(record.predictions) for record in done) / seconds,
-        goodput_per_s=sum(len(record.predictions) for record in done if record.latency_s <= driven.slo_s) / seconds,
-        p50_s=p50_s,
-        p99_s=p99_s,
+        goodput_per_s=sum(len(record.predictions) for record in good) / (until_s - since_s),
+        p50_s=percentile(latencies_s, 50),
+        p99_s=percentile(latencies_s, 99),
         errors=dict(Counter(record.error for record in due if record.error is not None)),
     )
 
 
-def united(spans: Sequence[Span]) -> list[Span]:
-    """The same seconds in windows that do not overlap."""
-    apart: list[Span] = []
-    for since_s, until_s in sorted(spans):
-        if apart and since_s <= apart[-1][1]:
-            apart[-1] = (apart[-1][0], max(apart[-1][1], until_s))
-        else:
-            apart.append((since_s, until_s))
-    return apart
-
-
-def goodput_bins(driven: Driven, bin_s: float) -> list[float]:
-    """Goodput per second in bins of so many seconds, whole ones only, up to the end of the last phase."""
-    counts = np.zeros(int(driven.seconds / bin_s))
-    for record in driven.records:
-        index = int(record.done_s / bin_s)
-        if record.error is None and record.latency_s <= driven.slo_s and index < len(counts):
-            counts[index] += len(record.predictions)
-    return [float(count) / bin_s for count in counts]
-
-
-def back_at_s(bins: Sequence[float], bin_s: float, since_s: float, goodput_per_s: float) -> float | None:
-    """Seconds from `since_s` to the start of the first later bin that reaches a goodput; None where none does."""
-    first = int(np.ceil(since_s / bin_s))
-    return next((k * bin_s - since_s for k in range(first, len(bins)) if bins[k] >= goodput_per_s), None)
+def back_at_s(driven: Driven, since_s: float, goodput_per_s: float) -> float | None:
+    """Seconds from `since_s` to the first later whole second with that goodput; None where none has it."""
+    for second in range(int(np.ceil(since_s)), int(driven.phase.seconds)):
+        if figures(driven, (second, second + 1)).goodput_per_s >= goodput_per_s:
+            return second - since_s
+    return None
 
 
 def longest_silence_s(records: Sequence[RequestRecord], since_s: float, until_s: float) -> float:
@@ -330,15 +231,15 @@ class Checks:
 
 def check(driven: Driven, records: ExitRecords, thresholds: Mapping[int, float], label_names: Sequence[str]) -> Checks:
     """Check a run; `thresholds` are the loosest of all plans that were in force."""
-    ids = [record.request_id for record in driven.records]
+    ids, keys = [record.request_id for record in driven.records], driven.phase.keys
     row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
     wrong = []
     for record in driven.records:
         for index, answer in zip(record.input_indices, record.predictions, strict=False):
             label = label_names.index(answer.label)
-            said = fault(records, row_of[driven.keys[index]], answer.exit, label, thresholds)
+            said = fault(records, row_of[keys[index]], answer.exit, label, thresholds)
             if said is not None:
-                wrong.append(f"{driven.keys[index]}: {said}")
+                wrong.append(f"{keys[index]}: {said}")
     return Checks(sent=driven.num_sent, outcomes=len(ids), twice=len(ids) - len(set(ids)), wrong=tuple(wrong))
 
 
@@ -357,5 +258,26 @@ def fault(records: ExitRecords, row: int, left_after: int, label: int, threshold
     return None if label == right else f"label {label} after block {left_after}, not {right}"
 
 
-def _within(at_s: float, spans: Sequence[Span]) -> bool:
-    return any(since_s <= at_s < until_s for since_s, until_s in spans)
+def judged(on: Bench, driven: Driven, windows: Mapping[str, Span], title: str) -> dict[str, Any]:
+    """Print figures of windows, and whether every answer was right; gives them as plain data."""
+    of = {name: figures(driven, span) for name, span in windows.items()}
+    show(title, COLUMNS, [_row(name, each) for name, each in of.items()])
+    checks = check(driven, on.records, on.thresholds, read_card(on.model).label_names)
+    print(
+        f"sent {checks.sent}, outcomes {checks.outcomes}, twice {checks.twice}, wrong answers {len(checks.wrong)}: "
+        f"every answer right and once: {checks.hold}\n{driven.told()}"
+    )
+    return {"windows": of, "checks": checks, "holds": checks.hold, "machine": driven.machine}
+
+
+def _row(name: str, each: WindowFigures) -> tuple[object, ...]:
+    return (
+        name,
+        str(each.requests),
+        str(each.answered),
+        str(each.lost),
+        *("-" if seconds is None else f"{seconds * 1000:.0f}" for seconds in (each.p50_s, each.p99_s)),
+        f"{each.in_slo / each.requests if each.requests else 0.0:.2%}",
+        f"{each.goodput_per_s:.0f}",
+        ", ".join(f"{kind} {number}" for kind, number in each.errors.items()) or "none",
+    )

@@ -22,11 +22,10 @@ import numpy as np
 from deployments.settings import ServeSettings
 from earlyexit.errors import DataError
 from experiments.kit import show
-from experiments.live.emulation import Bench
-from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, WindowFigures, figures
-from experiments.live.scenario import command, played
-from experiments.live.service import Service
+from experiments.live.emulation import Bench, command
+from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, WindowFigures, figures, played
 from offramp.client.protocol import Prediction
+from offramp.demo.service import Service
 from offramp.load.report import RequestRecord
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, Stage
@@ -147,8 +146,8 @@ def idle_phase(on: Bench, plan: Plan) -> Phase:
 
 def serve_run(on: Bench, name: str, plan: Plan, phase: Phase) -> Run:
     """A fresh service of the plan under one load: nothing that another run has taught it is left."""
-    result = played(on, plan, [phase], after=_stages)
-    print(f"{name}-{phase.name}: {len(result.driven.records)} requests; {result.driven.usage.told()}", flush=True)
+    result = played(on, plan, phase, after=_stages)
+    print(f"{name}-{phase.name}: {len(result.driven.records)} requests; {result.driven.told()}", flush=True)
     return Run(
         name=f"{name}-{phase.name}",
         plan=plan,
@@ -176,7 +175,7 @@ def fill_of(stages: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
 
 def compare(run: Run, records: ExitRecords, overhead: Overhead) -> Compared:
     """The run's figures and the simulator's."""
-    window = (run.warm_s, run.driven.seconds)
+    window = (run.warm_s, run.driven.phase.seconds)
     outcome = simulate(scenario_of(run, records, overhead))
     simulated = as_driven(run.driven, outcome)
     fill = {f"{split.first}-{split.end - 1}": split.fill for split in outcome.splits}
@@ -190,7 +189,7 @@ def compare(run: Run, records: ExitRecords, overhead: Overhead) -> Compared:
             live.error is None and ours.error is None and [each.exit for each in live.predictions] != exits
             for live, ours, exits in zip(run.driven.records, simulated.records, said, strict=True)
         ),
-        machine=run.driven.usage.machine,
+        machine=run.driven.machine,
     )
 
 
@@ -201,7 +200,7 @@ def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
     sum is seen.
     """
     driven, row_of = run.driven, {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
-    rows = [row_of[driven.keys[index]] for record in driven.records for index in record.input_indices]
+    rows = [row_of[driven.phase.keys[index]] for record in driven.records for index in record.input_indices]
     link = Link(bandwidth_bytes_per_s=ENDLESS_BYTES_PER_S, delay_s=overhead.hop_s)
     return Scenario(
         problem=replace(run.problem, link=link),
@@ -209,7 +208,7 @@ def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
         decisions=recorded(records, active_thresholds(run.plan)),
         rows_N=np.array(rows, dtype=np.int64),
         arrivals_s=np.array([record.scheduled_s for record in driven.records]),
-        duration_s=driven.seconds,
+        duration_s=driven.phase.seconds,
         inputs_per_request=INPUTS_PER_REQUEST,
         slo_s=driven.slo_s,
         warm_up_s=run.warm_s,

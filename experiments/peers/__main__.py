@@ -19,10 +19,10 @@ from typing import get_args
 
 from earlyexit.backends.backends import BACKENDS
 from experiments.peers.compare import OURS, Asked, compare
-from experiments.peers.plans import Machine
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
+from offramp.demo.plans import Machine
 from optimizer.dispatch import PlanDispatch
 
 

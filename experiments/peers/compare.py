@@ -22,12 +22,13 @@ from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
-from experiments.peers.plans import STRATEGIES, Machine, Prepared, prepare
+from experiments.peers.plans import STRATEGIES, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
 from experiments.peers.turns import PROBE_HEADER, Rates, Target, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
+from offramp.demo.plans import Machine
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document

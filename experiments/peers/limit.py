@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from earlyexit.errors import OfframpError
 from experiments.peers.client import ROOT, write_inputs
 from experiments.peers.options import Dtype
-from experiments.peers.plans import Machine
 from experiments.peers.workloads import Workload
+from offramp.demo.plans import Machine
 from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan, plan_document
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
-from experiments.live.service import served
+from offramp.demo.service import served
 from optimizer.plan_file import parse_plan
 
 READY, DONE = "ready", "done"
@@ -38,7 +39,8 @@ def main() -> None:
     """Serve, and follow the plans that are named."""
     options = OfframpOptions.model_validate_json(Path(sys.argv[1]).read_bytes())
     first = options.settings.plan
-    with served(options.settings, first, port=options.port, metrics_port=options.metrics_port) as service:
+    cluster = LocalCluster(port=options.port, metrics_port=options.metrics_port)
+    with served(options.settings, first, cluster) as service:
         print(READY, flush=True)
         for line in sys.stdin:
             asyncio.run(service.apply(parse_plan(options.plans[line.strip()]), hold=True))

@@ -15,13 +15,14 @@ from pydantic import BaseModel, ConfigDict
 from deployments.settings import ServeSettings
 from earlyexit.backends.backends import BackendName
 from earlyexit.errors import OfframpError
-from experiments.live.service import hand_control
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import DONE, READY, OfframpOptions
 from experiments.peers.options import Dtype, Kernel, ServerOptions
-from experiments.peers.plans import Machine, Prepared
+from experiments.peers.plans import Prepared
 from experiments.peers.processes import LOGS, Server, running, serving, threads_of
-from experiments.peers.workloads import Workload
+from experiments.peers.workloads import FOLDER, Workload
+from offramp.demo.plans import Machine
+from offramp.demo.service import hand_control
 from optimizer.plan_file import plan_document
 
 WAIT_S = 0.005
@@ -121,7 +122,7 @@ def offramp_sides(
         model=str(workload.folder.resolve()),
         plan=prepared.plans["stock"],
         slots={"cpu": 1},
-        control=hand_control(prepared.problem, workload.policy, state=f"peers-{workload.name}"),
+        control=hand_control(prepared.problem, workload.policy, FOLDER / "state" / f"{workload.name}.sqlite"),
         slo_s=prepared.slo_s,
         dtype=dtype,
         backend=backend,

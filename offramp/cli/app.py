@@ -12,6 +12,7 @@ import typer
 from earlyexit.errors import OfframpError
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
+from offramp.cli.demo import demo
 from offramp.cli.doctor import doctor
 from offramp.cli.fields import Commands
 from offramp.cli.forecast import forecast
@@ -29,7 +30,22 @@ from offramp.cli.versions import canary, load, promote, unload, versions
 Commands.functions = {
     each.__name__.replace("_", "-"): each
     for each in (
-        *(serve, bench, train, inject, chain, calibrate, doctor, predict, generate, profile, forecast, plan, what_if),
+        *(
+            serve,
+            demo,
+            bench,
+            train,
+            inject,
+            chain,
+            calibrate,
+            doctor,
+            predict,
+            generate,
+            profile,
+            forecast,
+            plan,
+            what_if,
+        ),
         *(simulate, sites, render, deploy, status, delete, versions, canary, promote, load, unload),
     )
 }

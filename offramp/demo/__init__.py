@@ -1,1 +1,1 @@
-"""The texts of the demo, which the project makes itself."""
+"""What `offramp demo` trains, plans, serves and shows; its texts are generated."""

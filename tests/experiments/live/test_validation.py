@@ -8,8 +8,8 @@ import pytest
 
 from earlyexit.errors import DataError
 from earlyexit.network.split import Split
-from experiments.live.emulation import Bench, Emulation, emulated, policy
-from experiments.live.load import Driven, Phase, Usage, WindowFigures, closed_keys
+from experiments.live.emulation import Bench, Emulation, emulated
+from experiments.live.load import Driven, Phase, WindowFigures
 from experiments.live.validation import (
     IDLE_SLOS,
     WARM_SLOS,
@@ -99,12 +99,11 @@ def run_of(
     )
     keys = tuple(key for each in asked for key in each)
     driven = Driven(
-        phases=(Phase(name="0.5", seconds=20.0, keys=keys, rate_per_s=1.0),),
+        phase=Phase(name="0.5", seconds=20.0, keys=keys, rate_per_s=1.0),
         slo_s=slo_s,
-        keys=keys,
         records=records,
         num_sent=len(records),
-        usage=Usage(machine=0.3, ours=0.2, client=0.1),
+        machine=0.3,
     )
     return Run(name="plan-0.5", plan=plan, problem=problem(), driven=driven, fill={"0-1": 0.75})
 
@@ -153,7 +152,7 @@ def test_overhead_is_what_idle_requests_take_beyond_their_blocks() -> None:
 
 
 def window(goodput_per_s: float, p50_s: float | None, p99_s: float | None) -> WindowFigures:
-    counts = {"seconds": 1.0, "requests": 1, "answered": 1, "in_slo": 1, "answers_per_s": goodput_per_s, "errors": {}}
+    counts = {"requests": 1, "answered": 1, "in_slo": 1, "errors": {}}
     return WindowFigures(goodput_per_s=goodput_per_s, p50_s=p50_s, p99_s=p99_s, **counts)  # type: ignore[arg-type]
 
 
@@ -192,14 +191,14 @@ def on_two_accelerators() -> tuple[Bench, Plan]:
     on = Bench(emulation=emulation, model=Path("model"), records=records, options=Namespace(seed=0))
     splits = (Split(first=0, end=4, batch=8, ramps=(1,)), Split(first=4, end=12, batch=8))
     stages = tuple(Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits)
-    return on, Plan(stages=stages, policy=policy(records, on.model), predicted={"rate_per_s": 40.0})
+    return on, Plan(stages=stages, policy=on.policy, predicted={"rate_per_s": 40.0})
 
 
 def test_idle_requests_leave_whole_in_the_first_stage_and_in_the_last_in_turn() -> None:
     on, plan = on_two_accelerators()
     phase = idle_phase(on, plan)
     exit_of = dict(zip(on.records.sample_ids, on.records.outcome({1: 0.4}).exits_N.tolist(), strict=True))
-    left = [exit_of[key] for key in closed_keys([phase])[:32]]
+    left = [exit_of[key] for key in phase.keys[:32]]
     assert left == [1] * 8 + [11] * 8 + [1] * 8 + [11] * 8
     assert stages_left(plan, np.array([1, 11])).tolist() == [0, 1]
     assert phase.seconds == pytest.approx(IDLE_SLOS * 1.0), "an SLO of 0.1 s, 10 times stretched"

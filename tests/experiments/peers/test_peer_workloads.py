@@ -11,10 +11,10 @@ from earlyexit.network.checkpoint import random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.limit import enough
-from experiments.peers.plans import Machine
 from experiments.peers.sides import settings
 from experiments.peers.turns import check_answers, per_input
 from experiments.peers.workloads import Workload
+from offramp.demo.plans import Machine
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
 

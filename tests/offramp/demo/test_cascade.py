@@ -8,8 +8,8 @@ import torch
 from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
-from experiments.demo.cascade import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
 from offramp.commands.calibrate import CalibrateJob, read_calibration
+from offramp.demo.cascade import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
 from optimizer.risk import Guarantee
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 

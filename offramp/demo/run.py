@@ -1,0 +1,178 @@
+"""The demo: one model with exits under three plans, on this machine's processors and on emulated accelerators."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.settings import ServeSettings
+from earlyexit.network.store import read_card
+from offramp.cli.plan_picture import load_pyplot
+from offramp.client.client import Client
+from offramp.demo.picture import draw
+from offramp.demo.plans import (
+    TIME_SCALE,
+    V100,
+    V100_BATCH,
+    Machine,
+    emulated_problem,
+    emulated_settings,
+    measured_problem,
+    plan_for,
+    stock_s,
+    with_slo,
+)
+from offramp.demo.prepare import Prepared, prepare
+from offramp.demo.service import hand_control, served
+from offramp.demo.turns import Load, Ran, table_of, take_turns
+from optimizer.calibration_file import RECORDS_FILE
+from optimizer.decision import Strategy
+from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import plan_document, write_plan
+from optimizer.problem import PlanProblem
+
+SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
+"""Where each plan is from. In one stage every replica runs every split, so that plans change without moving any."""
+MACHINE = Machine(workers=2, threads=1, batch_limit=16)
+SLO_FACTOR = 30.0
+"""The SLO, in runs of the full model on one text: batches of 16 fit into half of it, wherever this is run."""
+SHARE = 0.9
+"""Of the planned rate, where the search for a load begins; on processors, which the load shares, less."""
+PROCESSORS_SHARE = 0.42
+
+
+def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
+    """Train where an earlier run left no model, then show both parts; writes a picture and figures into `runs`."""
+    load_pyplot()  # refuses before the work rather than after it
+    console.rule("1. model: trained, calibrated")
+    prepared = prepare(runs, data)
+    card = prepared.calibration
+    console.print(f"promised: {1 - card.budget:.0%} of the answers are the full model's ({card.confidence:.0%} sure)")
+    console.rule("2. this machine's processors")
+    processors = on_processors(prepared, runs, port, console)
+    console.rule("3. 16 emulated V100")
+    emulated = on_accelerators(prepared, runs, port, console)
+    draw(processors, emulated, runs / "plan.png")
+    parts = {"processors": processors, "emulated": emulated}
+    figures = {part: {name: _document(each) for name, each in ran.items()} for part, ran in parts.items()}
+    (runs / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    console.print(f"picture: {runs / 'plan.png'}   figures: {runs / 'report.json'}   plan: {runs / 'plan.yaml'}")
+
+
+def keep(runs: Path, data: Path | None, port: int, console: Console) -> None:
+    """Serve the planned model until Ctrl-C or SIGTERM."""
+    prepared = prepare(runs, data)
+    plan = processor_plans(prepared)[1]["planned"]
+    with serving(ServeSettings(model=str(prepared.folder.resolve()), plan=plan), LocalCluster(port=port)) as url:
+        with Client(url) as client:
+            client.wait_until_ready(timeout_s=60)
+        console.print(f"serving at {url}")
+        console.print(f"try: offramp predict 'play some music' --url {url}   API: {url}/docs   stop: Ctrl-C")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            console.print("stopped")
+
+
+def processor_plans(prepared: Prepared) -> tuple[PlanProblem, dict[str, Plan]]:
+    """By a profile of now. Batches are filled where the deadline allows it: the processors are shared."""
+    policy = prepared.calibration.policy_spec()
+    thresholds = prepared.calibration.thresholds
+    folder, texts = prepared.folder, prepared.test.texts
+    problem = measured_problem(folder, texts, prepared.expected, thresholds, MACHINE, "float32")
+    problem = with_slo(problem, SLO_FACTOR * stock_s(problem))
+    return problem, _plans(problem, policy, prepared)
+
+
+def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
+    """What exits are worth where a batch of many takes nearly as many times as long."""
+    problem, plans = processor_plans(prepared)
+    write_plan(plans["planned"], runs / "plan.yaml")
+    settings = ServeSettings(
+        model=str(prepared.folder.resolve()),
+        plan=plans["stock"],
+        slots={"cpu": 1},
+        control=hand_control(problem, prepared.calibration.policy_spec(), runs / "processors.sqlite"),
+        slo_s=problem.slo.latency_s,
+        threads_per_replica=MACHINE.threads,
+    )
+    load = Load(
+        texts=prepared.test.texts,
+        keys=None,
+        full_model=_full_model(prepared),
+        slo_s=problem.slo.latency_s,
+        seconds=6.0,
+        warm_s=2.0,
+    )
+    start_per_s = PROCESSORS_SHARE * plans["planned"].predicted["rate_per_s"]
+    with served(settings, plans["stock"], LocalCluster(port=port)) as service:
+        rate_per_s, ran = take_turns(service, plans, load, start_per_s, console)
+    console.print(table_of(f"{rate_per_s:.0f} texts/s to each, within {1e3 * load.slo_s:.0f} ms", ran))
+    spent = ran["planned"].cpu_per_answer_s / ran["stock"].cpu_per_answer_s
+    slower = stock_s(problem, MACHINE.batch_limit) / stock_s(problem)
+    console.print(
+        f"Exits save processor time: an answer takes {spent:.2f} x stock's. Fusing hardly matters on processors, "
+        f"where a batch of {MACHINE.batch_limit} takes {slower:.1f} times as long as one text."
+    )
+    return ran
+
+
+def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console) -> dict[str, Ran]:
+    """What fusing is worth where a batch of many takes little longer than one input."""
+    card, thresholds = read_card(prepared.folder), prepared.calibration.thresholds
+    prepared.expected.save(runs / RECORDS_FILE)
+    policy = PolicySpec(name="recorded", thresholds=thresholds, records=str((runs / RECORDS_FILE).resolve()))
+    problem = emulated_problem(prepared.expected, thresholds)
+    plans = _plans(problem, policy, prepared)
+    settings = ServeSettings(
+        model=str(prepared.folder.resolve()),
+        plan=plans["stock"],
+        emulated=emulated_settings(card.num_blocks, len(card.ramps)),
+        slots={V100: 1},
+        control=hand_control(problem, policy, runs / "emulated.sqlite"),
+        slo_s=problem.slo.latency_s,
+    )
+    load = Load(
+        texts=prepared.test.texts,
+        keys=prepared.expected.sample_ids,
+        full_model=_full_model(prepared),
+        slo_s=problem.slo.latency_s,
+        seconds=8.0,
+        warm_s=2 * problem.slo.latency_s,
+        inputs_per_request=V100_BATCH,
+    )
+    start_per_s = SHARE * plans["planned"].predicted["rate_per_s"]
+    with served(settings, plans["stock"], LocalCluster(port=port)) as service:
+        rate_per_s, ran = take_turns(service, plans, load, start_per_s, console)
+    slo_ms = 1e3 * load.slo_s / TIME_SCALE
+    title = f"{TIME_SCALE * rate_per_s:,.0f} texts/s to each, within {slo_ms:.0f} ms; emulated seconds"
+    console.print(table_of(title, ran, time_scale=TIME_SCALE))
+    slower = stock_s(problem, V100_BATCH) / stock_s(problem)
+    over = {name: ran["planned"].in_time_per_s / max(1e-9, ran[name].in_time_per_s) for name in ("early-exit", "stock")}
+    console.print(
+        f"A batch of {V100_BATCH} takes a V100 {slower:.1f} times as long as one text, so one that shrinks wastes it. "
+        f"Planned answers {over['early-exit']:.2f} x early-exit's and {over['stock']:.2f} x stock's texts in time."
+    )
+    return ran
+
+
+def _plans(problem: PlanProblem, policy: PolicySpec, prepared: Prepared) -> dict[str, Plan]:
+    plans = {name: plan_for(problem, space, policy, prepared.expected) for name, space in SPACES.items()}
+    return {name: replace(plan, dispatch="filling") for name, plan in plans.items()}
+
+
+def _full_model(prepared: Prepared) -> list[str]:
+    """What the full model says of every text that is sent."""
+    names = read_card(prepared.folder).label_names
+    return [names[label] for label in prepared.expected.answers()[:, -1].tolist()]
+
+
+def _document(ran: Ran) -> dict[str, object]:
+    return {**asdict(ran), "plan": plan_document(ran.plan)}

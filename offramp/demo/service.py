@@ -1,0 +1,82 @@
+"""A service on this machine whose plan is changed from outside, so that several plans can take turns on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.settings import ControlSettings, ServeSettings
+from offramp.client.client import Client
+from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import plan_document
+from optimizer.problem import PlanProblem
+
+APPLY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 120.0
+NEVER_S = 1e9
+"""A planning period that does not end."""
+
+
+def control_settings(problem: PlanProblem, policy: PolicySpec, state: Path, **options: Any) -> ControlSettings:
+    """A controller that remembers nothing of earlier runs; `options` are further ones of `ControlSettings`."""
+    state.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in state.parent.glob(f"{state.name}*"):  # with its journals
+        leftover.unlink()
+    return ControlSettings(problem=problem, policy=policy, state=str(state.resolve()), **options)
+
+
+def hand_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
+    """A controller that observes as always and never plans: plans come by `Service.apply`, held."""
+    return control_settings(problem, policy, state, period_s=NEVER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running service, and what its controller is asked."""
+
+    url: str
+    app: str = "offramp"
+
+    async def apply(self, plan: Plan, *, hold: bool = False, timeout_s: float = APPLY_TIMEOUT_S) -> None:
+        """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
+        await self._ask("apply", plan_document(plan), hold, timeout_s=timeout_s)
+
+    async def describe(self, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
+        """What the controller says of itself."""
+        return await self._ask("describe", timeout_s=timeout_s)
+
+    async def current(self) -> dict[str, Any]:
+        """The placed plan in force; empty while nothing is served."""
+        return await self._ask("current")
+
+    async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
+        from ray import serve
+
+        handle: Any = serve.get_deployment_handle("controller", self.app)
+        if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on this loop
+            handle._init(_run_router_in_separate_loop=True)
+
+        def ask() -> dict[str, Any]:
+            return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}
+
+        return await asyncio.to_thread(ask)
+
+
+@contextmanager
+def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[Service]:
+    """The service on this machine, ready, its plan in force; everything ends with the block.
+
+    A controller that plans takes over from there, one that never does holds the plan.
+    """
+    with serving(settings, cluster) as url:
+        with Client(url) as client:
+            client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
+        service = Service(url=url, app=settings.app)
+        if settings.control is not None:
+            asyncio.run(service.apply(plan, hold=settings.control.period_s == NEVER_S))
+        yield service
