@@ -77,7 +77,7 @@ def cost_by_part(front: str, inputs: Path, options: Namespace) -> Figures:
             run_client(ClientOptions.model_validate(told | {"duration_s": WARM_S}))
             before = server.cpu_s_by_part()
             result = run_client(ClientOptions.model_validate(told | {"duration_s": options.seconds}))
-            assert not result.lost_share, result
+            assert not result.measured.lost_share, result
             parts_s = per_input(before, server.cpu_s_by_part(), result.num_sent)
             parts_s["beside the stages"] = sum(each_s for part, each_s in parts_s.items() if part != "stages")
             figures |= {f"{name}, ms, {part}": 1000 * each_s for part, each_s in parts_s.items()}

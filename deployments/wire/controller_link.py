@@ -61,3 +61,11 @@ class ControllerLink:
         except Exception as error:  # whatever it is: the service does without
             message = f"the controller does not answer: {str(error) or type(error).__name__}"
             raise ControllerUnavailableError(message, retry_after_s=ASK_S) from error
+
+
+def ask_controller(app: str, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """What a service's controller answers, from the process that started the service; {} where it answers nothing."""
+    handle = find_deployment(CONTROLLER, app)
+    if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on the caller's loop
+        handle._init(_run_router_in_separate_loop=True)
+    return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}

@@ -26,7 +26,7 @@ from earlyexit.network.split import Split
 from experiments.live.emulation import Bench, bench, command, emulated
 from experiments.live.load import Driven, Event, Phase, back_at_s, judged, longest_silence_s, play, played, replica_pids
 from offramp.client.client import Client
-from offramp.demo.service import READY_TIMEOUT_S, Service
+from offramp.demo.service import READY_TIMEOUT_S, RunningService
 from optimizer.plan import Plan, Stage
 
 # A cluster of several nodes on one machine, any of which can be lost.
@@ -46,7 +46,7 @@ HEAD = {
 @contextmanager
 def served_on_nodes(
     settings: ServeSettings, plan: Plan, *, name: str, per_node: int, num_nodes: int, port: int
-) -> Iterator[tuple[Service, Callable[[int], None]]]:
+) -> Iterator[tuple[RunningService, Callable[[int], None]]]:
     """The service with so many nodes of so many accelerators each beside the head, its plan in force.
 
     Gives besides what kills all processes of a node at once, by its number.
@@ -75,7 +75,7 @@ def served_on_nodes(
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
         serve.run(application, name=settings.app, route_prefix="/", external_scaler_enabled=True)
-        service = Service(url=f"http://127.0.0.1:{port}", app=settings.app)
+        service = RunningService(url=f"http://127.0.0.1:{port}", app=settings.app)
         with Client(service.url) as client:
             client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
         asyncio.run(service.apply(plan))
@@ -149,7 +149,7 @@ def node_dies(on: Bench) -> dict[str, Any]:
         lose,
     ):
 
-        async def kill(_: Service) -> dict[str, Any]:
+        async def kill(_: RunningService) -> dict[str, Any]:
             await asyncio.to_thread(lose, 0)
             return {"killed": "node 0"}
 
@@ -165,14 +165,14 @@ def steady(on: Bench, name: str, rate_per_s: float) -> Phase:
 def later(kill: Event) -> Event:
     """The same, at its second."""
 
-    async def event(service: Service) -> Any:
+    async def event(service: RunningService) -> Any:
         await asyncio.sleep(KILL_S)
         return await kill(service)
 
     return event
 
 
-async def kill_controller(service: Service) -> dict[str, Any]:
+async def kill_controller(service: RunningService) -> dict[str, Any]:
     """Until it answers again, and until it has decided something again."""
     pids = replica_pids(service.app)["controller"]
     killed_s = time.monotonic()
@@ -190,7 +190,7 @@ async def kill_controller(service: Service) -> dict[str, Any]:
     return {"killed": pids, "answers_again_s": answers_s, "plans_again_s": plans_s}
 
 
-async def kill_one_of_each_stage(service: Service) -> dict[str, Any]:
+async def kill_one_of_each_stage(service: RunningService) -> dict[str, Any]:
     """The first process of every slot that the plan uses."""
     pids = replica_pids(service.app)
     killed = {slot: pids[slot][0] for slot in (await service.current())["slots"]}

@@ -20,7 +20,7 @@ from earlyexit.network.store import read_card
 from experiments.kit import show
 from experiments.live.emulation import Bench
 from experiments.live.model import TEXT
-from offramp.demo.service import Service, served
+from offramp.demo.service import RunningService, served
 from offramp.load.arrivals import Poisson
 from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig
@@ -38,7 +38,7 @@ LOST = ("timeout", "connection")
 """Errors that no server explained."""
 COLUMNS = ("", "requests", "answered", "lost", "p50 ms", "p99 ms", "in SLO", "goodput/s", "errors")
 
-Event = Callable[[Service], Awaitable[Any]]
+Event = Callable[[RunningService], Awaitable[Any]]
 """What happens to a service while its load runs; gives what is to be told of it."""
 Span = tuple[float, float]
 """From one second up to another."""
@@ -102,7 +102,7 @@ def played(
 
 
 async def play(
-    on: Bench, service: Service, phase: Phase, *, event: Event | None = None, after: Event | None = None
+    on: Bench, service: RunningService, phase: Phase, *, event: Event | None = None, after: Event | None = None
 ) -> Played:
     """The load on a running service, with an event beside it; `after` is asked when all requests have an outcome."""
     load = drive(service.url, phase, slo_s=on.emulation.wall_slo_s, seed=on.options.seed)

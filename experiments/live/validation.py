@@ -25,7 +25,7 @@ from experiments.kit import show
 from experiments.live.emulation import Bench, command
 from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, WindowFigures, figures, played
 from offramp.client.protocol import Prediction
-from offramp.demo.service import Service
+from offramp.demo.service import RunningService
 from offramp.load.report import RequestRecord
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, Stage
@@ -158,7 +158,7 @@ def serve_run(on: Bench, name: str, plan: Plan, phase: Phase) -> Run:
     )
 
 
-async def _stages(service: Service) -> Any:
+async def _stages(service: RunningService) -> Any:
     async with httpx.AsyncClient(trust_env=False) as client:
         return (await client.get(f"{service.url}/stats")).raise_for_status().json()["stages"]
 

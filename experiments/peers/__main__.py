@@ -22,7 +22,7 @@ from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
 from experiments.peers.workloads import WORKLOADS
-from offramp.demo.plans import Machine
+from offramp.demo.plans import Processors
 from optimizer.dispatch import PlanDispatch
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
-    machine = Machine(workers=options.workers, threads=options.threads, batch_limit=options.batch)
+    machine = Processors(workers=options.workers, threads=options.threads, batch_limit=options.batch)
     asked = Asked(
         workload=options.workload,
         dtype=options.dtype,

@@ -34,6 +34,7 @@ from offramp.load.arrivals import Poisson
 from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig, exact_sleep
 from offramp.load.report import RequestRecord, percentile
+from offramp.load.sustained import Measured
 
 ROOT = Path(__file__).parents[2]
 STARTING_S = 60.0
@@ -102,9 +103,14 @@ class LoadResult(BaseModel):
     """Processor time of the client from the first request to the last outcome, warm-up included."""
 
     @property
-    def lost_share(self) -> float:
-        """Of counted requests, what was refused or failed; 0 of none."""
-        return sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0
+    def measured(self) -> Measured:
+        """What a search for the sustained rate judges by."""
+        return Measured(
+            lost_share=sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0,
+            p99_s=self.p99_s,
+            from_sent_p99_s=self.from_sent_p99_s,
+            lateness_p99_s=self.lateness_p99_s,
+        )
 
     @property
     def answered_per_s(self) -> float:
@@ -163,7 +169,7 @@ async def send_load(options: ClientOptions) -> LoadResult:
 def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_sent: int, cpu_s: float) -> LoadResult:
     """Figures of the counted requests."""
     answered = [record for record in counted if record.error is None]
-    latency_s = [record.latency_s for record in answered]
+    latency_s, found = [record.latency_s for record in answered], Measured.of(counted)
     return LoadResult(
         duration_s=options.duration_s,
         num_sent=num_sent,
@@ -173,9 +179,9 @@ def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_s
         goodput_per_s=sum(each_s <= options.slo_s for each_s in latency_s) / options.duration_s,
         mean_s=mean(latency_s) if latency_s else None,
         p50_s=percentile(latency_s, 50),
-        p99_s=percentile(latency_s, 99),
-        from_sent_p99_s=percentile([record.done_s - record.sent_s for record in answered], 99),
-        lateness_p99_s=percentile([record.lateness_s for record in counted], 99),
+        p99_s=found.p99_s,
+        from_sent_p99_s=found.from_sent_p99_s,
+        lateness_p99_s=found.lateness_p99_s,
         cpu_s=cpu_s,
     )
 

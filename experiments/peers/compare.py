@@ -25,10 +25,11 @@ from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
-from experiments.peers.turns import PROBE_HEADER, Rates, Target, Turn, sustained, take_turn
+from experiments.peers.turns import PROBE_HEADER, Rates, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
-from offramp.demo.plans import Machine
+from offramp.demo.plans import Processors
+from offramp.load.sustained import Sustaining
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
@@ -59,7 +60,7 @@ class Asked:
     workload: Name
     dtype: Dtype
     inputs_per_request: int
-    machine: Machine
+    machine: Processors
     seconds: float
     """Of a run of the client, after its warm-up."""
     sides: tuple[str, ...] = (*OURS, *PEERS)
@@ -250,7 +251,7 @@ def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int
         rates=Rates(light_per_s=LIGHT_LOAD * per_s, heavy_per_s=HEAVY_LOAD * per_s),
         start_per_s=max([*before[-1:], 1.0]) if before else max(1.0, START_SHARE * closed.answered_per_s),
         is_known=bool(before),
-        target=Target(slo_s=bench.prepared.slo_s),
+        target=Sustaining(slo_s=bench.prepared.slo_s),
         index=index,
     )
     return take_turn(side, turn)

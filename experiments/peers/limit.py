@@ -21,7 +21,7 @@ from earlyexit.errors import OfframpError
 from experiments.peers.client import ROOT, write_inputs
 from experiments.peers.options import Dtype
 from experiments.peers.workloads import Workload
-from offramp.demo.plans import Machine
+from offramp.demo.plans import Processors
 from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan, plan_document
 
@@ -42,7 +42,7 @@ class LimitOptions(BaseModel):
     seconds: float = Field(gt=0)
 
 
-def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Machine, *, seconds: float = 5.0) -> float:
+def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Processors, *, seconds: float = 5.0) -> float:
     """Inputs per second of all workers together."""
     with tempfile.TemporaryDirectory() as folder:
         keys = workload.keys or tuple(map(str, range(len(workload.texts))))

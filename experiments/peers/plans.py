@@ -11,7 +11,7 @@ from earlyexit.clock import MonotonicClock
 from experiments.peers.options import Dtype, ServerOptions
 from experiments.peers.stock import StockModel
 from experiments.peers.workloads import Workload
-from offramp.demo.plans import Machine, measured_problem, plan_for, with_slo
+from offramp.demo.plans import Processors, measured_problem, plan_for, with_slo
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
@@ -35,7 +35,7 @@ class Prepared:
     """By side."""
 
 
-def prepare(workload: Workload, dtype: Dtype, machine: Machine) -> Prepared:
+def prepare(workload: Workload, dtype: Dtype, machine: Processors) -> Prepared:
     """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
 
     The SLO is `SLO_FACTOR` times what one text alone takes.
@@ -48,7 +48,7 @@ def prepare(workload: Workload, dtype: Dtype, machine: Machine) -> Prepared:
     return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans)
 
 
-def stock_alone_s(workload: Workload, dtype: Dtype, machine: Machine) -> float:
+def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> float:
     """Seconds of the full model for one text, tokens ready: the median over texts."""
     model = StockModel.load(ServerOptions(model=workload.folder, dtype=dtype, threads=machine.threads))
     clock = MonotonicClock()

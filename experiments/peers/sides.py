@@ -21,7 +21,7 @@ from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.plans import Prepared
 from experiments.peers.processes import LOGS, Server, running, serving, threads_of
 from experiments.peers.workloads import FOLDER, Workload
-from offramp.demo.plans import Machine
+from offramp.demo.plans import Processors
 from offramp.demo.service import hand_control
 from optimizer.plan_file import plan_document
 
@@ -67,7 +67,7 @@ class ServedSide:
 
 
 def settings(
-    workload: Workload, dtype: Dtype, machine: Machine, *, slo_s: float, batch: int, port: int
+    workload: Workload, dtype: Dtype, machine: Processors, *, slo_s: float, batch: int, port: int
 ) -> list[ServerOptions]:
     """What a sweep tries: how the cores are shared, batches, waits, backends."""
     base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, slo_s=slo_s, port=port)
@@ -108,7 +108,7 @@ def offramp_sides(
     workload: Workload,
     prepared: Prepared,
     dtype: Dtype,
-    machine: Machine,
+    machine: Processors,
     load: ClientOptions,
     *,
     port: int,

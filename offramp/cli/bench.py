@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from offramp.load.run import LoadConfig
 
 
+START_PER_S, PROBE_S = 50.0, 10.0
+"""Where a search for the sustained rate begins, and how long a probe lasts."""
+SPAN = 1000.0
+"""How far from there it may end, as a ratio."""
+
+
 @takes_fields("offramp.load.job:BenchJob")
 def bench(
     job: BenchJob, url: Url = "http://127.0.0.1:8000", api_key_file: ApiKeyFile = None, as_json: AsJson = False
@@ -28,22 +34,27 @@ def bench(
 
     send_times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
     inputs, labels = _inputs(job)
+    is_closed = job.rate is None and job.concurrency is None and not job.is_timed and not job.sustained
     config = LoadConfig(
         url=url,
         inputs=inputs,
         labels=labels,
         num_requests=job.requests or 1000 if send_times_s is None else len(send_times_s),
-        rate_rps=job.rate,
+        rate_rps=START_PER_S if job.sustained and job.rate is None else job.rate,
         arrivals="poisson" if job.is_timed else choice("arrivals", job.arrivals, ARRIVALS),
         send_times_s=send_times_s,
-        concurrency=8 if job.rate is None and job.concurrency is None and not job.is_timed else job.concurrency,
+        concurrency=8 if is_closed else job.concurrency,
         inputs_per_request=job.inputs_per_request,
         timeout_s=job.timeout_s,
         slo_s=job.slo_ms / 1000,
         retries=job.retries,
         seed=job.seed,
     )
-    _run(config, find_api_key(api_key_file), as_json=as_json)
+    api_key = find_api_key(api_key_file)
+    if job.sustained:
+        _search(config, job.seconds or PROBE_S, api_key, as_json=as_json)
+    else:
+        _run(config, api_key, as_json=as_json)
 
 
 def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
@@ -91,3 +102,29 @@ def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
         show(render(report))
     if report.num_answers == 0:
         raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")
+
+
+def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json: bool) -> None:
+    """Probe rate after rate, a line each on stderr, and print the highest that passed."""
+    import asyncio
+    from dataclasses import replace
+
+    from offramp.load.run import run_load
+    from offramp.load.sustained import Bounds, Measured, Search, Sustaining
+
+    assert config.rate_rps is not None
+    start_per_s, target = config.rate_rps, Sustaining(slo_s=config.slo_s)
+    bounds = Bounds(low_per_s=start_per_s / SPAN, high_per_s=start_per_s * SPAN)
+    search = Search(start_per_s=start_per_s, bounds=bounds)
+    while (rate_per_s := search.next_rate()) is not None:
+        probe = replace(config, rate_rps=rate_per_s, num_requests=max(1, round(rate_per_s * seconds)))
+        found = Measured.of(asyncio.run(run_load(probe, api_key=api_key)).records)
+        verdict = target.verdict(found)
+        p99 = "-" if found.p99_s is None else f"{1000 * found.p99_s:.0f}"
+        print(f"{rate_per_s:9.1f} requests/s  p99 {p99} ms  lost {found.lost_share:.1%}  {verdict}", file=sys.stderr)
+        search = search.learn(rate_per_s, verdict)
+    if as_json:
+        probes = [probe._asdict() for probe in search.probes]
+        print(json.dumps({"sustained_per_s": search.best_per_s, "ending": search.ending, "probes": probes}))
+    else:
+        print(f"sustained: {search.best_per_s:.1f} requests/s within {1000 * config.slo_s:g} ms ({search.ending})")

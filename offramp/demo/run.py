@@ -20,7 +20,7 @@ from offramp.demo.plans import (
     TIME_SCALE,
     V100,
     V100_BATCH,
-    Machine,
+    Processors,
     emulated_problem,
     emulated_settings,
     measured_problem,
@@ -39,10 +39,10 @@ from optimizer.problem import PlanProblem
 
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
 """Where each plan is from. In one stage every replica runs every split, so that plans change without moving any."""
-MACHINE = Machine(workers=2, threads=1, batch_limit=16)
+MACHINE = Processors(workers=2, threads=1, batch_limit=16)
 SLO_FACTOR = 30.0
 """The SLO, in runs of the full model on one text: batches of 16 fit into half of it, wherever this is run."""
-SHARE = 0.9
+SHARE = 0.95
 """Of the planned rate, where the search for a load begins; on processors, which the load shares, less."""
 PROCESSORS_SHARE = 0.42
 

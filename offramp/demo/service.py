@@ -11,6 +11,7 @@ from typing import Any
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
+from deployments.wire.controller_link import ask_controller
 from offramp.client.client import Client
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
@@ -31,12 +32,12 @@ def control_settings(problem: PlanProblem, policy: PolicySpec, state: Path, **op
 
 
 def hand_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
-    """A controller that observes as always and never plans: plans come by `Service.apply`, held."""
+    """A controller that observes as always and never plans: plans come by `RunningService.apply`, held."""
     return control_settings(problem, policy, state, period_s=NEVER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class RunningService:
     """A running service, and what its controller is asked."""
 
     url: str
@@ -55,20 +56,11 @@ class Service:
         return await self._ask("current")
 
     async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
-        from ray import serve
-
-        handle: Any = serve.get_deployment_handle("controller", self.app)
-        if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on this loop
-            handle._init(_run_router_in_separate_loop=True)
-
-        def ask() -> dict[str, Any]:
-            return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}
-
-        return await asyncio.to_thread(ask)
+        return await asyncio.to_thread(ask_controller, self.app, method, *arguments, timeout_s=timeout_s)
 
 
 @contextmanager
-def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[Service]:
+def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterator[RunningService]:
     """The service on this machine, ready, its plan in force; everything ends with the block.
 
     A controller that plans takes over from there, one that never does holds the plan.
@@ -76,7 +68,7 @@ def served(settings: ServeSettings, plan: Plan, cluster: LocalCluster) -> Iterat
     with serving(settings, cluster) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
-        service = Service(url=url, app=settings.app)
+        service = RunningService(url=url, app=settings.app)
         if settings.control is not None:
             asyncio.run(service.apply(plan, hold=settings.control.period_s == NEVER_S))
         yield service

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from offramp.demo.service import Service
+from offramp.demo.service import RunningService
 from offramp.load.arrivals import Poisson
 from offramp.load.report import RequestRecord
 from offramp.load.run import LoadConfig, run_load
@@ -25,7 +25,7 @@ from optimizer.plan import Plan
 ROUNDS = 2
 KEPT = 0.99
 """Share of the requests that the chosen load lets the planned service answer in time."""
-STEP, MOST_STEPS = 0.88, 6
+STEP, MOST_STEPS = 0.88, 5
 """From one load that is tried to the next, and how many are tried."""
 Counts = Mapping[int, tuple[int, int]]
 """By a split's first block: batches and their inputs."""
@@ -70,19 +70,19 @@ class Ran:
 
 
 def take_turns(
-    service: Service, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
+    service: RunningService, plans: Mapping[str, Plan], load: Load, start_per_s: float, console: Console
 ) -> tuple[float, dict[str, Ran]]:
     """Find a load that `planned` keeps, then give it to every plan in turns; the load, and means over the turns."""
     following: str | None = None
 
-    def one(name: str, seed: int) -> Ran:
+    def one(name: str, load: Load, seed: int) -> Ran:
         nonlocal following
         is_new, following = name != following, name
         return asyncio.run(run(service, plans[name], load, rate_per_s, seed, is_new=is_new))
 
     rate_per_s = start_per_s
     for _ in range(MOST_STEPS):
-        tried = one("planned", 0)
+        tried = one("planned", replace(load, seconds=load.seconds / 2), 0)
         console.print(f"planned at {rate_per_s:.0f} inputs/s: {tried.in_time:.1%} in time")
         if tried.in_time >= KEPT:
             break
@@ -90,11 +90,11 @@ def take_turns(
     found: dict[str, list[Ran]] = {name: [] for name in plans}
     for turn in range(ROUNDS):
         for name in list(plans)[:: -1 if turn % 2 else 1]:
-            found[name].append(one(name, turn + 1))
+            found[name].append(one(name, load, turn + 1))
     return rate_per_s, {name: mean(each) for name, each in found.items()}
 
 
-async def run(service: Service, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool) -> Ran:
+async def run(service: RunningService, plan: Plan, load: Load, rate_per_s: float, seed: int, *, is_new: bool) -> Ran:
     """Put the plan in force and send the load at this rate, in inputs per second.
 
     `is_new`: another plan was in force. Replicas count batches anew with the first call of a plan.

@@ -49,6 +49,9 @@ class BenchJob(LabelledRows):
     """Latency within which an answer counts as goodput."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """For a whole request, retries included."""
+    sustained: bool = False
+    """Search the highest Poisson rate with p99 within --slo-ms and at most 1 % lost; --rate begins, --seconds is a
+    probe's length."""
     retries: int = Field(default=0, ge=0)
     """Times a request is sent again."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
@@ -57,10 +60,12 @@ class BenchJob(LabelledRows):
     @property
     def is_timed(self) -> bool:
         """Whether `arrivals` and `seconds` say the whole load."""
-        return ":" in self.arrivals or self.seconds is not None
+        return not self.sustained and (":" in self.arrivals or self.seconds is not None)
 
     @model_validator(mode="after")
     def _agrees(self) -> BenchJob:
+        if self.sustained and (self.requests, self.concurrency, self.arrivals) != (None, None, "poisson"):
+            raise InputError("--sustained is an open loop of its own: no --requests, --concurrency or --arrivals")
         if self.rate is not None and self.concurrency is not None:
             raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other: give one of them")
         if self.is_timed and (self.rate, self.concurrency, self.requests) != (None, None, None):

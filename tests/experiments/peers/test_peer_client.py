@@ -117,7 +117,7 @@ def test_latency_runs_from_when_a_request_was_due_and_what_is_lost_has_none(tmp_
     ]
     options = options_for(tmp_path, rate_per_s=1.0, slo_s=0.5, duration_s=10.0)
     result = summarize(counted, options, num_sent=9, cpu_s=0.02)
-    assert (result.num_counted, result.num_answered, result.lost_share) == (4, 2, 0.5)
+    assert (result.num_counted, result.num_answered, result.measured.lost_share) == (4, 2, 0.5)
     assert result.errors == {"http_503": 1, "timeout": 1}
     assert (result.goodput_per_s, result.answered_per_s) == (0.1, 0.2)
     assert result.p50_s == 0.625

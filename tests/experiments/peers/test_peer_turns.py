@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from experiments.peers.client import ClientOptions, LoadResult
-from experiments.peers.turns import Rates, Target, Turn, per_answer, take_turn
+from experiments.peers.turns import Rates, Turn, per_answer, take_turn
 from experiments.peers.workloads import Workload
+from offramp.load.sustained import Sustaining
 from tests.experiments.peers.results import load_result
 
 ANSWER = json.dumps({"input": 0, "label": "yes", "exit": 1}) + "\n"
@@ -63,7 +64,7 @@ def taken(tmp_path: Path, *, is_known: bool = False, **changes: Any) -> tuple[Fa
         rates=Rates(light_per_s=30.0, heavy_per_s=70.0),
         start_per_s=80.0,
         is_known=is_known,
-        target=Target(slo_s=0.1),
+        target=Sustaining(slo_s=0.1),
         index=2,
     )
     return side, take_turn(cast(Any, side), turn)

@@ -14,7 +14,7 @@ from experiments.peers.limit import enough
 from experiments.peers.sides import settings
 from experiments.peers.turns import check_answers, per_input
 from experiments.peers.workloads import Workload
-from offramp.demo.plans import Machine
+from offramp.demo.plans import Processors
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
 
@@ -84,7 +84,7 @@ def test_the_same_seed_draws_the_same_texts(workload: Workload) -> None:
 
 
 def test_a_sweep_tries_batches_a_wait_one_large_process_and_backends(workload: Workload) -> None:
-    tried = settings(workload, "float32", Machine(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000)
+    tried = settings(workload, "float32", Processors(workers=2, batch_limit=16), slo_s=0.2, batch=16, port=9000)
     shapes = [(each.workers, each.threads, each.batch, each.wait_s, each.kernel) for each in tried]
     assert shapes == [
         (2, 1, 4, 0.0, "packed"),
@@ -97,7 +97,7 @@ def test_a_sweep_tries_batches_a_wait_one_large_process_and_backends(workload: W
 
 
 def test_requests_that_fill_a_batch_alone_leave_one_batch_size_to_try(workload: Workload) -> None:
-    tried = settings(workload, "bfloat16", Machine(), slo_s=0.2, batch=1, port=9000)
+    tried = settings(workload, "bfloat16", Processors(), slo_s=0.2, batch=1, port=9000)
     assert [(each.batch, each.kernel) for each in tried] == [(1, "packed")] * 3
 
 

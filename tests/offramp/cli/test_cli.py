@@ -251,6 +251,21 @@ def test_a_load_may_be_said_in_one_line(answering_url: str, tmp_path: Path, caps
     assert "where more is drawn it goes round again" in captured.err
 
 
+def test_the_sustained_rate_is_searched_probe_by_probe(
+    answering_url: str, dead_url: str, data: Path, capsys: Captured
+) -> None:
+    bench = ("bench", "--data", data, "--sustained", "--rate", 20, "--seconds", 0.1, "--json")
+    assert run(*bench, "--url", dead_url) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sustained_per_s"], found["ending"]) == (0.0, "none passed")
+    assert {probe["verdict"] for probe in found["probes"]} == {"failed"}
+    assert run(*bench, "--url", answering_url, "--slo-ms", 5000) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["sustained_per_s"] >= 20.0
+    assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
+    assert refused(capsys, *bench, "--concurrency", 2).startswith("--sustained is an open loop of its own")
+
+
 def test_a_load_in_one_line_needs_its_seconds_and_nothing_else(data: Path, capsys: Captured) -> None:
     bench = ("bench", "--data", data)
     needed = "--seconds and an --arrivals that says its rate, like poisson:100, need each other"

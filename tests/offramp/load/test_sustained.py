@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import InputError
-from experiments.peers.client import LoadResult
-from experiments.peers.turns import Bounds, Ending, Search, Target, Verdict
-from tests.experiments.peers.results import load_result
+from offramp.load.sustained import Bounds, Ending, Measured, Search, Sustaining, Verdict
 
 Server = Callable[[float, int], Verdict]
 """What a probe of a rate gives, and the how manyth probe it is, from 0."""
 
 
-def run(**changes: Any) -> LoadResult:
+def run(**changes: Any) -> Measured:
     """A good one, unless told otherwise."""
-    return load_result(lateness_p99_s=0.001).model_copy(update=changes)
+    good = {"lost_share": 0.0, "p99_s": 0.05, "from_sent_p99_s": 0.05, "lateness_p99_s": 0.001}
+    return Measured(**(good | changes))
 
 
 def up_to(capacity_per_s: float) -> Server:
@@ -40,9 +39,9 @@ def rates(search: Search) -> list[float]:
     ("told", "verdict"),
     [
         pytest.param(run(), "passed", id="all is well"),
-        pytest.param(run(p99_s=0.1, from_sent_p99_s=0.1, errors={"timeout": 1}), "passed", id="just well enough"),
+        pytest.param(run(p99_s=0.1, from_sent_p99_s=0.1, lost_share=0.01), "passed", id="just well enough"),
         pytest.param(run(p99_s=0.101), "failed", id="too slow"),
-        pytest.param(run(errors={"timeout": 2}), "failed", id="too much lost"),
+        pytest.param(run(lost_share=0.02), "failed", id="too much lost"),
         pytest.param(run(p99_s=None, from_sent_p99_s=None), "failed", id="nothing answered"),
         pytest.param(run(lateness_p99_s=0.011), "client late", id="a late client hides a server that may be well"),
         pytest.param(
@@ -51,13 +50,11 @@ def rates(search: Search) -> list[float]:
         pytest.param(
             run(lateness_p99_s=0.02, p99_s=0.14, from_sent_p99_s=0.121), "failed", id="slow by more than late"
         ),
-        pytest.param(
-            run(lateness_p99_s=0.02, errors={"timeout": 2}), "failed", id="late, but the server refused too much"
-        ),
+        pytest.param(run(lateness_p99_s=0.02, lost_share=0.02), "failed", id="late, but the server refused too much"),
     ],
 )
-def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: LoadResult, verdict: Verdict) -> None:
-    assert Target(slo_s=0.1).verdict(told) == verdict
+def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: Measured, verdict: Verdict) -> None:
+    assert Sustaining(slo_s=0.1).verdict(told) == verdict
 
 
 def test_a_search_brackets_the_capacity_then_halves_and_asks_the_failure_again() -> None:
@@ -143,7 +140,7 @@ def test_a_start_outside_the_bounds_is_moved_to_them() -> None:
     [
         pytest.param(lambda: Bounds(low_per_s=2.0, high_per_s=1.0), id="low above high"),
         pytest.param(lambda: Bounds(low_per_s=1.0, high_per_s=2.0, resolution=0.0), id="no resolution"),
-        pytest.param(lambda: Target(slo_s=0.0), id="no SLO"),
+        pytest.param(lambda: Sustaining(slo_s=0.0), id="no SLO"),
         pytest.param(
             lambda: Search(start_per_s=1.0, bounds=Bounds(low_per_s=1.0, high_per_s=2.0), growth=1.0), id="no growth"
         ),
