@@ -18,7 +18,7 @@ from earlyexit.named import NAME_PATTERN, Fill, HopDtype
 class Settings(BaseModel):
     """Base of all parts: plain data, as cluster YAML carries it. Service files take the same fields, strictly."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 class TracingSettings(Settings):

@@ -23,7 +23,7 @@ KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 class AccessSettings(BaseModel):
     """Serve shows the settings of its applications, so keys are in a file or a variable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
     keys_file: str | None = None
     """File of API keys, one `name:key` or `key` per line. Every node that runs an ingress must be able to read it.

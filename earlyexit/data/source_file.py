@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from earlyexit.data.images import check_file
+from earlyexit.data.strict import StrictDocument as StrictDocument
+from earlyexit.data.strict import fields_of as fields_of
 from earlyexit.errors import InputError
 
 MOST_REPEATED = 100_000
@@ -57,40 +59,13 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-Document = TypeVar("Document", bound="StrictDocument")
+Document = TypeVar("Document", bound=StrictDocument)
 MOST_MISTAKES = 50
 """Looked at to find the first and what stands inside it; a long list may be wrong throughout."""
 SHOWN_CHARACTERS = 60
 """Of a wrong text, in a message of one line."""
 SHOWN_BITS = 128
 """Of a wrong integer: beyond them, how many it has says more."""
-
-
-class StrictDocument(BaseModel):
-    """Base of what is read from files: no unknown keys, no silent conversions, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_a_mapping(cls, value: Any) -> Any:
-        """Pydantic would name the class, which is no word of the format."""
-        if isinstance(value, Mapping | cls):
-            return value
-        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
-
-    @field_validator("schema_version", mode="before", check_fields=False)
-    @classmethod
-    def _schema_is_a_number(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # True is 1 to a Literal
-            raise PydanticCustomError("int_type", "Input should be a valid integer")
-        return value
-
-
-def fields_of(shape: type[BaseModel]) -> str:
-    """The fields of a mapping, in words."""
-    *most, last = shape.model_fields
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 class _Loader(yaml.SafeLoader):

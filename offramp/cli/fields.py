@@ -132,7 +132,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect.Parameter:
     """Return the parameter of an option. With `defaults` it has the field's default, else None when it is left out."""
     [kind] = _members(field.annotation)
-    default = (inspect.Parameter.empty if field.is_required() else field.default) if defaults else None
+    default: Any = (inspect.Parameter.empty if field.is_required() else field.default) if defaults else None
     option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
     allowed: tuple[str, ...] = ()
     if get_origin(kind) is Literal:
@@ -140,6 +140,8 @@ def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect
         option |= completes(allowed)
     elif kind is str:
         option |= completes(tuple(map(str, field.examples or ())))
+    elif kind == tuple[int, ...]:  # numbers separated by commas
+        kind, default = str, default and ",".join(map(str, default))
     elif get_origin(kind) is tuple:
         kind = list[str]
     bounds = {key: getattr(each, key) for each in field.metadata for key in ("ge", "le") if hasattr(each, key)}

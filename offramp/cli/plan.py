@@ -28,7 +28,8 @@ def plan(job: PlanJob, as_json: AsJson = False) -> None:
 
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
     """
-    from offramp.commands.plan import NoPlanAnswer, best_answer, order_option, serving_plan
+    from offramp.commands.order import order_option
+    from offramp.commands.plan import NoPlanAnswer, best_answer, serving_plan
     from optimizer.planner import solve
     from optimizer.problem_file import read_problems
     from optimizer.what_if import with_batch_limit

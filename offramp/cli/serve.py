@@ -101,7 +101,7 @@ def serve(
 
 
 def _plan_of(asked: PlanOptions, model: Path) -> Plan:
-    from offramp.commands.plan import order_option
+    from offramp.commands.order import order_option
     from offramp.spec.application import resolve_plan
 
     given = asked.model_dump(exclude={"plan", "order"}, exclude_unset=True)

@@ -1,14 +1,18 @@
-"""The options of `offramp plan`, `what-if` and `simulate`."""
+"""The options of `offramp plan`, `what-if`, `simulate` and `profile`."""
 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from cluster.devices import find_device
+from earlyexit.backends.backends import BackendName
 from earlyexit.errors import InputError
+from offramp.commands.order import OfOrder
 
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 """As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
@@ -22,16 +26,6 @@ class OfProblem(BaseModel):
 
     problem: Path = Field(json_schema_extra={"argument": "PROBLEM"})
     """Plan problem, YAML or JSON."""
-
-
-class OfOrder(BaseModel):
-    """The order in which inputs of a plan's queues go."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
-    """Which of the inputs that wait go first: arrival, deadline, shortest, das (or das:0.3, with its eta). None: as the
-    plan says, else deadline."""
 
 
 class PlanJob(OfProblem, OfOrder):
@@ -117,3 +111,60 @@ class SimulateJob(OfProblem, OfOrder):
                 "--duration"
             )
         return self
+
+
+THREADS_PER_CPU = 4
+"""More threads only wait for each other; tens of thousands end the process."""
+CONTEXT = 64
+"""Tokens that a sequence has come to before a step."""
+
+
+class ProfileJob(BaseModel):
+    """Everything that decides what is measured. Raises PlanError or InputError for what cannot be measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    device: str = Field(default="cpu", examples=["cpu", "cuda"])
+    """cpu, cuda, or the accelerator type that cuda is here."""
+    backend: BackendName = "torch"
+    """torch, onnx, or auto: whichever is faster here."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 or bfloat16."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Batch sizes."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens per input, special tokens included. Of a decoder 1 is a step of each sequence; more are prompts, of as
+    many tokens as inputs of that length have together. None: 16,32,64; of decoders 1,16, where inputs have none 1."""
+    context: int | None = Field(default=None, ge=1)
+    """Of decoders: tokens that came before a step, on which it depends how many keys and values are read. None: 64."""
+    repeats: int = Field(default=7, ge=1)
+    """Rounds, over which figures are medians."""
+    threads: int = Field(default=1, ge=1)
+    """Threads of a CPU replica."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+
+    @field_validator("batches", "lengths", mode="before")
+    @classmethod
+    def _ascend(cls, given: Any, info: ValidationInfo) -> Any:
+        if isinstance(given, str):
+            try:
+                given = tuple(sorted({int(part) for part in given.split(",")}))
+            except ValueError as error:
+                raise InputError(f"--{info.field_name} {given!r}; numbers separated by commas are needed") from error
+        if given is not None and (not given or min(given) < 1 or list(given) != sorted(set(given))):
+            raise InputError(f"{info.field_name} must ascend from at least 1, not {list(given)}")
+        return given
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> ProfileJob:
+        find_device(self.device)
+        most = THREADS_PER_CPU * (os.cpu_count() or 1)
+        if self.threads > most:
+            raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
+        return self
+
+    @property
+    def steps_after(self) -> int:
+        """Tokens of context."""
+        return CONTEXT if self.context is None else self.context

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
-from earlyexit.engine.order import OrderSpec
-from earlyexit.errors import InputError, PlanError
+from earlyexit.errors import InputError
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.evaluate import TOLERANCE, promised, step_figures
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     from optimizer.rescore import Rescoring
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
-
-
-def order_option(text: str | None) -> OrderSpec | None:
-    """Returns the order that `--order` names; raises InputError."""
-    try:
-        return None if text is None else OrderSpec.parse(text)
-    except PlanError as error:
-        raise InputError(f"--order: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

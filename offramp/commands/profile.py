@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cluster.devices import find_device
-from earlyexit.backends.backends import BACKENDS, BackendName, computed_by
+from earlyexit.backends.backends import computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DataError, InputError
-from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
+from offramp.commands.jobs import ProfileJob
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords
@@ -72,86 +71,38 @@ CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
 STEPS_AND_PROMPTS = (1, 16)
 """Of a decoder: a token of each sequence, and prompts of so many tokens times the batch."""
-CONTEXT = 64
-"""Tokens that a sequence has come to before a step."""
 FURTHER = 7
 """Times as many more, after which a batch of steps is timed once more."""
-THREADS_PER_CPU = 4
-"""More threads only wait for each other; tens of thousands end the process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileJob:
-    """Everything that decides what is measured; refuses what cannot be."""
+def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
+    """What a profile of the model needs; raises InputError for lengths that the model does not take."""
+    from earlyexit.sequences.memory_size import keeps_sequences
 
-    device: str = "cpu"
-    """One of the names in `cluster.devices`; which CUDA device answers to it is the machine's matter."""
-    backend: BackendName = "torch"
-    dtype: FloatName = "float32"
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    lengths: tuple[int, ...] | None = None
-    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens. Of a
-    decoder 1 is a step of each sequence; more are prompts, of as many tokens as inputs of that length have together."""
-    context: int | None = None
-    """Of a decoder: tokens that came before a step, on which it depends how many keys and values are read; None: 64."""
-    repeats: int = 7
-    """Rounds; every figure is a median over them."""
-    threads: int = 1
-    """Intra-op threads of the CPU, as many as replicas will get (`threads_per_replica`)."""
-    seed: int = 0
+    keeps = keeps_sequences(model)
+    lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
+    if lengths[-1] > model.max_length:
+        raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
+    further = 0
+    if keeps:
+        _check_sequences(job, model, lengths)
+        # Tokens of context beyond those that steps are timed after, so far away that what they cost can be told.
+        further = max(0, min(FURTHER * job.steps_after, model.max_length - 1 - job.steps_after))
+    elif job.context is not None:
+        raise InputError("context is of decoders, whose steps read the keys and values of what came before")
+    return profile_splits(model.num_blocks, model.ramp_indices, job.batches, lengths, model.chain.starts, further)
 
-    def __post_init__(self) -> None:
-        find_device(self.device)
-        for name, value, allowed in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, get_args(FloatName))):
-            if value not in allowed:
-                raise InputError(f"{name} {value!r}; allowed: {', '.join(allowed)}")
-        for name, values in (
-            ("batch sizes", self.batches),
-            ("lengths", USUAL_LENGTHS if self.lengths is None else self.lengths),
-        ):
-            if not values or min(values) < 1 or list(values) != sorted(set(values)):
-                raise InputError(f"{name} must ascend from at least 1, not {list(values)}")
-        for name, number in (("repeats", self.repeats), ("threads", self.threads), ("context", self.context)):
-            if number is not None and number < 1:
-                raise InputError(f"{name} must be at least 1, not {number}")
-        most = THREADS_PER_CPU * (os.cpu_count() or 1)
-        if self.threads > most:
-            raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
 
-    def splits(self, model: AnyNetwork) -> tuple[TimedSplit, ...]:
-        """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-        from earlyexit.sequences.memory_size import keeps_sequences
-
-        keeps = keeps_sequences(model)
-        lengths = self.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
-        if lengths[-1] > model.max_length:
-            raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
-        if keeps:
-            self._check_sequences(model, lengths)
-        elif self.context is not None:
-            raise InputError("context is of decoders, whose steps read the keys and values of what came before")
-        further = self._further(model) if keeps else 0
-        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts, further)
-
-    def _check_sequences(self, model: AnyNetwork, lengths: Sequence[int]) -> None:
-        """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
-        prompt = self.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
-        if prompt > model.max_length:
-            raise InputError(
-                f"batch {self.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
-                f"most {model.max_length}"
-            )
-        if self.steps_after >= model.max_length:
-            raise InputError(f"a step after {self.steps_after} tokens; the model takes at most {model.max_length}")
-
-    def _further(self, model: AnyNetwork) -> int:
-        """Tokens of context beyond those that steps are timed after, so far away that what they cost can be told."""
-        return max(0, min(FURTHER * self.steps_after, model.max_length - 1 - self.steps_after))
-
-    @property
-    def steps_after(self) -> int:
-        """Tokens of context."""
-        return CONTEXT if self.context is None else self.context
+def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int]) -> None:
+    """Raise InputError where prompts, or steps after so much context, are longer than the model's sequences."""
+    prompt = job.batches[-1] * lengths[-1] if lengths[-1] > 1 else 1
+    if prompt > model.max_length:
+        raise InputError(
+            f"batch {job.batches[-1]} of length {lengths[-1]} is a prompt of {prompt} tokens; the model takes at "
+            f"most {model.max_length}"
+        )
+    if job.steps_after >= model.max_length:
+        raise InputError(f"a step after {job.steps_after} tokens; the model takes at most {model.max_length}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +122,7 @@ class Bench:
         return time_splits(splits, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
 
     def profile(self, points: Sequence[Point]) -> LatencyProfile:
-        """The profile that follows from the points of `ProfileJob.splits`."""
+        """The profile that follows from the points of `splits_of`."""
         return LatencyProfile(
             model=self.name,
             num_blocks=self.model.num_blocks,
@@ -199,7 +150,7 @@ def profile_model(
     Raises InputError where the device, the backend or a length is not to be had.
     """
     with open_bench(folder, job) as bench:
-        points = bench.time(job.splits(bench.model), clock or MonotonicClock(), progress)
+        points = bench.time(splits_of(job, bench.model), clock or MonotonicClock(), progress)
         return bench.profile(points), points
 
 
@@ -238,7 +189,7 @@ def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
         return None
     if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
         raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")
-    open_memory(model, room_for(job.splits(model), job.steps_after), "compute", 0)
+    open_memory(model, room_for(splits_of(job, model), job.steps_after), "compute", 0)
     return job.steps_after
 
 

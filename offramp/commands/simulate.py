@@ -11,7 +11,8 @@ import numpy as np
 
 from earlyexit.errors import InputError
 from offramp.commands.jobs import SimulateJob
-from offramp.commands.plan import NoPlanAnswer, order_option
+from offramp.commands.order import order_option
+from offramp.commands.plan import NoPlanAnswer
 from offramp.commands.progress import provenance
 from offramp.commands.simulate_sequences import (
     SimulatedSequences,

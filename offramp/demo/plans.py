@@ -13,7 +13,8 @@ from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
-from offramp.commands.profile import ProfileJob, profile_model
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.profile import profile_model
 from optimizer.decision import NoPlan, Strategy
 from optimizer.plan import Plan, PolicySpec
 from optimizer.planner import solve

@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from deployments.choices import IngressSettings, ModelSettings, TracingSettings, VersionSettings
 from deployments.keys import AccessSettings
-from earlyexit.data.source_file import StrictDocument
+from earlyexit.data.strict import StrictDocument
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.jobs import OfOrder
+from offramp.commands.order import OfOrder
 
 BUILT_IN = ("stock", "early-exit", "serial")
 """Plans that need no file."""

@@ -19,7 +19,8 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.cli.app import main
 from offramp.commands.chain import chain_models
-from offramp.commands.profile import ProfileJob, profile_model
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.profile import profile_model
 from offramp.doctor.look import look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from tests.earlyexit.chains import renamed

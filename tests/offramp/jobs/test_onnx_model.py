@@ -23,7 +23,8 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import CalibrateJob, calibrate
-from offramp.commands.profile import ProfileJob, profile_model
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.profile import profile_model
 from offramp.doctor.look import look_at_target
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument

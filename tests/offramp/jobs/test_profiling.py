@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,31 +12,25 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import save_model
 from offramp.cli.profile import noise_text
-from offramp.commands.profile import ProfileJob, open_bench, profile_figures, profile_model, write_points
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.profile import open_bench, profile_figures, profile_model, splits_of, write_points
 from profiles.latency import LatencyProfile
 from tests.earlyexit.decoders import decoder, hf_decoder
+from tests.offramp.cli.runs import Captured, declined
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        pytest.param({"device": "abacus"}, "unknown device 'abacus'", id="device"),
-        pytest.param({"backend": "tea"}, "backend 'tea'; allowed: torch, onnx", id="backend"),
-        pytest.param({"dtype": "int3"}, "dtype 'int3'; allowed: float32, bfloat16", id="dtype"),
-        pytest.param({"batches": ()}, "batch sizes must ascend from at least 1, not []", id="no batch"),
-        pytest.param({"batches": (2, 1)}, "batch sizes must ascend from at least 1, not [2, 1]", id="order"),
-        pytest.param({"lengths": (0, 4)}, "lengths must ascend from at least 1, not [0, 4]", id="length 0"),
-        pytest.param({"repeats": 0}, "repeats must be at least 1, not 0", id="repeats"),
-        pytest.param({"threads": 0}, "threads must be at least 1, not 0", id="threads"),
-        pytest.param({"threads": 100_000}, "4 per CPU here, not 100000", id="too many threads"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as refused:
-        ProfileJob(**fields)
-    assert message in str(refused.value)
+@pytest.mark.parametrize("option", ["--repeats", "--threads", "--context"])
+def test_numbers_of_a_measurement_begin_at_one(option: str, tmp_path: Path, capsys: Captured) -> None:
+    said = declined(capsys, "profile", tmp_path, "--out", tmp_path / "latency.json", option, "0")
+    assert option in said
+    assert "should be greater than or equal to 1" in said
+
+
+def test_batch_sizes_that_do_not_ascend_are_refused() -> None:
+    with pytest.raises(InputError, match=r"batches must ascend from at least 1, not \[2, 1\]"):
+        ProfileJob(batches=(2, 1))
 
 
 def test_a_length_beyond_the_models_is_refused(model: Path) -> None:
@@ -147,9 +140,9 @@ def test_a_gpu_s_profile_is_of_what_is_served(model: Path) -> None:
     with open_bench(model, job) as bench:
         segments = bench.splits.segments
         assert isinstance(segments, CapturedSegments)
-        bench.time(job.splits(bench.model), MonotonicClock())
+        bench.time(splits_of(job, bench.model), MonotonicClock())
         lengths_B = np.full(4, 5, dtype=np.int32)
         shape = shape_of(lengths_B, bench.model.max_length)
-        assert {(timed.split.first, timed.split.end) for timed in job.splits(bench.model)} == {
+        assert {(timed.split.first, timed.split.end) for timed in splits_of(job, bench.model)} == {
             (segment.first, segment.end) for segment, held in segments.captured if held == shape
         }

@@ -1,0 +1,36 @@
+"""The base of documents that are read from files; it needs neither a parser of YAML nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+
+class StrictDocument(BaseModel):
+    """Base of what is read from files: no unknown keys, no silent conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_mapping(cls, value: Any) -> Any:
+        """Pydantic would name the class, which is no word of the format."""
+        if isinstance(value, Mapping | cls):
+            return value
+        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
+
+    @field_validator("schema_version", mode="before", check_fields=False)
+    @classmethod
+    def _schema_is_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # True is 1 to a Literal
+            raise PydanticCustomError("int_type", "Input should be a valid integer")
+        return value
+
+
+def fields_of(shape: type[BaseModel]) -> str:
+    """The fields of a mapping, in words."""
+    *most, last = shape.model_fields
+    return f"{', '.join(most)} and {last}" if most else last
