@@ -9,10 +9,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.network.store import CARD_FILE, ModelCard, TensorCard
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.store import CARD_FILE, ModelCard
 
 LETTERS = "abcdefgh"
-TOKEN_IDS = TensorCard(name="token_ids", shape=(), dtype="int32", per_token=True)
+TOKEN_IDS = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)
 
 
 def chained(

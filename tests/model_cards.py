@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from earlyexit.network.store import ModelCard, TensorCard
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.store import ModelCard
 
 
 def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelCard:
@@ -16,7 +17,7 @@ def a_card(labels: tuple[str, ...] = ("bill", "card"), **changes: Any) -> ModelC
         "backbone": {},
         "codec": {"name": "text", "max_length": 8},
         "task": {"name": "label", "label_names": list(labels)},
-        "boundaries": ((TensorCard(name="hidden", shape=(8,), per_token=True),),) * num_blocks,
+        "boundaries": ((TensorSpec(name="hidden", shape=(8,), per_token=True),),) * num_blocks,
         "ramp_style": "light",
         "pooling": "mean",
         "head_style": "light",

@@ -60,13 +60,13 @@ def encode_of(codec: Codec[Any], core: IngressCore[Any, Any]) -> Encode | None:
 
 
 def taken_inputs(card: ModelCard) -> Boundary | None:
-    """What every encoded input is held against; None of a model that does not say it.
+    """Returns what every encoded input is checked against; None for a card that does not have it.
 
-    None of a chain too: its codec looks, network by network.
+    None for a chain too: its codec checks inputs, network by network.
     """
     if card.inputs is None or not card.chain.is_one:
         return None
-    return tuple(each.spec() for each in card.inputs)
+    return card.inputs
 
 
 def check_staying(plan: Plan) -> None:

@@ -76,8 +76,7 @@ class ChainCodec(Codec[Any]):
         folders = [folder / model for model in self._models]
         cards = [read_card(each) for each in folders]
         self.members = tuple(find_codec(card.codec, each) for card, each in zip(cards, folders, strict=True))
-        taken = [None if card.inputs is None else tuple(each.spec() for each in card.inputs) for card in cards]
-        self._inputs = tuple(taken)
+        self._inputs = tuple(card.inputs for card in cards)
         made = [_fingerprint(codec, each) for codec, each in zip(self.members, folders, strict=True)]
         self._alike = tuple(map(made.index, made))
 

@@ -1,11 +1,11 @@
-"""What crosses after a block: named tensors, each with a row per token or a row per input. Without torch."""
+"""What crosses after a block: named tensors, each with a row per token or a row per input. This needs no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -18,38 +18,40 @@ BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
 FloatName = Literal["float32", "bfloat16"]
 """What networks compute in."""
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
-"""Of a number, by the type that a model is loaded in."""
+"""Bytes of a number, by the type that a model is loaded in."""
 HALF_BYTES = 2
 NUMPY: dict[DType, np.dtype[np.generic]] = {
     "float": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
     "uint8": np.dtype(np.uint8),
 }
-"""In which a codec gives them."""
+"""The types that codecs produce."""
 IMAGE_AXES = 3
 MAX_SIDE = 2**15
-"""Of an image, in pixels. Resizing a file holds one side of it beside one of the result for a moment."""
+"""Largest side of an image, in pixels. Resizing holds one side of the file beside one of the result for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One tensor of a boundary."""
+    """One tensor of a boundary; a model card holds it as it is."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     shape: tuple[int, ...]
     """Of one row."""
     dtype: DType = "float"
     per_token: bool = False
-    """Whether it has a row for every token of an input, or one for the input."""
+    """Whether it has a row for every token of an input, or one row for the input."""
     below: int | None = None
-    """Of whole numbers: the first that the network does not take; None where all are taken."""
+    """For whole numbers: the first that the network does not take; None where all are taken."""
 
 
 Boundary = tuple[TensorSpec, ...]
 
 
 def hop_float_bytes(dtype: str, hop_dtype: HopDtype) -> int:
-    """Bytes of one number of a `float` tensor on its way between processes, of a model in `dtype`."""
+    """Returns the bytes of one number of a `float` tensor between processes, for a model in `dtype`."""
     return FLOAT_BYTES[dtype] if hop_dtype == "same" else HALF_BYTES
 
 
@@ -59,7 +61,7 @@ def takes_images(inputs: Boundary) -> bool:
 
 
 def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = BYTES["float"]) -> float:
-    """Bytes that one input of `length` tokens carries over a boundary."""
+    """Returns the bytes that one input of `length` tokens carries over a boundary."""
     return sum(
         math.prod(each.shape)
         * (length if each.per_token else 1)
@@ -69,7 +71,7 @@ def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_byte
 
 
 def why_no_exit(boundary: Sequence[TensorSpec]) -> str | None:
-    """Why no exit can look at what crosses here, in words; None where one can."""
+    """Returns why no exit can look at what crosses here; None where one can."""
     first = boundary[0]
     return (
         None if first.dtype == "float" else f"exits look at floating point numbers, and {first.name!r} is {first.dtype}"
@@ -77,7 +79,7 @@ def why_no_exit(boundary: Sequence[TensorSpec]) -> str | None:
 
 
 def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
-    """What of an encoded input is not as a network takes it, in words; None where all is."""
+    """Returns what a network does not take in an encoded input; None where it takes all of it."""
     if len(encoded.tensors) != len(inputs):
         names = ", ".join(each.name for each in inputs)
         return f"the codec gives {len(encoded.tensors)} tensors; the network takes {len(inputs)}: {names}"

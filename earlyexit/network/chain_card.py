@@ -1,4 +1,4 @@
-"""The card of a chain: what follows from those of its models, and which models make none. Without torch."""
+"""The card of a chain, which follows from the cards of its models. This needs no torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, PlanError
 from earlyexit.families import MEASURES_IMPORTANCE
+from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import joined
-from earlyexit.network.store import CHAIN, WEIGHTS_FILE, ModelCard, TensorCard, read_card
+from earlyexit.network.store import CHAIN, WEIGHTS_FILE, ModelCard, read_card
 from earlyexit.network.wire import Column
 
 
 def check_prunable(folder: Path, ends: Collection[int]) -> None:
-    """Raise PlanError where the words of what goes on after these blocks, ends of a chain's networks, cannot be pruned.
+    """Raise PlanError unless words can be pruned after these blocks, which are ends of a chain's networks.
 
-    The network before must tell how much attention tokens receive, and its inputs must be texts.
+    The network before must measure how much attention tokens receive, and its inputs must be texts.
     """
     if not ends:
         return
@@ -39,7 +40,7 @@ def check_prunable(folder: Path, ends: Collection[int]) -> None:
 
 
 SHOWN = 3
-"""Labels that a refusal names."""
+"""Labels that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ class ModelFolder:
 
 
 def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, provenance: Mapping[str, Any]) -> ModelCard:
-    """The card of a chain in `folder` of these models, the smallest first; the last is the reference.
+    """Returns the card of a chain in `folder` of these models, the smallest first; the last is the reference.
 
-    Raises InputError, in one line, for models that make none.
+    Raises InputError, in one line, for models that cannot be a chain.
     """
     check_members(members)
     cards = [member.card for member in members]
@@ -78,16 +79,15 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
         head_pooling=reference.head_pooling,
         ramps=chain.ramps,
         num_blocks=chain.num_blocks,
-        provenance={**provenance, "members": [_identity(member) for member in members]},
+        provenance={
+            **provenance,
+            "members": [{"name": each.card.name, "sha256": weights_file_sha256(each.folder)} for each in members],
+        },
     )
 
 
-def _identity(member: ModelFolder) -> dict[str, str]:
-    return {"name": member.card.name, "sha256": weights_file_sha256(member.folder)}
-
-
 def weights_file_sha256(folder: Path) -> str:
-    """Of a model's weights, temperatures among them, as the folder has them; raises InputError where it has none."""
+    """Returns the digest of a folder's weights, with temperatures; raises InputError for a folder without weights."""
     path = folder / WEIGHTS_FILE
     try:
         with path.open("rb") as file:
@@ -96,20 +96,20 @@ def weights_file_sha256(folder: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _boundaries(card: ModelCard, *, is_last: bool) -> tuple[tuple[TensorCard, ...], ...]:
-    """Of a network's blocks; after its end nothing of it crosses, where another network follows."""
+def _boundaries(card: ModelCard, *, is_last: bool) -> tuple[Boundary, ...]:
+    """Returns the boundaries of a network's blocks; nothing crosses after its end, where another network follows."""
     return card.boundaries if is_last else (*card.boundaries[:-1], ())
 
 
 def _codec(models: Sequence[str], cards: Sequence[ModelCard]) -> dict[str, Any]:
-    """How its inputs are encoded: every model by its own codec, none longer than all of them take."""
+    """Returns the chain's codec: every model has its own; inputs are no longer than all of them take."""
     lengths = [card.codec["max_length"] for card in cards if "max_length" in card.codec]
     longest = {"max_length": min(lengths)} if lengths else {}
     return {"name": CHAIN, "models": list(models), "members": [card.codec for card in cards], **longest}
 
 
 def check_members(members: Sequence[ModelFolder]) -> None:
-    """Raise InputError, in one line, for models that make no chain."""
+    """Raise InputError, in one line, for models that cannot be a chain."""
     if len(members) < 2:
         raise InputError("a chain has two models at least, the smallest first; the last is the reference")
     _check_different(members)

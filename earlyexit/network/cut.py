@@ -1,10 +1,8 @@
 """A runnable part of a model: pieces in, answers and survivors out.
 
-A dear head that all exits share, asked once of everybody who leaves a batch.
-
-Of SmolLM2 it has a fifth of all weights, and a CPU reads these anew however few rows they are multiplied with. So who
-leaves early waits for the end of the batch; no sequence's next token comes later for it, since the device is busy with
-the batch until then.
+Exits may share an expensive head, such as one over a vocabulary; it is computed once per batch. SmolLM2's head has a
+fifth of all weights, and a CPU reads all of them for a single row too. So inputs that leave early wait for the end of
+the batch. No sequence's next token is later for it, since the device is busy with the batch until then.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from torch import Tensor
 
 from earlyexit.engine.release import Step
 from earlyexit.errors import PlanError
-from earlyexit.network.network import LateOutputs, Network, SegmentRunner
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.network import Network, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import AfterAnswer, Segment, Split
 from earlyexit.network.transfer import all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
@@ -30,35 +29,35 @@ from earlyexit.tasks.base import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Inputs that leave at a ramp, and are not answered yet."""
+    """Inputs that leave at a ramp and are not answered yet."""
 
     piece: Piece
     positions: list[int]
-    """Of the piece's inputs, who leaves."""
+    """Positions in the piece of the inputs that leave."""
     score_B: Tensor
-    """Of all of the piece's inputs."""
+    """Scores of all of the piece's inputs."""
     ramp: int
     rows_KD: Tensor
-    """What the shared head looks at, of those who leave."""
+    """What the shared head looks at, for the inputs that leave."""
 
 
 class SharedHead:
-    """Who waits for it, of one running batch."""
+    """The inputs of one running batch that wait for the shared head."""
 
-    def __init__(self, network: LateOutputs) -> None:
+    def __init__(self, network: EarlyExitModel) -> None:
         self._network = network
         self._leaving: list[Leaving] = []
 
     def __bool__(self) -> bool:
-        """Whether somebody waits."""
+        """Whether any inputs wait."""
         return bool(self._leaving)
 
     def wait(self, leaving: Leaving) -> None:
-        """Until it is asked."""
+        """Have inputs wait until `ask`."""
         self._leaving.append(leaving)
 
     def ask(self, last_BD: Tensor | None = None) -> tuple[list[tuple[Leaving, Tensor]], Tensor | None]:
-        """Outputs of all who wait, and of those at the model's end, where it is reached; nobody waits afterwards."""
+        """Returns outputs of all waiting inputs, and of those at the model's end if it is reached; then none waits."""
         leaving, self._leaving = self._leaving, []
         rows = [(each.ramp, each.rows_KD) for each in leaving]
         if last_BD is not None:
@@ -75,7 +74,7 @@ def cut_out(
     policy: ExitPolicy,
     segments: SegmentRunner | None = None,
 ) -> Cut:
-    """A runnable piece of a network: blocks first to end - 1, with the given ramps active.
+    """Returns a runnable part of a network: blocks first to end - 1, with the given ramps active.
 
     `segments` computes it; None for the network itself. Raises PlanError for blocks or ramps that the network does not
     have, and for a policy that cannot judge them.
@@ -97,7 +96,7 @@ def cut_out(
 def _check_foresight(network: Network, ramps: Sequence[int], policy: ExitPolicy) -> None:
     if policy.foresees is None:
         return
-    if not isinstance(network, LateOutputs):
+    if not isinstance(network, EarlyExitModel):
         raise PlanError(f"exit policy {policy.name!r} asks ramps before their outputs; this network's cannot be asked")
     blind = [ramp for ramp in ramps if policy.foresees == "classifier" and not network.foresees(ramp)]
     if blind:
@@ -107,8 +106,8 @@ def _check_foresight(network: Network, ramps: Sequence[int], policy: ExitPolicy)
 class Cut:
     """Blocks first to end - 1 with some ramps active. An input's answer does not depend on its batch-mates.
 
-    The active ramps alone decide, and change the policy's state. Whom they let leave is gone; where inputs stay, each
-    is answered and inside all the same, and what it passes is told besides: what the ramps that look say, and the end.
+    Only the active ramps decide and change the policy's state. Inputs that they let leave are gone. Where inputs stay,
+    each is answered and remains inside; steps then also hold what the ramps that look, and the model's end, say of it.
     """
 
     def __init__(
@@ -123,11 +122,11 @@ class Cut:
         after_answer: AfterAnswer = "stop",
         looks: frozenset[int] = frozenset(),
     ) -> None:
-        """`looks`: ramps, active or not, that tell what they say of every input; the policy can look at them."""
+        """`looks`: ramps, active or not, whose opinion of every input is recorded; the policy can look at them."""
         self.first = first
         self.end = end
         self._network = network
-        self._late = network if isinstance(network, LateOutputs) else None  # a batch has no time to ask for it
+        self._late = network if isinstance(network, EarlyExitModel) else None  # asked once: it takes time
         self._ramps = ramps
         self._policy = policy
         self._others = segments
@@ -138,16 +137,16 @@ class Cut:
         self._segments = replace(active, ramps=run).segments()
         if policy.foresees == "states":
             self._segments = tuple(part for segment in self._segments for part in _before_its_last(segment))
-        # Where ramps look that are not active the network runs them, whatever the others are run by: one batch in fifty
-        # is no reason to hold a session of ONNX Runtime, with its own copy of the weights, for every ramp.
+        # The network itself runs cuts in which inactive ramps look, whatever runs the others: one batch in fifty is no
+        # reason for a session of ONNX Runtime, with its own copy of the weights, for every ramp.
         self._runner = network if segments is None or run != ramps else segments
 
     def staying(self) -> Cut:
-        """The same blocks and active ramps, for inputs that stay: every active ramp looks."""
+        """Returns the same blocks and active ramps for inputs that stay: every active ramp looks."""
         return self._staying(self._ramps)
 
     def for_probes(self) -> Cut:
-        """The same blocks and active ramps, for probes: they stay, and every ramp looks."""
+        """Returns the same blocks and active ramps for probes: they stay, and every ramp looks."""
         return self._staying(self._network.ramp_indices)
 
     def _staying(self, ramps: Iterable[int]) -> Cut:
@@ -156,10 +155,10 @@ class Cut:
         return Cut(*own, after_answer="stay", looks=looks)
 
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
-        """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
+        """Runs a piece whose next block is `first`; yields a step per segment, as soon as it is computed.
 
-        Who leaves by an exit whose head is dear and everybody's is answered in the last step, when it is asked once.
-        The survivors of the last step wait for block `end`; at the model's end there are none.
+        Inputs that leave by an exit with the shared head are answered in the last step. The survivors of the last step
+        wait for block `end`; at the model's end there are none.
         """
         assert piece.next_block == self.first
         steps = self._steps(piece)
@@ -186,7 +185,7 @@ class Cut:
             yield Step(answers=_late_answers(head.ask()[0], self._network.task), survivors=inside)
 
     def _end_together(self, head: SharedHead, segment: Segment, piece: Piece) -> Step[Piece]:
-        """The model's last blocks, and its head for all who have left this batch on the way."""
+        """Runs the model's last blocks, and the shared head for all inputs of this batch that left on the way."""
         network = self._late
         assert network is not None
         last = network.num_blocks - 1
@@ -204,7 +203,7 @@ class Cut:
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None and not foresees:
             if not self._policy.foreknows:
-                wait_for(self._network.device)  # or nobody would learn how long the batch took
+                wait_for(self._network.device)  # or the batch's time would not be known
             return Step(answers=(), survivors=after)
         opinion, state_BS = self._said(segment, piece, values, outputs_BC)
         if segment.end == self._network.num_blocks:
@@ -230,7 +229,7 @@ class Cut:
     def _said(
         self, segment: Segment, before: Piece, after: Tensors, outputs_BC: Tensor | None
     ) -> tuple[Opinion, Tensor]:
-        """What the exit at a segment's end says, and the policy's state; None: it has not been asked for outputs."""
+        """Returns the opinion of the exit at a segment's end, and the policy's state; None: no outputs yet."""
         if outputs_BC is None:
             assert self._late is not None
             assert segment.ramp is not None
@@ -243,7 +242,7 @@ class Cut:
     def _waits(
         self, head: SharedHead, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
     ) -> bool:
-        """Whether those who leave are answered when the batch is over: by a head that all exits share."""
+        """Whether the inputs that leave are answered at the batch's end, by the shared head; notes them then."""
         if self._stays or verdict.value_B is not None or not isinstance(opinion, Foreseen):
             return False
         rows_KD = opinion.before_head(left)
@@ -269,14 +268,14 @@ class Cut:
 
     def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[Seen, ...]:
         score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
-        # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
+        # A broken ramp, which may not even be active, costs the record of an input, not its answer.
         seen = _seen(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
 
 
 def _before_its_last(segment: Segment) -> tuple[Segment, ...]:
-    """A segment that ends at a ramp in two, so that the state before the ramp's block is known."""
+    """Splits a segment that ends at a ramp in two, so that the state before the ramp's block is known."""
     if segment.ramp is None or segment.first == segment.end - 1:
         return (segment,)
     last = segment.end - 1
@@ -312,7 +311,7 @@ def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[A
 
 
 def _are_finite(value_B: Tensor) -> Tensor:
-    """Of each answer, whether all its numbers are, bool (B,)."""
+    """Returns whether all numbers of each answer are finite, bool (B,)."""
     return value_B.reshape(len(value_B), -1).isfinite().all(1)
 
 

@@ -1,8 +1,7 @@
-"""Where every token of a packed set of inputs is.
+"""The place of every token of a packed set of inputs.
 
-Tensor legend, used in the whole folder: B inputs, N tokens of all inputs one after the other (packed, no padding),
-T tokens of the longest input, R rows of attention, D hidden, H heads, C classes, E exits, S width of the exit policy's
-state.
+Tensor legend of the whole folder: B inputs, N tokens of all inputs one after the other (packed, no padding), T tokens
+of the longest input, R rows of attention, D hidden, H heads, C classes, E exits, S width of the exit policy's state.
 """
 
 from __future__ import annotations
@@ -20,20 +19,18 @@ from earlyexit.network.transfer import to_device
 from earlyexit.network.wire import Lengths
 
 Masks = Sequence[Tensor | None]
-"""Of every operation of attention: which keys a query sees (True), or what is added to its score; None where it sees
-all of its row. Each extends to (R, H, T, T), queries before keys."""
+"""One per operation of attention: which keys a query sees (True), or what is added to its score; None where it sees its
+whole row. Each extends to (R, H, T, T), queries before keys."""
 Attend = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
-"""Rows (R, T, ...) that attend, each to itself, under a mask, to rows, of one kind or several."""
+"""From rows (R, T, ...) and a mask to rows of one kind or several; each row attends to itself."""
 
 
 SCORES_PER_CALL = 500
-"""What an attention of its own costs, beside its work, in scores of a token for another by twelve heads: some 25 us."""
+"""The cost of a separate call of attention, in scores of one token for another by twelve heads: about 25 us."""
 FEW_TOKENS = 6
-"""Up to so many of the longest input, padding and its mask cost less than calls: 64 inputs of up to 5 tokens attend in
-0.8 of the time that `apart` takes, of up to 3 in 0.5; of up to 8 it is 1.2 (MiniLM, processor time)."""
+"""Up to this length of the longest input, padding and its mask cost less than calls (MiniLM, processor time)."""
 TOGETHER = 40
-"""Tokens of short inputs that attend in one call where `apart`: a call costs what the scores of a thousand pairs of
-tokens do, so that three or four questions of 11 tokens take half the time together
+"""Tokens of short inputs that attend in one call in the scheme `apart`: a call costs as much as a thousand scores
 (`experiments.tokens.attention_slots@654e280`)."""
 
 
@@ -48,7 +45,7 @@ class Layout:
         *,
         together: int = TOGETHER,
     ) -> None:
-        """`together`: tokens of short inputs that attend in one call where `apart`; 0: each alone, to the last bit."""
+        """`together`: tokens of short inputs that attend in one call in `apart`; 0: each alone, bit by bit."""
         self.lengths_B = lengths_B
         self.device = torch.device(device)
         self._attention = attention
@@ -85,10 +82,9 @@ class Layout:
     def scheme(self) -> Attention:
         """How inputs attend; never `auto`.
 
-        Of equal lengths the padded form holds neither padding nor mask, and is one operation. On a CPU by one thread
-        `apart` is as fast or faster (`experiments.tokens.attention_slots@654e280`) but for inputs of a few tokens; by
-        more threads it is taken where what it saves of them is more than what calling torch for every input costs the
-        one that calls.
+        With equal lengths the padded form has no padding and no mask, and is one operation. On a CPU with one thread
+        `apart` is at least as fast, except for inputs of a few tokens (`experiments.tokens.attention_slots@654e280`).
+        With more threads it is taken where it saves more scores than its calls cost.
         """
         if self.uniform:
             return "padded"
@@ -123,14 +119,14 @@ class Layout:
 
     @cached_property
     def owner_RT(self) -> Tensor:
-        """Which input every place of the slots is of, int32; -1 where it is nobody's."""
+        """The input that has each place of the slots, int32; -1 for places without a token."""
         owner = np.full(len(self.slots) * self.longest, -1, dtype=np.int32)
         owner[self._row_places] = self._samples()
         return self._tensor(owner.reshape(len(self.slots), self.longest))
 
     @cached_property
     def slots(self) -> list[list[int]]:
-        """The inputs of every row of attention, as long as the longest: more than one where `slotted`."""
+        """The inputs of every row of attention, each as long as the longest input: several per row where `slotted`."""
         lengths = self.lengths_B.tolist()
         if self.scheme == "slotted" and any_two_fit(lengths, self.longest):
             return first_fit_decreasing(lengths, self.longest)
@@ -138,12 +134,12 @@ class Layout:
 
     @cached_property
     def same_R1TT(self) -> Tensor:
-        """True where two places of a slot are of one input; what is nobody's sees its like, so that no row is empty."""
+        """True where two places of a slot are of one input; places without a token see each other."""
         return self.owner_RT[:, None, :, None] == self.owner_RT[:, None, None, :]
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """The lengths of the inputs that attend in one call where `apart`: of neighbours."""
+        """The lengths of the neighbouring inputs that attend in one call in the scheme `apart`."""
         groups: list[list[int]] = []
         tokens = self._together
         for length in self.lengths_B.tolist():
@@ -155,9 +151,9 @@ class Layout:
         return groups
 
     def masks(self, bias_HTT: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Masks:
-        """What `attend` takes, the same for all blocks; with a bias by distance for rows as long as the longest.
+        """Returns the masks for `attend`, equal in all blocks; `bias_HTT`: a bias by distance for the longest row.
 
-        `dtype`: of the values that attend; torch takes no other than theirs, and bool only at a detour in every call.
+        `dtype`: the type of the values that attend; torch takes masks of this type, and bool only by a conversion.
         """
         if self.scheme == "apart":
             return [_mask_of(group, bias_HTT, dtype, self.device) for group in self.groups]
@@ -167,15 +163,15 @@ class Layout:
 
     @cached_property
     def counted_RT(self) -> Tensor | None:
-        """1 where a row's place is a token, 0 where it is padding that looks at tokens; None where none does so."""
+        """1 where a row's place is a token, 0 where it is padding that looks at tokens; None without such padding."""
         lone = self.uniform or self.scheme == "apart" or self._shares_rows
         return None if lone else self.mask_BT.float()
 
     def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
-        """What `attend` makes of every input's own tokens, packed (N, ...), by this layout's `masks`.
+        """Returns `attend` of every input's own tokens, packed (N, ...), under this layout's `masks`.
 
-        In every scheme an input's tokens lie side by side in their row, so that what depends on the distance of two is
-        the same for all rows.
+        In every scheme an input's tokens lie side by side in their row, so that a bias by distance is the same for all
+        rows.
         """
         if self.scheme == "apart":
             groups = torch.split(values_ND, [sum(group) for group in self.groups])
@@ -201,7 +197,7 @@ class Layout:
         return tuple(each.reshape(rows * length, *each.shape[2:])[self.row_place_N] for each in attended)
 
     def pad(self, values_ND: Tensor) -> Tensor:
-        """Packed to padded, (B, T, D), zeros behind every input's last token."""
+        """Returns packed values padded, (B, T, D), with zeros behind every input's last token."""
         width = values_ND.shape[1:]
         if self.uniform:
             return values_ND.reshape(self.num_inputs, self.longest, *width)
@@ -210,7 +206,7 @@ class Layout:
         return padded.view(self.num_inputs, self.longest, *width)
 
     def unpad(self, values_BTD: Tensor) -> Tensor:
-        """Padded to packed, (N, D)."""
+        """Returns padded values packed, (N, D)."""
         flat = values_BTD.reshape(self.num_inputs * self.longest, *values_BTD.shape[2:])
         return flat if self.uniform else flat[self.place_N]
 
@@ -238,7 +234,7 @@ class Layout:
 def _mask_of(
     lengths: Sequence[int], bias_HTT: Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """What keeps inputs apart that attend side by side, (T, T) or with a bias by distance (H, T, T); None for one."""
+    """Returns the mask between inputs that attend side by side, (T, T) or with a bias (H, T, T); None for one input."""
     if len(lengths) == 1:
         return None if bias_HTT is None else bias_HTT[:, : lengths[0], : lengths[0]]
     tokens = sum(lengths)

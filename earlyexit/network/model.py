@@ -59,7 +59,7 @@ class EarlyExitModel(nn.Module):
         self.temperatures_E: Tensor
         """Divides the outputs of the exit after block k; 1 until calibrated."""
         self.attention: Attention = "auto"
-        """How inputs attend where they are packed; whoever serves the model may choose."""
+        """How packed inputs attend; the service may choose."""
         self.is_last = True
         """Whether its end is the model's; else another network of a chain follows, and its end is a ramp."""
 
@@ -73,7 +73,7 @@ class EarlyExitModel(nn.Module):
 
     @property
     def chain(self) -> Chain:
-        """Of one network: itself."""
+        """The chain of this one network."""
         return Chain(names=(self.info.name,), lengths=(self.num_blocks,), ramps=self.ramp_indices)
 
     @property
@@ -95,7 +95,7 @@ class EarlyExitModel(nn.Module):
 
     @property
     def kept_bytes(self) -> int:
-        """What it keeps of every token of a sequence, in all its blocks; 0: nothing."""
+        """Bytes that it keeps of every token of a sequence, in all its blocks; 0: nothing."""
         return self.backbone.kept_bytes
 
     def open_memory(self, tokens: int, fill: Fill = "compute") -> Memory[Piece]:
@@ -103,18 +103,18 @@ class EarlyExitModel(nn.Module):
         return self.backbone.open_memory(tokens, fill)
 
     def boundary(self, block: int) -> Boundary:
-        """What crosses after a block; -1 for what the network takes."""
+        """Returns what crosses after a block; for -1 what the network takes."""
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
 
     def takes(self, block: int) -> Boundary:
-        """What is waiting for a block."""
+        """Returns what a piece holds before a block."""
         return self.boundary(block - 1)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
-        """What `run` gives, on tensors whose layout is known."""
+        """Returns the result of `run` for tensors whose layout is known."""
         hidden = self.run_blocks(segment.first, segment.end, values, layout)
         if not self.has_exit(segment):
             return hidden, None
@@ -131,48 +131,57 @@ class EarlyExitModel(nn.Module):
         return head
 
     def exit_outputs(self, block: int, hidden: Tensors, layout: Layout) -> Tensor:
-        """Temperature-scaled outputs of the exit after `block`, float32 (B, C); it looks at the first tensor."""
+        """Returns temperature-scaled outputs of the exit after `block`, float32 (B, C), from the first tensor."""
         outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
         return outputs_BC.float() / self.temperatures_E[block]
 
+    # The following six let a policy decide before an exit's outputs are computed.
+
     def foresees(self, ramp: int) -> bool:
+        """Whether this ramp has a classifier that says beforehand how sure it is."""
         return isinstance(self.exit_head(ramp), ForeseeingRamp)
 
     def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
+        """Returns what the ramp's head looks at, (B, ...), from what crosses before or after its block."""
         return self.exit_head(ramp).gather(tensors[0], Layout(lengths_B, self.device, self.attention))
 
     def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
+        """Returns log-odds that the ramp will answer as the full model, float32 (B,)."""
         head = self.exit_head(ramp)
         assert isinstance(head, ForeseeingRamp)
         return head.foresee(gathered).float()
 
     def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
+        """Returns the ramp's outputs as `run` gives them, (B, *output_shape)."""
         outputs_BC: Tensor = self.exit_head(ramp).classify(gathered)
         return outputs_BC.float() / self.temperatures_E[ramp]
 
     def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
+        """Returns what the shared head looks at, (B, D); None for an exit with a head of its own."""
         head = self.exit_head(exit_block)
         if head is self.head:
             return gathered
         return head.prepared(gathered) if isinstance(head, NormedRamp) else None
 
     def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Returns the outputs of exits that share a head, by their blocks and what it looks at; one computation."""
         outputs_KC: Tensor = self.head.classify(torch.cat([each for _, each in rows]))
         parts = torch.split(outputs_KC, [len(each) for _, each in rows])
         return [part.float() / self.temperatures_E[block] for part, (block, _) in zip(parts, rows, strict=True)]
 
     def reach(self, segment: Segment, piece: Piece) -> Tensors:
+        """Returns what crosses after a segment, without its exit."""
         layout = Layout(piece.lengths_B, self.device, self.attention)
         return self.run_blocks(segment.first, segment.end, piece.tensors, layout)
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Names of weights that are others': kept once, in memory and in the file."""
+        """Names of weights that equal others and are kept once, in memory and in the file."""
         tied = self.backbone.vocabulary is not None and isinstance(self.head, VocabularyHead)
         return {"head.classifier.weight": f"backbone.{self.backbone.vocabulary}"} if tied else {}
 
     def tie(self) -> None:
-        """Share what is shared: the head's weights with the embedding, where they are one, and the head with ramps."""
+        """Share the head's weights with the embedding where they are tied, and the head with ramps."""
         for name, other in self.tied.items():
             module, _, last = name.rpartition(".")
             setattr(self.get_submodule(module), last, self.get_parameter(other))
@@ -190,18 +199,18 @@ class EarlyExitModel(nn.Module):
         return self.backbone.run_blocks(first, end, values if first else self._embedded(values, layout), layout)
 
     def _embedded(self, values: Tensors, layout: Layout) -> Tensors:
-        """What crosses before block 0, and whatever came beside the inputs."""
+        """Returns what crosses before block 0, and the tensors that came beside the inputs."""
         num_inputs = len(self.backbone.inputs)
         inputs = self._in_own_precision(values[:num_inputs])
         return (*self.backbone.embed(inputs, layout), *values[num_inputs:])
 
     def _in_own_precision(self, inputs: Tensors) -> Tensors:
-        """Codecs give float32, whatever the model was loaded in."""
+        """Returns inputs in the model's float type; codecs give float32."""
         return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in inputs)
 
 
 def bridge_of(backbone: Backbone, block: int) -> nn.Module:
-    """The bridge behind a block; raises ModelFolderError for a family that has none."""
+    """Returns the bridge behind a block; raises ModelFolderError for a family without bridges."""
     bridge = backbone.bridge(block)
     if bridge is None:
         raise ModelFolderError(

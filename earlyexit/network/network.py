@@ -1,11 +1,11 @@
-"""The contract of a network: a chain of blocks that can be cut at any of them and left at its ramps.
+"""The contract of a network: a chain of blocks that can be cut between any two of them and left at its ramps.
 
-Nobody above it knows what a block is, or what crosses between two.
+The code above it does not know what a block is, or what crosses between two blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -23,12 +23,12 @@ from earlyexit.tasks.base import Task
 
 
 class SegmentRunner(Protocol):
-    """What computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
+    """Computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        """What crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any.
+        """Returns what crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any.
 
-        A piece that carries `importance` beside that, as its last tensor, is given it back with what the segment adds.
+        If the piece carries `importance` as its last tensor, so does the result, with the segment's share added.
         """
         ...
 
@@ -42,9 +42,9 @@ class PreparedSegments(SegmentRunner, Protocol):
         ...
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        """Be ready for these, for batches within their budgets, while others run.
+        """Prepare segments for batches within their budgets, while other segments run.
 
-        What is neither among them nor among the last ones prepared may be given up.
+        Segments that are neither among these nor among those of the last call may be given up.
         """
         ...
 
@@ -52,7 +52,7 @@ class PreparedSegments(SegmentRunner, Protocol):
 class Network(SegmentRunner, Protocol):
     """Blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last.
 
-    Where it is a chain of several (`ChainNetwork`), no segment and no cut runs over the end of one.
+    In a chain of several networks (`ChainNetwork`), no segment and no cut runs over the end of one.
 
     An input's values may depend on its own rows only, never on its batch-mates.
     """
@@ -82,51 +82,18 @@ class Network(SegmentRunner, Protocol):
         ...
 
     def boundary(self, block: int) -> Boundary:
-        """What crosses after a block; -1 for what the network takes."""
+        """Returns what crosses after a block; for -1 what the network takes."""
         ...
 
     def takes(self, block: int) -> Boundary:
-        """What a piece holds that waits for a block: what crosses before it, or inputs where they are encoded anew."""
-        ...
-
-
-@runtime_checkable
-class LateOutputs(Network, Protocol):
-    """A network whose ramps can be asked how sure they are before their outputs are computed."""
-
-    def foresees(self, ramp: int) -> bool:
-        """Whether this ramp has a classifier that says so."""
-        ...
-
-    def gathered(self, ramp: int, tensors: Tensors, lengths_B: Lengths) -> Tensor:
-        """What the ramp's head looks at, (B, ...), of what crosses before or after its block."""
-        ...
-
-    def foresee(self, ramp: int, gathered: Tensor) -> Tensor:
-        """Log-odds that the ramp will answer as the full model, float32 (B,)."""
-        ...
-
-    def outputs_of(self, ramp: int, gathered: Tensor) -> Tensor:
-        """The ramp's outputs as `run` gives them, (B, *output_shape)."""
-        ...
-
-    def before_head(self, exit_block: int, gathered: Tensor) -> Tensor | None:
-        """What the head that all exits share looks at, (B, D); None of an exit with a head of its own."""
-        ...
-
-    def outputs_together(self, rows: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-        """Of exits that share a head, by their blocks, the outputs of what it looks at there; it is computed once."""
-        ...
-
-    def reach(self, segment: Segment, piece: Piece) -> Tensors:
-        """What crosses after a segment, as `run` gives it; no exit is asked."""
+        """Returns what a piece holds before a block: what crosses, or inputs where they are encoded anew."""
         ...
 
 
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
-    """A piece on the network's device; before block 0 with the policy's initial state.
+    """Returns the piece on the network's device; before block 0 with the policy's initial state.
 
-    Hidden states come in whatever type their sender has them travel in, and are the network's own again.
+    Hidden states that travelled in another float type get the network's own type again.
     """
     if wire.state_BS is not None:
         state_BS = to_device(_tensor(wire.state_BS), network.device)
@@ -146,14 +113,14 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
 
 def check_inputs(network: Network, encoded: Encoded) -> None:
-    """Raise ModelFolderError where a codec gives something else than the network takes."""
+    """Raise ModelFolderError where a codec's output is not what the network takes."""
     said = misfit(network.takes(0), encoded)
     if said is not None:
         raise ModelFolderError(said)
 
 
 def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
-    """What might cross before `block`, for inputs of these lengths, on the network's device."""
+    """Returns random values that could cross before `block`, for inputs of these lengths, on the network's device."""
     return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.takes(block))
 
 
@@ -173,6 +140,6 @@ def _arrived(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], network: 
 
 
 def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-    """Its own writable memory's; the bits of bfloat16 travel as uint16."""
+    """Returns a tensor over writable memory; the bits of bfloat16 travel as uint16."""
     tensor = torch.from_numpy(np.require(array, requirements="W"))
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import FILES, FLOAT32_ONLY
 from earlyexit.named import NAME_PATTERN, is_own
-from earlyexit.network.boundary import Boundary, TensorSpec, bytes_per_input
+from earlyexit.network.boundary import Boundary, bytes_per_input
 from earlyexit.network.chain import Chain
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
@@ -27,24 +27,8 @@ CHAIN = "chain"
 WEIGHTS_FILE = "model.safetensors"
 
 
-class TensorCard(BaseModel):
-    """A `TensorSpec`, as the card has it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Literal["float", "int32", "uint8"] = "float"
-    per_token: bool = False
-    below: int | None = None
-
-    def spec(self) -> TensorSpec:
-        """What it stands for."""
-        return TensorSpec(**self.model_dump())
-
-
 class ChainModels(BaseModel):
-    """The `backbone` of a chain's card: the models that it consists of, the smallest first."""
+    """The `backbone` of a chain's card: the models in the chain, the smallest first."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,16 +36,16 @@ class ChainModels(BaseModel):
     """Their folders, relative to the chain's."""
     names: tuple[str, ...]
     blocks: tuple[int, ...]
-    """Of each."""
+    """Of each model."""
 
     def chain(self, ramps: tuple[int, ...]) -> Chain:
-        """Raises ModelFolderError for what is none."""
+        """Returns the chain; raises ModelFolderError for contradictory facts."""
         if len(self.models) != len(self.names):
             raise ModelFolderError(f"a chain of {len(self.models)} models, with the names of {len(self.names)}")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
     def member(self, place: int, folder: Path) -> Path:
-        """A model's folder, given the chain's; raises ModelFolderError where it does not hold that model."""
+        """Returns a model's folder, given the chain's; raises ModelFolderError where it does not hold that model."""
         said, name, num_blocks = self.models[place], self.names[place], self.blocks[place]
         path = (folder / said).resolve()
         if not (path / CARD_FILE).is_file():
@@ -91,9 +75,9 @@ class ModelCard(BaseModel):
     """How inputs are encoded: the codec's name, and its settings beside it."""
     task: dict[str, Any]
     """What answers are: the task's name, and its settings beside it."""
-    boundaries: tuple[tuple[TensorCard, ...], ...]
+    boundaries: tuple[Boundary, ...]
     """What crosses after every block, so that hops can be planned without building the network."""
-    inputs: tuple[TensorCard, ...] | None = None
+    inputs: Boundary | None = None
     """What the network takes, one tensor per entry; None in folders that do not say it."""
     ramp_style: RampStyle
     pooling: Pooling
@@ -111,7 +95,7 @@ class ModelCard(BaseModel):
     @field_validator("codec", "task")
     @classmethod
     def _are_named(cls, spec: dict[str, Any]) -> dict[str, Any]:
-        """What the card itself reads of them; the codec and the task check the rest."""
+        """Check what the card itself reads; codec and task check the rest."""
         if not isinstance(spec.get("name"), str):
             raise ValueError("a name is needed")
         length, names = spec.get("max_length", 1), spec.get("label_names", [])
@@ -138,15 +122,15 @@ class ModelCard(BaseModel):
 
     @property
     def chain(self) -> Chain:
-        """Its networks one after the other; of most models that is one."""
+        """Its networks one after the other; most models have one."""
         if self.family == CHAIN:
             return ChainModels.model_validate(self.backbone).chain(self.ramps)
         return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
 
     def members(self, folder: Path) -> tuple[Path, ...]:
-        """The folders of its networks, given its own, which most are alone in.
+        """Returns the folders of its networks, given its own folder, which is the only one for most models.
 
-        Raises ModelFolderError where one of a chain's is no longer there, or holds another model.
+        Raises ModelFolderError where a folder of a chain's model is gone, or holds another model.
         """
         if self.family != CHAIN:
             return (folder,)
@@ -160,13 +144,13 @@ class ModelCard(BaseModel):
 
     @property
     def input_kind(self) -> str:
-        """The codec of what callers send, by its name; of a chain that of each of its models."""
+        """The name of the codec of what callers send; in a chain, all models have it."""
         codec = self.codec["members"][0] if self.family == CHAIN else self.codec
         return str(codec["name"])
 
     @property
     def has_tokens(self) -> bool:
-        """Whether inputs have lengths: a codec says the longest, or the network takes a row for every token."""
+        """Whether inputs have lengths: the codec has a longest one, or the network takes a row for every token."""
         return self.max_length > 1 or any(each.per_token for each in self.inputs or ())
 
     @property
@@ -176,12 +160,12 @@ class ModelCard(BaseModel):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The labels; none where answers are something else."""
+        """The labels; empty where answers are not labels."""
         return tuple(self.task.get("label_names", ()))
 
     @property
     def network_files(self) -> tuple[str, ...]:
-        """Files of its folder that its network consists of, beside the weights that every model has."""
+        """Files of its folder that its network needs, beside the weights that every model has."""
         return FILES.get(self.family, ())
 
     def check_dtype(self, dtype: str) -> None:
@@ -190,13 +174,12 @@ class ModelCard(BaseModel):
             raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
 
     def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
-        """What one input of `length` tokens carries after a block."""
-        specs = [each.spec() for each in self.boundaries[block]]
-        return bytes_per_input(specs, length, float_bytes=float_bytes)
+        """Returns the bytes that one input of `length` tokens carries after a block."""
+        return bytes_per_input(self.boundaries[block], length, float_bytes=float_bytes)
 
 
 def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
-    """A card of the first schema, which knew texts and labels only, in the words of this one."""
+    """Returns a card of the first schema, which had texts and labels only, in the form of this one."""
     new = {key: value for key, value in data.items() if key not in ("label_names", "max_length")}
     hidden = {"name": "hidden", "shape": [_hidden_size(data)], "per_token": True}
     num_blocks = data.get("num_blocks")
@@ -209,7 +192,7 @@ def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hidden_size(data: dict[str, Any]) -> Any:
-    """Of a card that does not say what crosses: the built-in families name it in their configuration."""
+    """Returns the hidden size of a card without boundaries: built-in families have it in their configuration."""
     if is_own(str(data.get("family"))):
         raise ValueError("saved by an earlier version, which did not note what its blocks give: train it again")
     backbone = data.get("backbone")
@@ -228,14 +211,14 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def _first_words(error: ValidationError) -> str:
-    """Where the first mistake is, and what."""
+    """Returns place and message of the first mistake."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or "the file"
     return f"{where}: {first['msg']}"
 
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:
-    """Write weights, what else the backbone needs, and the card; the tokenizer's file is put there by who has it."""
+    """Write weights, the backbone's other files, and the card; the caller adds the tokenizer's file."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -246,8 +229,8 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
     card = ModelCard(
         **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
         backbone=model.backbone.to_config(),
-        boundaries=tuple(_cards(model.boundary(block)) for block in range(model.num_blocks)),
-        inputs=_cards(model.boundary(-1)),
+        boundaries=tuple(model.boundary(block) for block in range(model.num_blocks)),
+        inputs=model.boundary(-1),
         ramps=model.ramp_indices,
         num_blocks=model.num_blocks,
     )
@@ -255,17 +238,13 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
 
 
 def _check_backbone(model: EarlyExitModel, folder: Path) -> None:
-    """Raise ModelFolderError where it is not the one that ramps were trained on, of a model that says which that is."""
+    """Raise ModelFolderError where the backbone is not the one that ramps were trained on, if the card names it."""
     wanted = model.info.provenance.get("backbone_sha256")
     if wanted is not None and model.backbone.sha256() != wanted:
         raise ModelFolderError(
             f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
             f"is not {str(wanted)[:12]}..."
         )
-
-
-def _cards(boundary: Boundary) -> tuple[TensorCard, ...]:
-    return tuple(TensorCard(**asdict(each)) for each in boundary)
 
 
 def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:
@@ -312,6 +291,6 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         model.backbone.to(dtype)
         model.ramps.to(dtype)
         model.head.to(dtype)
-        # Whatever is left of the file's tensors keeps all of it in memory.
+        # Any tensor of the file that is left keeps the whole file in memory.
         model.temperatures_E = model.temperatures_E.clone()
     return model.eval()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network.network import LateOutputs
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.transfer import to_device, to_host
 from earlyexit.policies.base import Opinion
@@ -22,7 +22,7 @@ from earlyexit.policies.threshold import ThresholdPolicy
 class Foreseen(Opinion):
     """What a ramp says of a set of inputs: how sure it is at once, its outputs when somebody asks, of whom they ask."""
 
-    def __init__(self, network: LateOutputs, ramp: int, before: Piece, after: Tensors) -> None:
+    def __init__(self, network: EarlyExitModel, ramp: int, before: Piece, after: Tensors) -> None:
         """`before` and `after` the segment that the ramp is at the end of."""
         self.task = network.task
         self._network, self._ramp = network, ramp

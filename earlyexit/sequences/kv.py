@@ -1,14 +1,13 @@
-"""Keys and values of the tokens that sequences have run, by block, in pages of one store per replica.
+"""Keys and values of sequences' tokens, by block, in pages of one store per replica.
 
-Pages for a sequence's prompt and all it may produce are reserved when it enters, so that nothing is ever evicted and no
-two sequences wait for each other's pages, and they are free again the moment it ends (TCB section 4.2.2: early memory
-cleaning). Legend beside `layout.py`: P places (of one token each) of the store, K key/value heads, G query heads that
-share one, d numbers of a head, S inputs of one token.
+Pages for a sequence's prompt and for all tokens that it may produce are reserved when it enters. So nothing is ever
+evicted, and no two sequences wait for each other's pages. The pages are free again as soon as the sequence ends (TCB
+section 4.2.2: early memory cleaning).
 
-Where the rows of a packed batch are in a store of keys and values, and what each of them attends to.
-
-Made anew for every batch and stretch of blocks, so whole arrays at once: a call for every row costs as much as small
-models' blocks do. Legend beside `kv.py`: R runs, N rows.
+`Places` says where the rows of a packed batch are in the store and what each of them attends to. It is made for every
+batch and stretch of blocks, in whole arrays: a call for every row costs as much as a small model's blocks. Tensor
+legend beside `layout.py`: P places of the store, of one token each, K key/value heads, G query heads that share one, d
+numbers of a head, S inputs of one token, R runs, N rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +27,11 @@ from earlyexit.errors import InputError, OverloadedError
 from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
 
 COPIED_TOKENS = 128
-"""Up to so many tokens, what single rows read is copied side by side on a CPU and attended to in one call; above, every
-sequence is looked at where it lies. Eight sequences of 64 tokens take 0.28 ms a block so and 0.40 ms one by one, of 256
-tokens 0.98 and 0.83, of 1,000 tokens 4.6 and 3.0 (SmolLM2's heads in float32, one core)."""
+"""Up to so many tokens, a CPU copies the keys and values of single rows side by side and attends to them in one call.
+Longer sequences are read in place, one call each: between 64 and 256 tokens that becomes faster (SmolLM2's heads in
+float32, eight sequences, one core)."""
 FILLED_ROWS = 8
-"""A step, and what is filled in beside it: up to so many rows of a sequence attend with all others."""
+"""Up to so many rows of a sequence, a step and the tokens filled in beside it, attend in the common call."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,44 +44,30 @@ class Run:
     start: int
     length: int
     limit: int = 0
-    """How many tokens the sequence may come to; 0 where it is known already."""
+    """Tokens that the sequence may come to; 0 where this is known already."""
     source: int = 0
-    """How many of the sequence's first tokens are no part of the answer, and seen only by attention to them."""
+    """How many of the sequence's first tokens are its source, which only cross-attention sees."""
 
     @property
     def end(self) -> int:
-        """How long the sequence is after them."""
+        """The length of the sequence after them."""
         return self.start + self.length
 
     def seen(self, *, source: bool) -> Run:
-        """What its rows attend to: the sequence's source, or all that is behind it, up to themselves."""
+        """Returns what its rows attend to: the sequence's source, or all tokens behind it, up to themselves."""
         first, end = (0, self.source) if source else (self.source, self.end)
         return Run(sequence=self.sequence, start=first, length=end - first)
 
 
-class Store(Protocol):
-    """Who has which places: `KvStore`."""
-
-    device: torch.device
-
-    def stretch_of(self, sequence: int) -> tuple[int, int]:
-        """The place of a sequence's first token, -1 where its places are scattered, and how many it has there."""
-        ...
-
-    def place_of(self, run: Run, first: int) -> Ints:
-        """The places of a sequence's tokens `first` to `run.end` - 1."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Single rows that attend in one call, what they read copied and padded to the longest."""
+    """Single rows that attend in one call; the keys and values that they read are copied and padded to the longest."""
 
     rows_S: Tensor
     read_R: Tensor
-    """Places, of every row as many as of the longest."""
+    """Places; every row has as many as the longest."""
     mask_SH1T: Tensor | None
-    """Which tokens each row sees, or what is added to its score; H is 1 where that is the same for all heads."""
+    """Which tokens each row sees, or what is added to its score; H is 1 where all heads have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +95,17 @@ class Places:
     """None where all attend alone."""
 
 
-def places_of(store: Store, runs: Sequence[Run], *, source: bool, bias_DH: Tensor | None) -> Places:
-    """Those of the runs, or of what they read of their sources; see `KvStore.places`."""
-    return _Packed(store, runs, source, bias_DH).places()
-
-
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A packed batch whose places are asked for."""
+    """The packed batch of a call of `KvStore.places`."""
 
-    store: Store
+    store: KvStore
     runs: Sequence[Run]
     source: bool
     bias_DH: Tensor | None
 
     def places(self) -> Places:
-        """Runs of few rows and of few tokens attend together; others, long ones and prompts, each alone."""
+        """Runs of few rows and few tokens attend together; others, such as prompts, attend alone."""
         store, runs, source = self.store, self.runs, self.source
         numbers = [(*store.stretch_of(run.sequence), run.start, run.length, run.source) for run in runs]
         begin_R, room_R, start_R, length_R, source_R = np.array(numbers, dtype=np.int64).T
@@ -138,7 +117,7 @@ class _Packed:
         for k in np.flatnonzero(begin_R < 0).tolist():
             write_N[row_R[k] : row_R[k] + length_R[k]] = store.place_of(runs[k], runs[k].start)
         few_R = (length_R <= FILLED_ROWS) & (end_R - seen_R <= COPIED_TOKENS)
-        # Scattered pages are copied anyhow, and a GPU is kept waiting by a call for each sequence.
+        # Scattered pages are copied anyway, and a GPU waits for the host in a call per sequence.
         few_R |= (length_R == 1) & ((begin_R < 0) | (store.device.type != "cpu"))
         run_S = np.repeat(np.where(few_R, np.arange(len(few_R)), -1), length_R)
         rows_S = np.flatnonzero(run_S >= 0)
@@ -160,11 +139,11 @@ class _Packed:
         return Alone(slice(row, row + run.length), read_T, *mask)
 
     def _padded(self, rows_S: Ints, run_S: Ints, begin_S: Ints, first_S: Ints, end_S: Ints, token_S: Ints) -> Together:
-        """Of rows that see tokens `first` to `end` - 1 of their sequences, and are token `token` themselves."""
+        """Returns rows that see tokens `first` to `end` - 1 of their sequences, and are token `token` themselves."""
         lengths_S1 = (end_S - first_S)[:, None]
         longest = int(lengths_S1.max())
         tokens_1T = np.arange(longest)[None, :]
-        # Behind its own, a row reads its last token again, never another's: 0 times NaN is NaN.
+        # Padding reads a row's own last token again, never another sequence's: 0 times NaN is NaN.
         read_ST = (begin_S + first_S)[:, None] + np.minimum(tokens_1T, lengths_S1 - 1)
         for s in np.flatnonzero(begin_S < 0).tolist():
             first, end = int(first_S[s]), int(end_S[s])
@@ -180,7 +159,7 @@ class _Packed:
         return Together(*where, mask_ST[:, None, None, :])
 
     def _mask(self, run: Run, seen: Run) -> tuple[Tensor | None, bool]:
-        """And whether it is causal."""
+        """Returns the mask of a run that attends alone, and whether it is causal."""
         distance_nT = np.arange(run.start, run.end)[:, None] - np.arange(seen.start, seen.end)[None, :]
         if self.bias_DH is not None:
             return self._biased(distance_nT).permute(2, 0, 1)[None], False
@@ -189,7 +168,7 @@ class _Packed:
         return self._tensor(distance_nT >= 0), False
 
     def _biased(self, distance: npt.NDArray[np.int64]) -> Tensor:
-        """What is added to scores, by how far keys are before their queries, (*distance, H); none sees those behind."""
+        """Returns the bias on scores by the distance of keys before their queries, (*distance, H); -inf behind them."""
         assert self.bias_DH is not None
         bias: Tensor = self.bias_DH[self._tensor(distance.clip(0))]
         return bias.masked_fill(self._tensor(distance < 0)[..., None], -torch.inf)
@@ -199,32 +178,32 @@ class _Packed:
 
 
 TRIAL = NO_SEQUENCE
-"""Warm-ups and profiles: what they leave behind is nobody's."""
+"""The sequence number of warm-ups and profiles, whose keys and values are not kept."""
 RETRY_S = 1.0
-"""When pages may be free again: of what sequences last, about the least."""
+"""When pages may be free again: about the shortest time that sequences last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What one token leaves behind in every block."""
+    """The keys and values of one token in every block."""
 
     num_blocks: int
     num_heads: int
     head_size: int
 
     def bytes_per_token(self, float_bytes: int) -> int:
-        """Keys and values of all blocks."""
+        """Returns the bytes of one token in all blocks."""
         return 2 * self.num_blocks * self.num_heads * self.head_size * float_bytes
 
 
 class KvStore:
-    """Pages of one replica, and who has them.
+    """Pages of one replica, and the sequences that have them.
 
-    A sequence gets pages side by side where there are so many, so that what it has written need not be copied to be
-    looked at; else any that are free: nobody is refused because the free ones are scattered.
+    A sequence gets adjacent pages if there are enough, so that its keys and values can be read in place. Otherwise it
+    gets any free pages: no sequence is refused because the free pages are scattered.
 
-    Not thread-safe: who enters and who is freed is for one thread at a time to say. Several may compute at once, each
-    on sequences of its own.
+    Not thread-safe: one thread at a time may call `enter` and `free`. Several may compute at once, each on its own
+    sequences.
     """
 
     def __init__(
@@ -257,12 +236,12 @@ class KvStore:
 
     @property
     def sequences(self) -> frozenset[int]:
-        """Who has pages."""
+        """The sequences that have pages."""
         return frozenset(self._pages)
 
     @property
     def use(self) -> MemoryUse:
-        """How many pages are reserved, and were at most."""
+        """The pages reserved now, and at most so far."""
         return MemoryUse(
             sequences=len(self._pages),
             pages=self.num_pages - self.free_pages,
@@ -272,12 +251,12 @@ class KvStore:
         )
 
     def room_of(self, sequence: int) -> int:
-        """How many tokens its pages hold; 0 where it has none."""
+        """Returns how many tokens its pages hold; 0 for a sequence without pages."""
         pages = self._pages.get(sequence)
         return 0 if pages is None else len(pages.numbers) * self.page_tokens
 
     def pages_for(self, tokens: int) -> int:
-        """How many so many tokens take."""
+        """Returns the pages that `tokens` tokens need."""
         return -(-tokens // self.page_tokens)
 
     def enter(self, sequence: int, tokens: int) -> None:
@@ -302,21 +281,21 @@ class KvStore:
         self._peak_pages = max(self._peak_pages, self.num_pages - self.free_pages)
 
     def free(self, sequence: int) -> None:
-        """Give its pages back; nothing for a sequence that has none."""
+        """Free a sequence's pages, if it has any."""
         pages = self._pages.pop(sequence, None)
         if pages is not None:
             self._is_free[pages.numbers] = True
 
     def places(self, runs: Sequence[Run], *, source: bool = False, bias_DH: Tensor | None = None) -> Places:
-        """Where the rows of these runs are written, and what each of them reads.
+        """Returns where the rows of these runs are written, and what each of them reads.
 
-        That is their sequences' sources, where `source`. `bias_DH`: what is added to the score of a key so many tokens
-        before its query; None for nothing.
+        They read their sequences' sources if `source`. `bias_DH`: the bias on the score of a key by its distance before
+        its query; None for no bias.
         """
-        return places_of(self, runs, source=source, bias_DH=bias_DH)
+        return _Packed(self, runs, source, bias_DH).places()
 
     def place_of(self, run: Run, first: int) -> npt.NDArray[np.int64]:
-        """The store's places of a sequence's tokens `first` to `run.end` - 1."""
+        """Returns the store's places of a sequence's tokens `first` to `run.end` - 1."""
         size = self.page_tokens
         tokens = np.arange(first, run.end)
         if run.sequence == TRIAL:
@@ -327,9 +306,9 @@ class KvStore:
         return found
 
     def stretch_of(self, sequence: int) -> tuple[int, int]:
-        """The store's place of a sequence's first token, behind which the others lie, -1 where they are scattered.
+        """Returns the place of a sequence's first token, and how many tokens have room from there on.
 
-        And how many tokens it has room for there.
+        The place is -1 for scattered pages.
         """
         pages = self._pages.get(sequence)
         if pages is None or pages.first < 0:
@@ -337,12 +316,12 @@ class KvStore:
         return pages.first * self.page_tokens, len(pages.numbers) * self.page_tokens
 
     def write(self, block: int, place_N: Tensor, keys_NKd: Tensor, values_NKd: Tensor) -> None:
-        """Keep what a block made of every row; writing a token again is no harm."""
+        """Keep a block's keys and values of every row; a token may be written again."""
         self._keys[block].index_copy_(0, place_N, keys_NKd)
         self._values[block].index_copy_(0, place_N, values_NKd)
 
     def attend(self, block: int, places: Places, queries_NHd: Tensor) -> Tensor:
-        """Attention of every row to what it sees, (N, H, d)."""
+        """Returns the attention of every row to what it sees, (N, H, d)."""
         kept = self._keys[block], self._values[block]
         if places.together is not None and not places.alone:
             return self._attend_together(places.together, queries_NHd, *kept)
@@ -381,7 +360,7 @@ class KvStore:
         return attended[0].transpose(0, 1)
 
     def held(self, block: int, sequence: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
+        """Returns keys and values of a sequence's first tokens in a block, each (tokens, K, d)."""
         places = torch.from_numpy(self.place_of(Run(sequence=sequence, start=0, length=tokens), 0))
         places = places.to(self._keys[block].device)
         return self._keys[block][places], self._values[block][places]
@@ -389,15 +368,15 @@ class KvStore:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """What a sequence has, in the order of its tokens."""
+    """A sequence's pages, in the order of its tokens."""
 
     numbers: npt.NDArray[np.int64]
     first: int
-    """The number of the first, where they lie side by side, else -1."""
+    """The number of the first page if they are adjacent, else -1."""
 
 
 def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
-    """Of the free pages the first of the shortest stretch that holds so many, else those that come first."""
+    """Returns free pages: the first of the shortest adjacent stretch that is long enough, else the first free ones."""
     firsts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
     lengths = np.diff(firsts, append=len(free))
     fitting = np.flatnonzero(lengths >= needed)
@@ -408,7 +387,7 @@ def _chosen(free: npt.NDArray[np.int64], needed: int) -> _Pages:
 
 
 def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Of a CPU's memory none is taken before it is written to, as `torch.zeros` would."""
+    """Returns zeros that take a CPU's memory only when they are written to, unlike `torch.zeros`."""
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, np.uint8)).view(dtype).view(size)

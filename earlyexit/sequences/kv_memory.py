@@ -1,14 +1,14 @@
 """Tokens that left early, and the blocks that have not seen them yet.
 
-A token that leaves at a ramp has no keys and values in the blocks behind it, which later tokens of its sequence attend
-to. Its hidden state waits there, and when a later token comes by it is filled in:
+A token that leaves at a ramp has no keys and values in the blocks behind it, but later tokens of its sequence attend to
+them. Its hidden state waits before these blocks and is filled in when a later token passes:
 
 - *compute*: the blocks run on it as well, in the same batch, so that what they keep is what the full model would;
 - *copy*: every block makes keys and values of the state that it left with (Schuster et al. 2022, CALM: state
   propagation).
 
-Tokens of one sequence may pass a block twice (a batch that failed runs again), or one while an older one is still under
-way (who is answered may stay inside): what is noted of one never touches what is noted of newer ones.
+Tokens of one sequence may pass a block twice, when a failed batch runs again. A token may also pass while an older one
+is still on its way, since answered inputs may stay inside. So notes on one token never change those on newer ones.
 """
 
 from __future__ import annotations

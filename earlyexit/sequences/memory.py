@@ -1,7 +1,7 @@
-"""What a network keeps of sequences from one of their inputs to the next, such as keys and values, and when it goes.
+"""What a network keeps of sequences between their inputs, such as keys and values, and when it is freed.
 
-Nobody above the network knows what that is. Sequences have numbers. What is kept of one lives from its first input
-until whoever sent that ends it, and longer only while a batch computes with it. Without torch.
+The code above the network does not know what is kept. Sequences have numbers. The memory of a sequence lives from its
+first input until the sender ends the sequence, and longer only while a batch computes with it. This needs no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from earlyexit.errors import OfframpError, SequenceLostError
 from earlyexit.network.wire import WirePiece
 
 PAGE_TOKENS = 16
-"""As vLLM's: on average half a page of each sequence is reserved and never used."""
+"""The page size of vLLM: on average half a page of each sequence is reserved and never used."""
 RETRY_S = 0.05
 """When a lost sequence may begin anew: at once, elsewhere."""
 
@@ -40,34 +40,34 @@ class Memory(Protocol[PayloadT]):
     """What a network keeps of sequences.
 
     Not thread-safe: `admit`, `end` and `use` are called with the device's lock held. A running batch, and `take_along`,
-    touch only what is kept of their own inputs' sequences, which nobody ends meanwhile: see `Hands`.
+    use only the memory of their own inputs' sequences, which `SequencePins` keeps from being ended meanwhile.
     """
 
     def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
-        """Reserve whatever a sequence may come to with its first input; of each input why it cannot run, or None.
+        """Reserve all memory that a sequence may need with its first input; returns for each input an error or None.
 
-        OverloadedError where there is no room now, InputError where there never is, SequenceLostError where nothing is
-        known of tokens that came before.
+        OverloadedError where there is no room now, InputError where there never is, SequenceLostError where earlier
+        tokens of the sequence are unknown.
         """
         ...
 
     def end(self, sequence: int) -> None:
-        """Give up what is kept of a sequence; nothing of one that is not known."""
+        """Free the memory of a sequence, if there is any."""
         ...
 
     def take_along(self, piece: PayloadT) -> PayloadT:
-        """Survivors that go on elsewhere, with all that waits here for the same block and has to be there before."""
+        """Returns survivors that go on elsewhere, with earlier tokens that wait here for the same block."""
         ...
 
     def use(self) -> MemoryUse:
-        """How much is taken."""
+        """Returns how much memory is used."""
         ...
 
 
 class SequencePins(Generic[PayloadT]):
-    """Which sequences a device has in its hands, running or about to be queued again; ends others at once.
+    """The sequences that a device is using, in a batch or about to be queued again; others end at once.
 
-    Not thread-safe: asked with the device's lock held.
+    Not thread-safe: called with the device's lock held.
     """
 
     def __init__(self, memory: Memory[PayloadT]) -> None:
@@ -76,11 +76,11 @@ class SequencePins(Generic[PayloadT]):
         self._over: set[int] = set()
 
     def take(self, members: Iterable[Member[Any]]) -> None:
-        """They are in a batch."""
+        """Pin the sequences of a batch."""
         self._held.update([member.sequence for member in members])
 
     def let_go(self, members: Iterable[Member[Any]]) -> None:
-        """They are in none any more; what was ended meanwhile goes."""
+        """Unpin sequences; the memory of those that were ended meanwhile is freed."""
         for member in members:
             sequence = member.sequence
             self._held[sequence] -= 1
@@ -92,7 +92,7 @@ class SequencePins(Generic[PayloadT]):
                 self._memory.end(sequence)
 
     def end(self, sequences: Iterable[int]) -> None:
-        """These are over; what is kept of them goes now, or when it is let go."""
+        """End sequences: their memory is freed now, or when they are unpinned."""
         for sequence in sequences:
             if sequence in self._held:
                 self._over.add(sequence)
@@ -105,5 +105,5 @@ class SequencePins(Generic[PayloadT]):
 
 
 def lost(sequence: int, why: str) -> SequenceLostError:
-    """Of a sequence that cannot go on here, and why."""
+    """Returns the error of a sequence that cannot go on here."""
     return SequenceLostError(f"sequence {sequence} cannot go on here: {why}", retry_after_s=RETRY_S)

@@ -1,4 +1,4 @@
-"""How much a replica keeps of sequences, where somebody says it, and where nobody does."""
+"""How much memory a replica reserves for sequences, by its settings or by what is free."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from earlyexit.sequences.memory import PAGE_TOKENS, Memory
 logger = logging.getLogger(__name__)
 
 CPU_SHARE, GPU_SHARE = 0.25, 0.8
-"""Of the memory that is free once the weights are loaded, what a replica takes where nobody says how much: of a GPU's
-the rest is left to what batches need for a moment (vLLM leaves a tenth of all); a machine's replicas share its own."""
+"""Share of the memory free after loading the weights that a replica takes by default. The rest of a GPU's memory is for
+batches (vLLM leaves a tenth of all); the replicas of a machine share its memory."""
 MOST_BYTES = 4 << 30
-"""That a replica takes of a machine's own memory, where nobody says how much: a hundred thousand tokens of a model of
-135 million parameters, more than a few cores can serve."""
+"""Most bytes of a machine's own memory that a replica takes by default: a hundred thousand tokens of a model of 135
+million parameters, more than a few cores can serve."""
 MOST_SEQUENCES = 256
-"""Of the longest length, for which memory is taken at most where nobody says how much: small models need no more."""
+"""Most sequences of the longest length for which memory is taken by default: small models need no more."""
 
 
 def keeps_sequences(network: AnyNetwork) -> bool:
-    """Whether a network keeps anything of sequences from one of their inputs to the next."""
+    """Whether a network keeps anything of sequences between their inputs."""
     return not isinstance(network, ChainNetwork) and network.kept_bytes > 0
 
 
 def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes: int) -> Memory[Piece] | None:
-    """Room for so many tokens of sequences, or by what is free; None where a network keeps nothing of any."""
+    """Returns memory for `tokens` tokens of sequences, None: by what is free. None for networks that keep nothing."""
     if isinstance(network, ChainNetwork) or not network.kept_bytes:
         return None
     if tokens is None:
@@ -41,6 +41,6 @@ def open_memory(network: AnyNetwork, tokens: int | None, fill: Fill, free_bytes:
 
 
 def tokens_that_fit(free_bytes: int, token_bytes: int, max_length: int, *, on_gpu: bool) -> int:
-    """How many tokens a replica keeps where nobody says: by what is free, and by what is ever needed."""
+    """Returns how many tokens a replica keeps by default: what fits into free memory, and no more than is needed."""
     most_bytes = free_bytes * GPU_SHARE if on_gpu else min(free_bytes * CPU_SHARE, MOST_BYTES)
     return max(PAGE_TOKENS, min(int(most_bytes) // token_bytes, MOST_SEQUENCES * max_length))

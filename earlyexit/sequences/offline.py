@@ -1,6 +1,6 @@
-"""Answers to many prompts at once, nobody waiting for them: what ramps learn from, and thresholds are tested by.
+"""Answers to many prompts at once, offline: ramps learn from them, and thresholds are tested on them.
 
-All sequences of a batch take their steps together, greedily. What any of them says does not depend on its batch-mates.
+All sequences of a batch take their steps together, greedily. No sequence's answer depends on its batch-mates.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Sequences at once."""
-NOBODY = ConfidencePolicy(2.0)
-"""No exit is ever so sure."""
+NEVER_EXIT = ConfidencePolicy(2.0)
+"""No exit is ever as sure as this threshold."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Generated:
-    """One sequence, and of every token that it was given by the model where that came from."""
+    """One sequence, and where each token of its answer came from."""
 
     prompt: tuple[int, ...]
     answer: list[int] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
     """The block after which each token left."""
     scores: list[float] = field(default_factory=list)
-    """How sure that exit was."""
+    """The score of that exit."""
     looks: list[dict[int, Seen]] = field(default_factory=list)
-    """Of each token what every ramp said, by block, the full model's own last; only where they look."""
+    """For each token what every ramp said, by block, the full model last; only where ramps look."""
 
     @property
     def tokens(self) -> list[int]:
@@ -60,12 +60,12 @@ class Asked:
     max_tokens: int
     ends: frozenset[int] = frozenset()
     """Tokens that end an answer, and are its last."""
-    policy: ExitPolicy = NOBODY
+    policy: ExitPolicy = NEVER_EXIT
     ramps: tuple[int, ...] = ()
-    """Those at which tokens may leave."""
+    """The ramps at which tokens may leave."""
     fill: Fill = "compute"
     look: bool = False
-    """Whether every ramp says what it thinks of every token, which then runs all blocks."""
+    """Whether every ramp looks at every token, which then runs all blocks."""
     batch: int = BATCH
 
 
@@ -77,10 +77,10 @@ def generate(
     *,
     ended: Ended | None = None,
 ) -> list[Generated]:
-    """Greedy answers to prompts of token ids, in their order; the model's store of keys and values is a new one.
+    """Returns greedy answers to prompts of token ids, in their order, with a new store of keys and values.
 
     Raises InputError for a prompt without tokens, UnprocessableInputError for one that leaves no room for an answer.
-    `ended` is told of every sequence, with its number, while the model still keeps what it has of it.
+    `ended` is called for every sequence, with its number, while its keys and values are still there.
     """
     backbone = decoder_of(model)
     found: list[Generated] = []
@@ -93,14 +93,14 @@ def generate(
 
 
 def decoder_of(model: EarlyExitModel) -> DecoderBackbone:
-    """Its backbone; raises ModelFolderError for models that answer no tokens."""
+    """Returns the model's backbone; raises ModelFolderError for models that do not generate."""
     if not isinstance(model.backbone, DecoderBackbone):
         raise ModelFolderError(f"{model.info.name}: {model.info.family} generates nothing")
     return model.backbone
 
 
 def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Asked) -> Iterator[list[Generated]]:
-    """Prompts in batches, each over a store that holds them all with their answers."""
+    """Yields prompts in batches, each with a store for them and their answers."""
     backbone = decoder_of(model)
     for first in range(0, len(prompts), asked.batch):
         begun = [Generated(prompt=tuple(prompt)) for prompt in prompts[first : first + asked.batch]]
@@ -108,8 +108,8 @@ def batches(model: EarlyExitModel, prompts: Sequence[Sequence[int]], asked: Aske
         yield begun
 
 
-def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NOBODY) -> Piece:
-    """Inputs of sequences, by their numbers, before block 0; the model keeps what it must of them."""
+def entered(model: EarlyExitModel, steps: Mapping[int, Encoded], policy: ExitPolicy = NEVER_EXIT) -> Piece:
+    """Returns inputs of sequences, by their numbers, before block 0, after the model has admitted them."""
     wire = entering(list(map(str, steps)), list(steps.values()))
     for refused in decoder_of(model).memory.admit(wire, list(steps)):
         if refused is not None:
@@ -140,7 +140,7 @@ def _together(
 
 
 def _begun(model: EarlyExitModel, each: Generated, asked: Asked, number: int) -> TokenSequence:
-    """What an ingress makes of a prompt, which is shown at once and whose text nobody reads."""
+    """Returns a prompt's sequence, which is shown in one step and whose text is not decoded."""
     sequence = TokenSequence(
         each.prompt,
         Unread(),

@@ -78,7 +78,7 @@ class Sampling:
     top_k: int | None = None
     """Of this many likeliest tokens; None, and more than an answer holds: of all that it holds."""
     seed: int = 0
-    """The same seed draws the same tokens, whatever the batch-mates, and whoever answers."""
+    """The same seed draws the same tokens, whatever the batch-mates, and on any replica."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= 2:

@@ -12,16 +12,16 @@ HALF = "\ufffd"
 
 
 class Unread:
-    """The text of a sequence that nobody reads."""
+    """Stands in for the text of a sequence that is not decoded."""
 
     stopped = False
 
     def push(self, token: int) -> str:
-        """Nothing."""
+        """Returns no text."""
         return ""
 
     def finish(self) -> str:
-        """Nothing."""
+        """Returns no text."""
         return ""
 
 

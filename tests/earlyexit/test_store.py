@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import TensorCard, load_model, read_card, save_model
+from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
@@ -87,7 +88,7 @@ def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path)
 
 
 def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path) -> None:
-    token_ids = TensorCard(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
+    token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
     assert read_card(folder).inputs == (token_ids,)
     change_card(folder, inputs=GONE)
     assert read_card(folder).inputs is None
