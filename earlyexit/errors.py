@@ -1,4 +1,4 @@
-"""Everything Offramp raises on purpose, in one tree.
+"""All errors that Offramp raises on purpose, in one tree.
 
 OfframpError                        500 INTERNAL
 ├── InputError                      400 INVALID_ARGUMENT    what came from outside is wrong
@@ -31,10 +31,7 @@ from __future__ import annotations
 
 
 class OfframpError(Exception):
-    """Base of the tree; `http_status` is what an HTTP client is told, `grpc_status` the name of a gRPC client's.
-
-    `exit_status` is that of a command.
-    """
+    """Base of the tree, with the status of an HTTP response, of a gRPC response and of a command."""
 
     http_status: int = 500
     grpc_status: str = "INTERNAL"
@@ -48,7 +45,7 @@ class OfframpError(Exception):
 
     @property
     def log_text(self) -> str:
-        """What a log may say of it: nothing of what the caller sent."""
+        """The message for logs, which contains nothing that the caller sent."""
         return str(self)
 
 
@@ -150,7 +147,7 @@ class ModelFolderError(InputError):
 
 
 class GraphError(InputError):
-    """The graph of a model that nobody prepared: it cannot be read, or not be cut."""
+    """The graph of a foreign model that cannot be read, or not be cut."""
 
     http_status = 422
 

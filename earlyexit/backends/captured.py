@@ -1,4 +1,4 @@
-"""One segment on one shape: tensors that stay where they are, and what fills and reads them."""
+"""Segments recorded as CUDA graphs, one per segment and shape, on tensors that stay where they are."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Of one device, whose work is done in the order in which it is told."""
+    """Records the work of one device, which runs in the order of its submission."""
 
     def record(self, work: Work) -> Work:
-        """What does `work` again, on the same tensors; raises RuntimeError where it cannot be recorded.
+        """Runs `work`, and returns a function that runs it again on the same tensors.
 
-        By then `work` has been done. Other threads may use the device meanwhile.
+        Raises RuntimeError where it cannot be recorded. Other threads may use the device meanwhile.
         """
         ...
 
 
 class EagerRecorder:
-    """Does the work itself every time: what a GPU is told by one launch, without a GPU."""
+    """Runs the work itself every time: a recorder without a GPU."""
 
     def record(self, work: Work) -> Work:
         work()
@@ -48,11 +48,11 @@ class EagerRecorder:
 
 
 class CudaRecorder:
-    """CUDA graphs, which share one pool of memory.
+    """CUDA graphs that share one pool of memory.
 
-    What a graph computes on the way may lie where another's did: so they are replayed one after the other, on one
-    stream, and their results are in tensors that were there before. Work is recorded in inference mode and replayed in
-    it: the random generator's tensors, which each touches, belong to the mode of the first capture.
+    Intermediate results of two graphs may lie at the same address. So graphs are replayed one after the other, on one
+    stream, and their results are in tensors outside the pool. Work is recorded and replayed in inference mode: the
+    random generator's tensors, which each graph touches, belong to the mode of the first capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,7 +60,7 @@ class CudaRecorder:
         self._stream: Any = None
         self._pool: Any = None
         self._first: Any = None
-        """Of no use by itself: a pool whose last graph is gone cannot be captured into again."""
+        """Keeps the pool alive: a pool whose last graph is gone cannot be captured into again."""
 
     def record(self, work: Work) -> Work:
         with torch.cuda.device(self._device):
@@ -92,7 +92,7 @@ class CudaRecorder:
     @contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         # Not `torch.cuda.graph`, which waits for the device and empties the allocators' caches before every capture,
-        # while others serve. Only what this thread does is captured, and only it must keep to what can be.
+        # while other threads serve. Only this thread's work is captured, and only it must be capturable.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -103,31 +103,30 @@ class CudaRecorder:
 
 @cache
 def recorder_of(device: torch.device) -> Recorder:
-    """One per device: all that is captured there shares its pool."""
+    """Returns the recorder of a device; there is one per device, so that all captures share its pool."""
     return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
 
 
 MOST_TOKENS = 8192
-"""Larger sets are not captured: computing a block of them takes a GPU longer than telling it what to do takes the host,
-and a captured shape keeps memory."""
+"""Larger batches are not captured: the GPU computes a block for longer than the host needs to launch it, and a captured
+shape keeps memory."""
 SHORTEST = 16
-"""Tokens of the shortest row of attention; more lengths than its doublings would cost graphs and save next to nothing,
-for attention is a few percent of a block of short rows."""
+"""Tokens of the shortest row of attention. Only its doublings are used: more lengths would cost graphs and save little,
+because attention is a few percent of a block of short rows."""
 STEPS_OF_TOKENS = 4
 STEPS_OF_INPUTS = 8
-"""Per octave: a shape has at most a quarter, or an eighth, more than it is asked to hold."""
+"""Sizes per octave: a shape is at most a quarter, or an eighth, larger than its batch."""
 TOKENS_AT_ONCE = 8
 """Numbers of tokens of mixed lengths are multiples of it, as tensor cores take them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Shape:
-    """What is captured: room for inputs of one length, or for inputs of any lengths with so many tokens together."""
+    """The shape of a capture: inputs of one length, or inputs of any lengths up to a number of tokens together."""
 
     num_tokens: int
     num_rows: int
-    """Of attention. Of mixed lengths one more than there is room for inputs: the tokens that nobody needs go there, so
-    that they meet no input's."""
+    """Rows of attention. For mixed lengths there is one row more than inputs, for the tokens of no input."""
     longest: int
     """Tokens of a row."""
     mixed: bool
@@ -135,9 +134,9 @@ class Shape:
 
 
 def shape_of(lengths_B: Lengths, max_length: int) -> Shape:
-    """The smallest shape that holds inputs of these lengths, of a network that takes up to `max_length` tokens.
+    """Returns the smallest shape for inputs of these lengths, for a network of up to `max_length` tokens.
 
-    Of inputs that all have `max_length`, images (1) among them, packed and padded are the same: no masks, no gaps.
+    Where all inputs have `max_length`, as images (1) do, packed and padded are the same: no masks, no gaps.
     """
     num_inputs, num_tokens = len(lengths_B), int(lengths_B.sum())
     if num_tokens == num_inputs * max_length:
@@ -146,7 +145,7 @@ def shape_of(lengths_B: Lengths, max_length: int) -> Shape:
 
 
 def shapes_within(budget: Budget, max_length: int) -> set[Shape]:
-    """All that `shape_of` gives for batches within a budget, and for what is left of them; none above MOST_TOKENS."""
+    """Returns all shapes of batches within a budget and of their survivors, up to MOST_TOKENS."""
     most = MOST_TOKENS if budget.tokens is None else max(budget.tokens, max_length)  # one larger input runs alone
     shapes = {_uniform(size, max_length) for size in range(1, budget.inputs + 1) if size * max_length <= most}
     if max_length > 1:
@@ -180,7 +179,7 @@ def _all_mixed(most_inputs: int, most_tokens: int, max_length: int) -> Iterator[
 
 
 def _lengths(max_length: int) -> list[int]:
-    """Of all rows, ascending."""
+    """Returns the lengths of rows, ascending."""
     lengths = [min(SHORTEST, max_length)]
     while lengths[-1] < max_length:
         lengths.append(min(2 * lengths[-1], max_length))
@@ -188,20 +187,20 @@ def _lengths(max_length: int) -> list[int]:
 
 
 def _up(number: int, steps: int) -> int:
-    """The next number that has so many steps per octave."""
+    """Returns the next number on a grid of `steps` per octave."""
     step = max(1, _power(number + 1) // 2 // steps)
     return -(-number // step) * step
 
 
 def _power(number: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << (number - 1).bit_length()
 
 
 class StaticLayout(Layout):
-    """The layout of a shape: of mixed lengths its tensors follow from one that is overwritten, `index`.
+    """The layout of a shape. For mixed lengths its tensors follow from `index`, which is overwritten for each batch.
 
-    Of one length nothing has to be told. Attention is padded.
+    Attention is padded.
     """
 
     def __init__(self, shape: Shape, device: torch.device, index: Tensor | None) -> None:
@@ -229,9 +228,9 @@ class StaticLayout(Layout):
 
 
 def index_of(shape: Shape, lengths_B: Lengths) -> Tensor:
-    """What a layout of mixed lengths follows from, int64: each token's place, each row's first token and its length.
+    """Returns the index of a layout of mixed lengths, int64: each token's place, each row's first token and length.
 
-    Tokens that nobody needs are all at the first place of the last row; rows that nobody needs see one.
+    Tokens of no input are all at the first place of the last row; rows of no input have length 1.
     """
     num_inputs, num_tokens = len(lengths_B), int(lengths_B.sum())
     index = np.zeros(shape.num_tokens + 2 * shape.num_rows, dtype=np.int64)
@@ -247,9 +246,9 @@ def index_of(shape: Shape, lengths_B: Lengths) -> Tensor:
 
 
 class Buffers:
-    """Tensors that stay where they are, shared by what is recorded at once: of that, one segment runs at a time.
+    """Tensors that stay where they are, shared by recordings of which one runs at a time.
 
-    They begin with zeros, which are valid inputs; later they hold what others left behind.
+    They begin with zeros, which are valid inputs; later they hold values of earlier runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -257,7 +256,7 @@ class Buffers:
         self._held: dict[Hashable, Tensor] = {}
 
     def take(self, name: Hashable, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The first rows of the one of this name; a new one where it has fewer, which others then do not share."""
+        """Returns the first rows of the tensor of this name; makes a new one, not shared so far, if it has fewer."""
         key = (name, shape, dtype)
         held = self._held.get(key)
         if held is None or len(held) < rows:
@@ -287,7 +286,7 @@ class StaticSegment:
 
     @torch.inference_mode()
     def record(self, recorder: Recorder) -> StaticSegment:
-        """Itself, ready to run; raises RuntimeError where that cannot be."""
+        """Record it; returns itself. Raises RuntimeError where it cannot be recorded."""
         if self._index is not None:
             whole = np.full(1, min(self._shape.longest, self._shape.num_tokens), dtype=np.int32)
             self._index.copy_(index_of(self._shape, whole))
@@ -296,14 +295,14 @@ class StaticSegment:
 
     @torch.inference_mode()
     def run(self, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        """As `SegmentRunner.run`, of inputs that the shape holds; what it gives is the caller's."""
+        """Runs as `SegmentRunner.run`, for inputs that fit the shape; the caller owns the result."""
         if self._index is not None:
             index = index_of(self._shape, piece.lengths_B)
             self._index.copy_(to_device(index, self._index.device))
         for held, given in zip(self._inputs, piece.tensors, strict=True):
             held[: len(given)].copy_(given)
         self._replay()
-        # Copies, for the next replay writes to the same addresses while survivors may wait for long.
+        # Copies, because the next replay writes to the same addresses while survivors may wait.
         num_inputs, num_tokens = len(piece), int(piece.lengths_B.sum())
         hidden = tuple(
             held[: num_tokens if spec.per_token else num_inputs].clone()
@@ -314,7 +313,7 @@ class StaticSegment:
         return hidden, self._outputs[-1][:num_inputs].clone()
 
     def takes(self, piece: Piece) -> bool:
-        """Whether a piece of this shape has the tensors that it reads, and no more."""
+        """Whether a piece of this shape has exactly the tensors that it reads."""
         return len(piece.tensors) == len(self._inputs)
 
     def _work(self) -> None:
@@ -339,11 +338,11 @@ NEWLINE = "\n"
 class CapturedSegments:
     """`PreparedSegments` of a model whose weights stay where they are, one recording for each segment and shape.
 
-    On a GPU a transformer block of a small batch takes less time than the host needs to launch it; a CUDA graph is
-    launched as one, but has the shapes, and the addresses, that it was captured with. So a piece is copied to where the
-    smallest shape that holds it reads, and what is computed on the rows it leaves free is never looked at. What has no
-    shape, the model runs: larger pieces, those with more tensors than cross (attention is to be measured), mixed
-    lengths that are to attend otherwise than padded, and whatever could not be captured.
+    A GPU computes a transformer block of a small batch in less time than the host needs to launch it. A CUDA graph is
+    launched as one, but keeps the shapes and addresses of its capture. So a piece is copied to the inputs of the
+    smallest shape that holds it, and results of unused rows are ignored. The model itself runs everything else: larger
+    pieces, pieces with more tensors than cross (measured attention), mixed lengths that do not attend padded, and
+    segments that could not be captured.
     """
 
     def __init__(self, model: EarlyExitModel, recorder: Recorder) -> None:
@@ -353,11 +352,11 @@ class CapturedSegments:
         self._captured: dict[Place, StaticSegment] = {}
         self._prepared: frozenset[Place] = frozenset()
         self._running = Lock()
-        """Two batches may run at once, on one stream: one at a time fills tensors, replays, and takes the results."""
+        """Two batches may run at once, on one stream: one at a time fills tensors, replays and takes the results."""
 
     @property
     def captured(self) -> Collection[Place]:
-        """What is recorded now."""
+        """The recordings that exist now."""
         return self._captured.keys()
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
@@ -368,12 +367,12 @@ class CapturedSegments:
             return captured.run(piece)
 
     def is_ready(self, segment: Segment) -> bool:
-        return True  # for the model runs what is not captured
+        return True  # the model runs what is not captured
 
     def prepare(self, segments: Mapping[Segment, Budget]) -> None:
-        """Record what batches within these budgets need, the largest first: the others fit into the memory it left.
+        """Record the shapes of batches within these budgets, the largest first: its memory also serves the others.
 
-        Others may run meanwhile. What is neither wanted now nor by the last call is given up.
+        Other segments may run meanwhile. Recordings that neither this nor the last call wants are given up.
         """
         wanted = frozenset(
             (segment, shape)
@@ -385,13 +384,13 @@ class CapturedSegments:
             return
         kept = wanted | self._prepared
         here = {place: captured for place, captured in self._captured.items() if place in kept}
-        # Nothing of it runs before all is there: recording writes to tensors that all of it shares.
+        # No recording runs before all exist: recording writes to tensors that all of them share.
         self._captured = here | self._record(wanted - here.keys())
         self._prepared = wanted
 
     def _record(self, places: Collection[Place]) -> dict[Place, StaticSegment]:
         recorded: dict[Place, StaticSegment] = {}
-        refused: list[str] = []  # not the errors, which hold the tensors of what failed
+        refused: list[str] = []  # not the errors, which keep the failed recording's tensors alive
         hopeless: set[Segment] = set()
         buffers = Buffers(self._model.device)  # new ones: the others' may be in use
         for segment, shape in sorted(places, key=lambda place: place[1], reverse=True):
@@ -400,7 +399,7 @@ class CapturedSegments:
             try:
                 recorded[segment, shape] = StaticSegment(self._model, segment, shape, buffers).record(self._recorder)
             except RuntimeError as error:
-                reason = error.__context__ or error  # the end of a capture that broke off raises too
+                reason = error.__context__ or error  # the end of a failed capture raises too
                 refused.append(f"{type(reason).__name__}: {str(reason).partition(NEWLINE)[0]}")
                 if not isinstance(reason, torch.OutOfMemoryError):  # a smaller shape would be refused for it too
                     hopeless.add(segment)

@@ -1,10 +1,9 @@
-"""Segments by whichever backend is faster on this machine: both are tried once, on the first that are prepared.
+"""Segments by the backend that is faster on this machine; both are tried once, on the first segments prepared.
 
-Which one is depends on the processor, its number of threads and the model's sizes, so it is not to be known beforehand.
-What decides is processor time, of all threads, which other work on the machine does not disturb as it does seconds of a
-clock. With several threads that is not quite so: those that are done early look out for the next work, and use a
-processor meanwhile, the longer the later the others get one. So a run counts with what is spent until shortly after it,
-and of many runs not the fastest counts, which is the one that nobody disturbed, but the one in the middle.
+The faster backend depends on the processor, its number of threads and the model's sizes, so it must be measured. The
+measure is processor time of all threads, which other work on the machine disturbs less than wall-clock time. Threads
+that finish early spin for the next work and use a processor meanwhile. So a run counts with the time spent until
+shortly after it, and the median of many runs counts, rather than the fastest.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ logger = logging.getLogger(__name__)
 TYPICAL_TOKENS = 16
 """Of an input of a trial."""
 ROUNDS = 8
-"""In each both run every segment at each size, in turns; the first is cold, of the others the median counts."""
+"""In each round both run every segment at each size, in turns. The first round is cold; the others' median counts."""
 PART = 4
-"""Of a full batch a trial takes a part as well: few batches are full at half load."""
+"""A trial also runs this part of a full batch: few batches are full at half load."""
 AFTER_S = 0.003
-"""Of quiet after a run, in which threads that look out for more work spend what the run costs beside it."""
+"""Pause after a run, in which spinning threads spend the rest of what the run costs."""
 Open = Callable[[EarlyExitModel, Path, int], SegmentRunner]
 _OpenHere = Callable[[EarlyExitModel], SegmentRunner]
 
 
 class FastestSegments:
-    """`PreparedSegments` by torch or by ONNX Runtime, decided for good when the first ones are prepared.
+    """`PreparedSegments` by torch or by ONNX Runtime, decided once, when the first segments are prepared.
 
-    Until then there are none.
+    Until then no segment is ready.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class FastestSegments:
         self._rest = rest or self._rest_here
         self._chosen: SegmentRunner | None = None
         self.backend: str | None = None
-        """Whose they are; None before that is decided."""
+        """The faster backend; None before the decision."""
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, torch.Tensor | None]:
         return (self._chosen or self._model).run(segment, piece)

@@ -50,10 +50,10 @@ FATAL = 4
 
 
 class Sessions(Generic[Key]):
-    """Sessions by what they compute, each opened when it is first prepared or asked for.
+    """Sessions by key, each opened when it is first prepared or used.
 
-    Every session holds weights, so a new set that is prepared closes all but it, the set before (a plan's that is still
-    in force while the next is made ready), and the `spare` others that were asked for last.
+    Every session holds weights. So preparing a new set closes all sessions except that set, the set before (of a plan
+    that is still in force while the next is prepared), and the `spare` others that were used last.
     """
 
     def __init__(self, open_one: Callable[[Key], Any], *, spare: int = 0) -> None:

@@ -62,7 +62,7 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
         )
     assert program is not None
     _check_size(program.model.graph.initializers.values(), segment)
-    # Another process may export the same segment: whoever is last replaces a whole file by an equal one.
+    # Another process may export the same segment: the last one replaces a whole file by an equal one.
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         program.save(Path(folder) / path.name, external_data=False)

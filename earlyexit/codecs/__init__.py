@@ -23,7 +23,7 @@ CODECS = {
 
 
 def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
-    """The codec that a model card names, `{"name": "text", "max_length": 128}`, or anybody's own by `module:function`.
+    """Returns the codec that a card names, `{"name": "text", "max_length": 128}`, or a user's own, `module:function`.
 
     `folder` is the model's. Raises ModelFolderError for unknown names, settings that do not fit, and missing files.
     """
@@ -33,7 +33,7 @@ def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
 
 
 def make_codec(spec: NamedSpec) -> Codec[Any]:
-    """As `find_codec`, before it has read a model's folder: it declares, and does not encode yet."""
+    """Returns a codec as `find_codec` does, before it has read a model's folder: it cannot encode yet."""
     from earlyexit.codecs.base import Codec
 
     codec = make_named(spec, CODECS, called="codec")

@@ -31,26 +31,26 @@ class CutRow:
 
 @dataclass(frozen=True, slots=True)
 class ChainEncoded(Encoded):
-    """An input as the network takes it that it enters, and its row, of which any other network's is made."""
+    """An input as the network that it enters takes it, and its row, from which the other networks' are made."""
 
     row: Any
     network: int
-    """Of the chain, that `length` and `tensors` are for."""
+    """The network of the chain that `length` and `tensors` are for."""
     others: dict[int, Encoded] = field(default_factory=dict)
-    """By network: what was made for others since, so that each is made once."""
+    """By network: encodings for other networks, so that each is made once."""
     cut: dict[int, CutRow] = field(default_factory=dict)
-    """By network that words were cut for, what it is given, for this attempt alone; the whole row where none was."""
+    """By network: the row without pruned words, for this attempt only; networks without pruning get the whole row."""
 
     def of(self, network: int) -> Encoded | None:
-        """As a network takes it; None while that was not made."""
+        """Returns the input as a network takes it; None while that has not been made."""
         return self if network == self.network else self.others.get(network)
 
 
 class ChainCodec(Codec[Any]):
     """The codecs of a chain's networks.
 
-    A row is taken if all of them take it, whatever the plan leaves out, and refused when it comes: a plan may change
-    while it is under way, and a network that it crosses into must not be the first to find it too long.
+    A row is accepted only if all of them accept it, even networks that the plan leaves out: a plan may change while the
+    row is under way, and a later network must not be the first to find it too long.
     """
 
     name = "chain"
@@ -84,15 +84,15 @@ class ChainCodec(Codec[Any]):
         return self.members[network]
 
     def alike(self, network: int) -> int:
-        """The first network whose codec makes the same of every row: for networks alike, rows are encoded once."""
+        """Returns the first network whose codec encodes every row alike; such networks share encodings."""
         return self._alike[network]
 
     def pruned_for(
         self, network: int, before: int, row: Any, importance_N: npt.NDArray[np.floating], alpha: float
     ) -> CutRow:
-        """What a network is given of a row that went through the one `before`, words pruned by its attention.
+        """Returns what a network gets of a row after the network `before`, words pruned by that network's attention.
 
-        What that one's codec cut off the row goes on only to a network that may take more tokens.
+        The part that the codec of `before` cut off goes on only to a network that may take more tokens.
         """
         of_before, of_this = self.members[before], self.members[network]
         rest = getattr(of_this, "max_length", math.inf) > getattr(of_before, "max_length", 0)
@@ -100,7 +100,7 @@ class ChainCodec(Codec[Any]):
         return self.cut_row(network, left)
 
     def cut_row(self, network: int, row: Any) -> CutRow:
-        """A row that has lost words, as a network takes it."""
+        """Returns a row that has lost words, as a network takes it."""
         return CutRow(row, self.encoded([row], network, truncate=True)[0])
 
     @property
@@ -136,7 +136,7 @@ class ChainCodec(Codec[Any]):
         return list(self.encode_for(rows, range(len(self.members)), truncate=truncate))
 
     def encode_for(self, rows: Sequence[Any], used: Sequence[int], *, truncate: bool = False) -> list[ChainEncoded]:
-        """What the first of the networks `used` takes, one per row; of slow rows what the others of them do as well.
+        """Returns what the first of the networks `used` takes, one per row; slow rows are encoded for all of them.
 
         Raises UnprocessableInputError naming the row that one of the chain's networks cannot take, used or not.
         """
@@ -153,7 +153,7 @@ class ChainCodec(Codec[Any]):
         return arrived
 
     def encoded(self, rows: Sequence[Any], network: int, *, truncate: bool) -> list[Encoded]:
-        """What one network takes; raises UnprocessableInputError, for what would fail a batch of it as well."""
+        """Returns what one network takes; raises UnprocessableInputError, also for tensors that would fail a batch."""
         made = self.members[network].encode(rows, truncate=truncate)
         inputs = self._inputs[network]
         for k, each in enumerate(made if inputs is not None else ()):
@@ -163,9 +163,9 @@ class ChainCodec(Codec[Any]):
         return made
 
     def _unsure(self, rows: Sequence[Any], network: int, truncate: bool) -> list[int]:
-        """The places of rows that have to be encoded to be known to fit."""
+        """Returns the places of rows that must be encoded to know whether they fit."""
         if truncate and isinstance(self.members[network], TokenizedCodec):
-            return []  # whatever is too long will be cut
+            return []  # rows that are too long are cut
         takes = self.members[network].surely_takes
         return [k for k, row in enumerate(rows) if not takes(row)]
 
@@ -175,7 +175,7 @@ class ChainCodec(Codec[Any]):
         try:
             return self.encoded([rows[k] for k in asked], network, truncate=truncate)
         except UnprocessableInputError:
-            for k in asked:  # which one it was, by its place in the request
+            for k in asked:  # name the row by its place in the request
                 self._check_one(rows[k], k, network, truncate)
             raise
 
@@ -194,6 +194,6 @@ def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:
         tokenizer = path.read_bytes() if codec.reads_tokenizer else b""
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
-    # Of anybody's own codec nobody knows what else of its model's folder it reads.
+    # A user's own codec may read other files of its model's folder.
     whose = None if type(codec).load in (Codec.load, TokenizedCodec.load) else folder
     return type(codec), repr(codec.spec()), tokenizer, whose

@@ -1,4 +1,4 @@
-"""Image files to pixels of one size; the files may come from anybody."""
+"""Image files to pixels of one size; the files are not trusted."""
 
 from __future__ import annotations
 

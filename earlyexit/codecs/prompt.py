@@ -1,8 +1,6 @@
-"""What a model that generates goes on from: a text, tokens, or messages by the model's chat template.
+"""Prompts of models that generate: a text, tokens, or messages by the model's chat template. This needs no torch.
 
-Messages to the text of a prompt, by the template that came with a model. Without torch.
-
-Templates are programs of whoever published the model: they run in jinja2's sandbox, in the environment that
+Templates are programs by the publisher of the model. They run in jinja2's sandbox, in the environment that
 `transformers` gives them (its `utils/chat_template_utils.py`), so that one template makes the same text in both.
 """
 
@@ -241,7 +239,7 @@ class PromptCodec(Codec[Prompt]):
         return sum(map(len, rows)) > LONG_CHARS
 
     def encode(self, rows: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
-        """Of no sequence: whoever wants an answer of several tokens gives the tokens to one, see `generation`."""
+        """Returns inputs of no sequence, for a single token; `TokenSequence` makes answers of several tokens."""
         return [self._encoded(k, row, truncate=truncate) for k, row in enumerate(rows)]
 
     def _encoded(self, k: int, row: Prompt, *, truncate: bool) -> Encoded:

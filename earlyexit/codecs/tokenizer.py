@@ -1,10 +1,8 @@
-"""Text to token ids; needs `tokenizers` only, so that an ingress carries neither torch nor transformers.
-
-Tokens of plain texts word by word, each word's looked up: for tokenizers that cut a text into words first.
+"""Text to token ids; it needs `tokenizers` only, so that an ingress loads neither torch nor transformers.
 
 BERT's tokenizers (Devlin et al., section 4.1; WordPiece) clean and lower a text, cut it at spaces and punctuation, and
-give every word its pieces, whatever stands around it. Of printable ASCII that is one regular expression and a lookup
-per word; other texts, and those that may hold special tokens, are left to the tokenizer itself.
+give every word its pieces, whatever stands around it. `WordPieces` does this for printable ASCII by one regular
+expression and a look-up per word. Other texts, and those that may hold special tokens, are left to the tokenizer.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from earlyexit.network.wire import Encoded
 MOST_WORDS = 20_000
 """That are remembered, about 4 MB; then all are forgotten, and learnt again as they come."""
 LONGEST_TEXT = 2_000
-"""Characters; longer ones are encoded in threads, where the tokenizer holds nobody up."""
+"""Characters; the tokenizer encodes longer texts in threads, where it does not block the event loop."""
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 _PLAIN = re.compile(r"[ -~]*")
 _PROBES = ("", "a", "a-b", "The CAT's 3.5!")

@@ -33,8 +33,8 @@ class Task(ABC):
     zero_one: ClassVar[bool]
     """Whether a loss is 0 or 1 and nothing between: then budgets are tested exactly."""
     large: ClassVar[bool] = False
-    """Whether outputs are so large that they are judged where they are: to the host come scores, and the answers of
-    who leaves. If such a task has principal values, their mean is its score."""
+    """Whether outputs are so large that they are judged on the device: only scores, and the answers of inputs that
+    leave, are copied to the host. If such a task has principal values, their mean is its score."""
     content_types: ClassVar[tuple[str, ...]] = ()
     """What an answer of `POST /predict` may be besides JSON; `to_content` writes them."""
 

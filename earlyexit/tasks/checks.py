@@ -1,4 +1,4 @@
-"""Right answers of segmentation: index images, from files or arrays."""
+"""Checks of tasks' settings, and index images: class maps as files or arrays, and their colours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def colours(num_classes: int) -> tuple[Colour, ...]:
 
 
 def to_png(class_map_HW: npt.NDArray[np.uint8], num_classes: int) -> bytes:
-    """A map as an indexed PNG file: whoever reads its pixels without the palette has the class ids again."""
+    """Returns a map as an indexed PNG file: its pixels without the palette are the class ids."""
     from PIL import Image
 
     image = Image.fromarray(class_map_HW).copy()  # else of the map's own memory, which may not be written to

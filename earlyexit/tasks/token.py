@@ -23,8 +23,8 @@ cost 0.07 ms an input more than the likeliest alone, and the vocabulary's own la
 class TokenTask(Task):
     """An answer is the likeliest tokens with their log-probabilities, likeliest first; outputs are logits, (B, V).
 
-    Whoever asked chooses one of them, so that what a device computes depends on nobody's temperature. Two answers agree
-    where their first tokens do.
+    The ingress chooses one of them, so that a device's work does not depend on a request's temperature. Two answers
+    agree if their first tokens do.
     """
 
     name = "token"
