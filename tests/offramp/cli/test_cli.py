@@ -139,37 +139,10 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
     write_plan(stock_plan(3, batch=7), plan)
     gap = tmp_path / "gap.yaml"
     gap.write_text("stages:\n  - splits:\n      - {first: 1, end: 3, batch: 4}\n", encoding="utf-8")
-    assert "is not a model folder" in refused(capsys, "serve", tmp_path)
     assert "is not calibrated; run: offramp calibrate" in refused(capsys, "serve", model)
     assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: the first split must start at block 0, not 1"
     assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
     assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
-    named = {"--dtype": "int8", "--hop-dtype": "int8", "--backend": "jax", "--attention": "none", "--front": "nginx"}
-    for option, value in named.items():
-        said = refused(capsys, "serve", model, "--plan", "stock", option, value)
-        assert said.startswith(f"{option} {value!r}; allowed: ")
-    twice = refused(capsys, "serve", model, "--plan", "stock", "--dtype", "bfloat16", "--hop-dtype", "float16")
-    assert twice.startswith("model.hop_dtype: Hidden states in bfloat16 have two bytes already: allowed is same, not")
-    ratio_of_nothing = refused(capsys, "serve", model, "--plan", "stock", "--trace-ratio", 0.5)
-    assert "--otlp-endpoint, which is missing" in ratio_of_nothing
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--port", 0),
-        ("--port", 70_000),
-        ("--metrics-port", -1),
-        ("--max-queued", 0),
-        ("--grpc-port", 0),
-        ("--timeout-s", 0),
-        ("--timeout-s", "nan"),
-        ("--otlp-endpoint", "collector"),
-        ("--trace-ratio", 1.5),
-    ],
-)
-def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_path: Path, capsys: Captured) -> None:
-    assert f"Invalid value for '{option}'" in declined(capsys, "serve", tmp_path, option, value)
 
 
 def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +191,6 @@ def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str,
     assert refused(capsys, "predict", "a text", "--url", dead_url, status=1).startswith("no connection to http://127")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://[1", "http://host:port"])
-def test_an_address_that_is_none_is_refused(url: str, capsys: Captured) -> None:
-    assert "is no address like http://127.0.0.1:8000" in declined(capsys, "predict", "a text", "--url", url)
-
-
 def test_a_load_without_a_single_answer_has_exit_status_1(dead_url: str, data: Path, capsys: Captured) -> None:
     assert run("bench", "--data", data, "--url", dead_url, "--requests", 3, "--json") == 1
     captured = capsys.readouterr()
@@ -264,17 +232,6 @@ def test_the_sustained_rate_is_searched_probe_by_probe(
     assert json.loads(captured.out)["sustained_per_s"] >= 20.0
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
     assert refused(capsys, *bench, "--concurrency", 2).startswith("--sustained is an open loop of its own")
-
-
-def test_a_load_in_one_line_needs_its_seconds_and_nothing_else(data: Path, capsys: Captured) -> None:
-    bench = ("bench", "--data", data)
-    needed = "--seconds and an --arrivals that says its rate, like poisson:100, need each other"
-    assert refused(capsys, *bench, "--arrivals", "poisson:5") == needed
-    assert refused(capsys, *bench, "--seconds", 5) == needed
-    timed = (*bench, "--seconds", 5, "--arrivals")
-    assert refused(capsys, *timed, "poisson:5", "--rate", 5).endswith("no --rate, --concurrency or --requests")
-    assert "no such process 'posson'; allowed: poisson:RATE" in refused(capsys, *timed, "posson:5")
-    assert refused(capsys, *timed, "poisson:1e-9").endswith("poisson:1e-9: no request arrives in 5 s")
 
 
 def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Captured) -> None:
@@ -358,8 +315,3 @@ def test_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
     said = capsys.readouterr().out
     assert "--joint" in said
     assert "bool" not in said
-
-
-@pytest.mark.parametrize("arguments", [("a text", "--data", "a.txt"), ("-", "--data", "a.txt")])
-def test_texts_from_two_places_are_refused(capsys: Captured, arguments: tuple[str, ...]) -> None:
-    assert refused(capsys, "predict", *arguments).startswith("one of these is needed: inputs as arguments")

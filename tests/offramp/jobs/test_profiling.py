@@ -16,16 +16,8 @@ from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import open_bench, profile_figures, profile_model, splits_of, write_points
 from profiles.latency import LatencyProfile
 from tests.earlyexit.decoders import decoder, hf_decoder
-from tests.offramp.cli.runs import Captured, declined
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
-
-
-@pytest.mark.parametrize("option", ["--repeats", "--threads", "--context"])
-def test_numbers_of_a_measurement_begin_at_one(option: str, tmp_path: Path, capsys: Captured) -> None:
-    said = declined(capsys, "profile", tmp_path, "--out", tmp_path / "latency.json", option, "0")
-    assert option in said
-    assert "should be greater than or equal to 1" in said
 
 
 def test_batch_sizes_that_do_not_ascend_are_refused() -> None:

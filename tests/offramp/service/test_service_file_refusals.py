@@ -11,111 +11,6 @@ from tests.offramp.service.service_files import ENTROPY, TABLE, Files, emulated
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_records, write_shares
 
 MODEL = {"folder": "model", "latency": {"cpu": TABLE}}
-COSTLY = {"minimize": "cost", "rate_per_s": 1.0}
-WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "top": ({"slos": 1}, "slos", "slos: unknown field; known are schema_version, name, model"),
-    "inside": (
-        {"planner": {"objective": {"minimise": "cost"}}},
-        "minimise",
-        "planner.objective.minimise: unknown field; known are maximize, minimize, rate_per_s, ramp_budget",
-    ),
-    "cluster": (
-        {"cluster": {"devices": {"cpu": {"number": 1}}}}, "number", "cluster.devices.cpu.number: unknown field"
-    ),
-    "null": ({"planner": {"control": None}}, "control", "planner.control: Input should be a valid boolean, not null"),
-    "null folder": ({"model": MODEL | {"folder": None}}, "folder", "model.folder: Input should be a valid string"),
-    "name": ({"name": "a/b"}, "a/b", "String should match pattern"),
-    "quoted number": ({"ingress": {"max_queued": "7"}}, "max_queued", "ingress.max_queued: Input should be a valid in"),
-    "route": ({"ingress": {"route_prefix": "b/"}}, "route_prefix", "route_prefix: String should match pattern"),
-    "period": ({"planner": {"batch_limit": 1, "period_s": 0}}, "period_s", "greater than 0"),
-    "access": (
-        {"access": {"keys_file": "keys", "keys_env": "KEYS"}},
-        "keys_file",
-        "access: keys_file and keys_env exclude each other: give one of them",
-    ),
-    "origin": ({"access": {"cors_origins": ["a.org"]}}, "cors", "access.cors_origins: 'a.org' is no origin like http"),
-    "no latency": ({"model": MODEL | {"latency": {"V100": TABLE}}}, "latency", "no latency for cpu; it is given"),
-    "real time stretched": (
-        {"cluster": {"devices": {"cpu": {"count": 1}}, "time_scale": 2}}, "time_scale", "cpu cannot be stretched"
-    ),
-    "empty cluster": ({"cluster": {"devices": {"cpu": {"count": 0}}}}, "devices", "no accelerator"),
-    "halves of halves": (
-        {"model": MODEL | {"dtype": "bfloat16", "hop_dtype": "float16"}},
-        "hop_dtype",
-        "model.hop_dtype: Hidden states in bfloat16 have two bytes already: allowed is same",
-    ),
-    "hops": ({"model": MODEL | {"hop_dtype": "int8"}}, "hop_dtype", "hop_dtype: Input should be 'same' or 'float16'"),
-    "attention": ({"model": MODEL | {"attention": "packed"}}, "attention", "attention: Input should be 'auto'"),
-    "attention of a graph": (
-        {"model": MODEL | {"backend": "onnx", "attention": "apart"}},
-        "attention",
-        "model.attention: ONNX Runtime attends in rows: allowed is auto, padded or slotted",
-    ),
-    "real latency slowed": ({"model": MODEL | {"slower": 2.0}}, "slower", "slower 2 is of emulated accelerators"),
-    "tuning without probes": (
-        {"planner": {"tuning": "guarantee", "probe_share": 0.0}}, "tuning", "needs probes, and probe_share is 0"
-    ),
-    "tuning without a budget": (
-        {"planner": {"tuning": "apparate"}, "accuracy": {"budget": 0.0}},
-        "tuning",
-        "above 0, and it is 0: accuracy.budget says it",
-    ),
-    "tuning without a controller": (
-        {"planner": {"tuning": "guarantee", "control": False}},
-        "tuning",
-        "tuning 'guarantee' is the controller's, and planner.control is false",
-    ),
-    "exits by recorded batches with a controller": (
-        {"planner": {"strategy": "pame", "objective": {"minimize": "latency", "rate_per_s": 40.0}}},
-        "strategy",
-        "strategy pame plans from recorded batches, which a controller has none of; control: false",
-    ),
-    "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee', 'apparate' or 'pame'"),
-    "order": ({"planner": {"order": "longest"}}, "order", "Input should be 'arrival', 'deadline', 'shortest' or 'das'"),
-    "numbers of another order": (
-        {"planner": {"order": {"name": "shortest", "eta": 0.5}}}, "order", "the order 'shortest' takes no eta"
-    ),
-    "objective": (
-        {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
-        "objective",
-        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ...} and",
-    ),
-    "unknown price": ({"planner": {"objective": COSTLY}}, "cpu", "plans are made by cost, and cpu has no usd_per_hour"),
-    "threshold of no ramp": (
-        {"accuracy": {"thresholds": {0: 0.5, 7: 0.5}}},
-        "thresholds",
-        "thresholds for ramps [7]; the model's ramps are [0, 1]",
-    ),
-    "records of another score": (
-        {"accuracy": {"policy": "confidence", "thresholds": 0.9}}, "accuracy", "the policy is confidence, "
-    ),
-    "no records": ({"accuracy": {"records": "gone.npz"}}, "gone", "No such file"),
-    "latency of another model": (
-        emulated(latency={"emulated:V100": {"published": "bert-base", "length": 128}}),
-        "emulated:V100",
-        "has 12 blocks and ramps [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]; the model has 3 blocks and ramps [0, 1]",
-    ),
-    "rows": (
-        {"model": MODEL | {"latency": {"cpu": TABLE | {"block_s": [[0.1, 0.2]]}}}},
-        "cpu",
-        "block_s has 1 rows; 3 are needed, one per block",
-    ),
-    "values": (
-        {"model": MODEL | {"latency": {"cpu": TABLE | {"ramp_s": [[0.1], [0.1, 0.2]]}}}}, "cpu", "ramp_s.0 needs 2 val"
-    ),
-    "batch sizes": (
-        {"model": MODEL | {"latency": {"cpu": TABLE | {"batch": [2, 1]}}}}, "cpu", "batch sizes must ascend"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("parts", "line", "words"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_with_its_line(files: Files, parts: dict[str, Any], line: str, words: str) -> None:
-    at, said = files.refused(**parts)
-    assert words in said
-    lines = files.path.read_text(encoding="utf-8").splitlines()
-    # A mapping stands where its first key does: on the line after its name.
-    assert line in lines[at - 1] or line in lines[at - 2]
 
 
 def test_an_slo_that_no_plan_keeps_names_what_binds_and_the_nearest(files: Files) -> None:
@@ -234,23 +129,6 @@ def test_thresholds_of_the_calibration_are_not_held_against_records_of_another_s
 
 
 MEASURED = {"model": MODEL | {"latency": {"cpu": TABLE | {"length": 4}}}}
-
-
-@pytest.mark.parametrize(
-    ("parts", "below", "words"),
-    [
-        ({"lengths": [2, 0]}, 2, "lengths: the 1. length is 0; an input has a whole number of tokens"),
-        ({"lengths": []}, 0, "lengths: lengths of no input"),
-        ({"lengths": 0.5}, 0, "lengths: a mean length is from 1 to"),
-        ({"lengths": "gone.txt"}, 0, "gone.txt: cannot be read"),
-        ({"lengths": [2, 5000]}, 1, "lengths: an input of 5000 tokens; the model takes at most"),
-        ({"lengths": 3, "model": MODEL}, 0, "latency of cpu: its length is not known"),
-    ],
-)
-def test_lengths_that_no_input_has_are_refused(files: Files, parts: dict[str, Any], below: int, words: str) -> None:
-    line, said = files.refused(**MEASURED | parts)
-    assert words in said
-    assert line == files.line_of("lengths:") + below
 
 
 def test_lengths_and_recorded_batches_exclude_each_other(files: Files) -> None:

@@ -1,0 +1,55 @@
+"""What commands and service files refuse: every entry of refusals.yaml, one table for all of them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, refused, written
+from tests.offramp.service.service_files import TABLE, Files
+
+GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+MODEL = {"folder": "model", "latency": {"cpu": TABLE}}
+
+
+def is_said(expected: str, said: str) -> bool:
+    """Whether a message begins with what is expected, or holds what stands behind its dots."""
+    return expected[3:] in said if expected.startswith("...") else said.startswith(expected)
+
+
+@pytest.mark.parametrize("case", GOLDEN["commands"], ids=lambda case: case["run"][:60])
+def test_a_command_refuses(
+    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"problem.yaml": PROBLEM, "plan.yaml": PLAN} | case.get("files", {})
+    for name, (old, new) in case.get("change", {}).items():
+        assert old in files[name]
+        files[name] = files[name].replace(old, new)
+    for name, content in files.items():
+        written(tmp_path / name, content)
+    if "declined" in case:
+        said = declined(capsys, *shlex.split(case["run"]))
+        assert f"Invalid value for '{case['declined']}'" in said
+    else:
+        said = refused(capsys, *shlex.split(case["run"]))
+    assert is_said(case["says"], said), said
+    assert not Path("new.yaml").exists()
+
+
+@pytest.mark.parametrize("case", GOLDEN["services"], ids=lambda case: case["says"][:60])
+def test_a_service_file_is_refused_at_its_line(case: dict[str, Any], tmp_path: Path) -> None:
+    files, given = Files(tmp_path), case["given"]
+    if "model" in given:
+        given = given | {"model": MODEL | given["model"]}
+    at, said = files.refused(**given)
+    assert case["says"] in said
+    lines = files.path.read_text(encoding="utf-8").splitlines()
+    if "below" in case:
+        assert at == files.line_of(case["line"]) + case["below"]
+    else:  # a mapping stands where its first key does: on the line after its name
+        assert case["line"] in lines[at - 1] or case["line"] in lines[at - 2]
