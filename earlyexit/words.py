@@ -21,9 +21,9 @@ import numpy.typing as npt
 from earlyexit.errors import DataError, PlanError
 
 Offsets = npt.NDArray[np.int64]
-"""Of every token its first character in the text and one past its last, (N, 2); equal where it is of no text."""
+"""For every token its first character in the text and one past its last, (N, 2); equal for tokens of no text."""
 Importance = npt.NDArray[np.floating]
-"""What attention every token received, (N,), special tokens included. NaN: not known."""
+"""The attention that every token received, (N,), special tokens included. NaN: unknown."""
 LARGEST_ALPHA = 2.0
 """Tabi tries 0.5 to 0.9, which is up to 62 % of the words (section 7.4); at twice the mean hardly any is left."""
 
@@ -32,7 +32,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of one text, and which tokens are theirs."""
+    """The words of one text and their tokens."""
 
     text: str
     starts_W: npt.NDArray[np.int64]
@@ -40,13 +40,13 @@ class Words:
     ends_W: npt.NDArray[np.int64]
     """One past the last."""
     first_N: npt.NDArray[np.int64]
-    """The first word that a token is of."""
+    """The first word of each token."""
     end_N: npt.NDArray[np.int64]
-    """One past the last; no more than the first where it is of none, as special tokens and lone spaces are."""
+    """One past the last word; at most the first for tokens of no word, such as special tokens and lone spaces."""
 
     @classmethod
     def of(cls, text: str, offsets_N2: Offsets) -> Words:
-        """By where the tokens are. A token over several words, or with the space before one, is of all it touches."""
+        """Returns the words by the places of tokens; a token belongs to all words that it touches."""
         spans = np.array([word.span() for word in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
         starts_W, ends_W = spans[:, 0], spans[:, 1]
         offsets_N2 = offsets_N2.reshape(-1, 2)
@@ -56,18 +56,18 @@ class Words:
 
     @property
     def are_words_N(self) -> npt.NDArray[np.bool_]:
-        """Whether each token is a word's, or part of one."""
+        """Whether each token belongs to a word."""
         return self.first_N < self.end_N
 
     def left(self, stays_N: npt.NDArray[np.bool_], *, rest: bool) -> str:
-        """The text of the words that stay, given which tokens do; the whole text where none of its tokens does."""
+        """Returns the text of the words that stay, by the tokens that stay; the whole text if no token stays."""
         stays_N = stays_N & self.are_words_N
         return self.without(self.kept_W(stays_N, rest=rest)) if stays_N.any() else self.text
 
     def kept_W(self, stays_N: npt.NDArray[np.bool_], *, rest: bool) -> npt.NDArray[np.bool_]:
-        """Which words stay: those with such a token, and those that no token tells of.
+        """Returns which words stay: those with a token that stays, and those without any token.
 
-        `rest`: also of the latter those behind all tokens, where the text was cut.
+        `rest`: whether words behind the last token, where the text was cut, stay too.
         """
         told_W = self._touched_W(self.are_words_N)
         untold_W = ~told_W
@@ -77,7 +77,7 @@ class Words:
         return kept_W
 
     def without(self, kept_W: npt.NDArray[np.bool_]) -> str:
-        """The text of the words that stay, each with the white space behind it."""
+        """Returns the text of the words that stay, each with the white space behind it."""
         if kept_W.all():
             return self.text
         begins = [*self.starts_W.tolist(), len(self.text)]
@@ -85,7 +85,7 @@ class Words:
         return self.text[: begins[0]] + "".join(words).rstrip()
 
     def best_W(self, importance_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The largest importance of every word's tokens; words that no token tells of are left out."""
+        """Returns the largest importance of every word's tokens, without words that have no token."""
         sizes_N = np.maximum(self.end_N - self.first_N, 0)
         nth = np.arange(sizes_N.sum()) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
         best_W = np.full(len(self.starts_W), -np.inf)
@@ -101,25 +101,25 @@ class Words:
 
 
 def pruned(text: str, offsets_N2: Offsets, importance_N: Importance, alpha: float, *, rest: bool = True) -> str:
-    """A text without the words none of whose tokens gets more than alpha times the mean of all words' tokens.
+    """Returns a text without the words whose tokens all get at most alpha times the mean of all words' tokens.
 
-    As it is where all words would go, and where the importance of a word's token is not known. What lies behind the
-    last token, where the text was cut, stays unless `rest` is false. Raises ValueError where there is not one
-    importance per token, PlanError for an alpha that is none.
+    The text is unchanged if all words would go, or if the importance of a word's token is unknown. Text behind the last
+    token, where it was cut, stays unless `rest` is false. Raises ValueError unless there is one importance per token,
+    PlanError for an invalid alpha.
     """
     (found,) = left_of([Words.of(text, offsets_N2)], importance_N, alpha, rest=rest)
     return found
 
 
 def left_of(words: Sequence[Words], importance_N: Importance, alpha: float, *, rest: bool = True) -> tuple[str, ...]:
-    """As `pruned`, of the several texts of one input, such as a pair: one mean over the words of all.
+    """Returns `pruned` of several texts of one input, such as a pair, with one mean over all words.
 
-    `words`: of every text; in each, tokens of other texts are of no word.
+    `words`: of every text; in each, tokens of other texts belong to no word.
     """
     check_alpha(alpha)
     if any(len(each.first_N) != len(importance_N) for each in words):
         raise ValueError(f"{len(importance_N)} tokens have an importance, of {len(words[0].first_N)}")
-    importance_N = importance_N.astype(np.float64)  # what came in half precision is compared in full
+    importance_N = importance_N.astype(np.float64)  # compare in full precision
     limit = alpha * mean_of_words(words, importance_N)
     if math.isnan(limit):
         return tuple(each.text for each in words)
@@ -128,15 +128,15 @@ def left_of(words: Sequence[Words], importance_N: Importance, alpha: float, *, r
 
 
 def mean_of_words(words: Sequence[Words], importance_N: Importance) -> float:
-    """The mean importance of the tokens that are of any word; NaN where there is none, or one is not known."""
+    """Returns the mean importance of the tokens of words; NaN if there are none, or if one is unknown."""
     of_words_N = np.logical_or.reduce([each.are_words_N for each in words])
     return float(importance_N[of_words_N].mean(dtype=np.float64)) if of_words_N.any() else math.nan
 
 
 def standing_of(words: Sequence[Words], importance_N: Importance) -> npt.NDArray[np.float64]:
-    """How many times the mean each word's best token gets, of the words that tokens tell of: an alpha that cuts it.
+    """Returns the importance of each word's best token relative to the mean: the smallest alpha that cuts the word.
 
-    Empty where an importance is not known.
+    It has only words with tokens, and is empty if an importance is unknown.
     """
     exact_N: npt.NDArray[np.float64] = importance_N.astype(np.float64)
     mean = mean_of_words(words, exact_N)
@@ -146,7 +146,7 @@ def standing_of(words: Sequence[Words], importance_N: Importance) -> npt.NDArray
 
 
 def alpha_for(share: float, standings: npt.NDArray[np.float64]) -> float:
-    """The alpha that cuts such a share of these words; raises DataError where there are none, or no alpha does."""
+    """Returns the alpha that cuts a share of these words; raises DataError without words, or if no alpha does."""
     check_share(share)
     if not len(standings):
         raise DataError("nothing is known of how much attention words get: no alpha cuts a share of them")
@@ -159,18 +159,18 @@ def alpha_for(share: float, standings: npt.NDArray[np.float64]) -> float:
 
 
 def check_share(share: float) -> None:
-    """Raise DataError for what is no share of the words to be pruned."""
+    """Raise DataError unless `share` is above 0 and below 1."""
     if not 0 < share < 1:
         raise DataError(f"a share of the words to be pruned is above 0 and below 1, not {share}")
 
 
 def num_words(row: str | Sequence[str]) -> int:
-    """What stands between white space, in a text or in several."""
+    """Returns the number of words of a text or of several."""
     return len(row.split()) if isinstance(row, str) else sum(map(num_words, row))
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise PlanError for what is no share of the mean."""
+    """Raise PlanError for an alpha outside 0 to `LARGEST_ALPHA`."""
     if not 0 < alpha <= LARGEST_ALPHA:
         raise PlanError(
             f"words are pruned that get up to alpha times the mean attention, with alpha above 0 and up to "
@@ -179,9 +179,9 @@ def check_alpha(alpha: float) -> None:
 
 
 def check_prune(prune: Mapping[int, float], networks: Sequence[int]) -> None:
-    """Raise PlanError for alphas that are none, or not after a network's end where inputs go on to another.
+    """Raise PlanError for invalid alphas, or for blocks that are not a network's end before another network.
 
-    `networks`: one past the last block of each, as in a plan; nothing where there is but one.
+    `networks`: one past the last block of each, as in a plan; empty for a single network.
     """
     ends = [bound - 1 for bound in networks[:-1]]
     for block, alpha in prune.items():

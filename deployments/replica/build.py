@@ -18,7 +18,7 @@ from earlyexit.engine.device import WARM_UP_TOKENS, Device, Runner
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Lost, Release
-from earlyexit.engine.times import ObservedTimes, Times
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.split import Split
 from earlyexit.network.store import ModelCard, read_card
@@ -128,7 +128,9 @@ def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     )
 
 
-def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock, starts: Collection[int] = ()) -> Times:
+def warm_up(
+    runner: Runner[Any], splits: Sequence[Split], *, clock: Clock, starts: Collection[int] = ()
+) -> ObservedTimes:
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
     `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
@@ -154,7 +156,7 @@ def expect_no_loss(releases: list[Release[Any]]) -> None:
 
 
 def _run_splits(
-    runner: Runner[Any], splits: Sequence[Split], times: Times, clock: Clock, starts: Collection[int]
+    runner: Runner[Any], splits: Sequence[Split], times: ObservedTimes, clock: Clock, starts: Collection[int]
 ) -> None:
     device = Device(BatchEngine(splits, times, starts=starts), runner, clock, expect_no_loss)
     for split in splits:
@@ -168,7 +170,7 @@ def _run_splits(
             device.run_until_idle()
 
 
-def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Times) -> None:
+def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: ObservedTimes) -> None:
     for split in splits:
         for size in _sizes(split):
             tokens = int(runner.warm_up_pieces(split, size).lengths_B.sum())

@@ -16,7 +16,7 @@ from earlyexit.engine.filling import Load, Standing, pick, standing_of
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, by_deadline
 from earlyexit.engine.release import Returning
-from earlyexit.engine.times import RunSums, SplitCounts, Times, TimesRun
+from earlyexit.engine.times import ObservedTimes, RunSums, SplitCounts, TimesRun
 from earlyexit.network.split import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
@@ -101,7 +101,7 @@ class BatchEngine(Generic[P]):
     def __init__(
         self,
         splits: Sequence[Split],
-        times: Times,
+        times: ObservedTimes,
         *,
         dispatch: Dispatch = "work-conserving",
         order: OrderSpec = DEFAULT,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from earlyexit.engine.queue import P, Queue
-from earlyexit.engine.times import Times
+from earlyexit.engine.times import ObservedTimes
 
 IDLE_ENOUGH = 0.4
 """Share of its time that a device may run before batches wait to fill."""
@@ -131,7 +131,7 @@ class Standing(Generic[P]):
         return load.due_s(since_s, min(self.latest_s, since_s + MOST_BATCHES * full_s))
 
 
-def standing_of(queue: Queue[P], times: Times, latest_s: float, *, may_wait: bool) -> Standing[P]:
+def standing_of(queue: Queue[P], times: ObservedTimes, latest_s: float, *, may_wait: bool) -> Standing[P]:
     """Returns the standing of a queue, by the known times of batches."""
     split, budget, mean_tokens = queue.split, queue.budget, times.mean_tokens(queue.split)
     front = queue.members[: budget.inputs]

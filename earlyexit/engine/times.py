@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from earlyexit.network.split import AfterAnswer, Budget, Split
 
@@ -176,26 +176,6 @@ ROUNDING = 1e-9
 """Relative error of means of equal lengths, by which they must not fall into the next bucket."""
 
 
-class Times(Protocol):
-    """Expected seconds; zero while they are unknown, so that no input is dropped on a guess."""
-
-    def batch_s(self, split: Split, tokens: float) -> float:
-        """Returns the seconds of a batch of so many tokens until the split's end."""
-        ...
-
-    def mean_tokens(self, split: Split) -> float:
-        """Returns the mean tokens of an input that runs there; 1 while they are unknown."""
-        ...
-
-    def soonest_s(self, split: Split) -> float:
-        """Returns the seconds after which a batch's first answer can leave the split, at best."""
-        ...
-
-    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
-        """Learn that a batch of `size` inputs had its first answers, or its end, after `first_s`; it took `total_s`."""
-        ...
-
-
 @dataclass(slots=True)
 class _Known:
     ends: list[int] = field(default_factory=list)
@@ -213,7 +193,10 @@ class _Known:
 
 
 class ObservedTimes(BySplit[_Known]):
-    """Times learnt from the batches that ran: a moving average per split and bucket of tokens."""
+    """Expected seconds, learnt from the batches that ran: a moving average per split and bucket of tokens.
+
+    They are zero while nothing is known, so that no input is dropped on a guess.
+    """
 
     __slots__ = ()
 
@@ -221,6 +204,7 @@ class ObservedTimes(BySplit[_Known]):
         super().__init__(_Known)
 
     def batch_s(self, split: Split, tokens: float) -> float:
+        """Returns the seconds of a batch of so many tokens until the split's end."""
         known = self.find(split)
         if known is None:
             return 0.0
@@ -230,14 +214,17 @@ class ObservedTimes(BySplit[_Known]):
         return known.total_s[known.ends[-1]] * tokens / known.ends[-1]
 
     def mean_tokens(self, split: Split) -> float:
+        """Returns the mean tokens of an input that runs there; 1 while they are unknown."""
         known = self.find(split)
         return 1.0 if known is None else known.tokens / known.inputs
 
     def soonest_s(self, split: Split) -> float:
+        """Returns the seconds after which a batch's first answer can leave the split, at best."""
         known = self.latest if split is self.latest_split else self.find(split)
         return 0.0 if known is None else known.soonest_s
 
     def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
+        """Learn that a batch of `size` inputs had its first answers, or its end, after `first_s`; it took `total_s`."""
         known = self.latest if split is self.latest_split else self.of_run(split)
         end = bucket_end(size, tokens)
         before_s = known.total_s.get(end)

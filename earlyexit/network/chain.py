@@ -1,4 +1,4 @@
-"""A chain: one network, or several one after the other, whose blocks and ramps are numbered through. Without torch."""
+"""A chain: one network, or several in a row, whose blocks and ramps are numbered consecutively. It needs no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from math import isfinite
 from earlyexit.errors import ModelFolderError, PlanError
 
 Weights = Mapping[int, float]
-"""By the block after which a network ends that is not the last: the share, in what comes after it, of what the networks
-up to it say together; the next network has the rest. So of three networks with w1 and w2 the last exit says
+"""By the last block of each network but the last: the combined share of the networks up to it, in what comes after it.
+The next network has the rest. So the last exit of three networks with weights w1 and w2 says
 (1 - w2) p3 + w2 ((1 - w1) p2 + w1 p1), which can be any weighted mean."""
 
 
 def check_weights(weights: Weights) -> None:
-    """Raise PlanError for a weight that is no number from 0 to below 1: at 1 a later network would not count."""
+    """Raise PlanError for a weight outside 0 to below 1: at 1 a later network would not count."""
     for end, weight in weights.items():
         if not 0 <= weight < 1:
             raise PlanError(
@@ -27,7 +27,7 @@ def check_weights(weights: Weights) -> None:
 
 
 def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
-    """Raise PlanError for a weight of what no network's end says; `networks`: one past each one's last block."""
+    """Raise PlanError for a weight that is not after a network's end; `networks`: one past each one's last block."""
     ends = [bound - 1 for bound in networks[:-1]]
     others = sorted(set(weights) - set(ends))
     if others and not ends:
@@ -37,9 +37,9 @@ def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
 
 
 def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
-    """The weights by which every network counts in proportion to a number of its own, `last` the last network's.
+    """Returns the weights with which every network counts in proportion to its number; `last`: the last network's.
 
-    `parts` is by the block after which the others end. Raises PlanError where there is nothing to divide by.
+    `parts`: the others' numbers, by their last block. Raises PlanError for numbers that are no proportions.
     """
     ends = sorted(parts)
     counts = [*(parts[end] for end in ends), last]
@@ -53,16 +53,16 @@ def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Which block is whose. Raises ModelFolderError for what is no chain.
+    """The blocks of several networks. Raises ModelFolderError for contradictory values.
 
-    The end of a network that is not the last is a ramp like any other, after its last block; the last network is the
-    *reference*, and its end answers whatever went on so far.
+    The end of every network but the last is a ramp like any other, after its last block. The last network is the
+    *reference*; its end answers all inputs that get there.
     """
 
     names: tuple[str, ...]
-    """Of the networks, first to last."""
+    """Names of the networks, first to last."""
     lengths: tuple[int, ...]
-    """Blocks of every network."""
+    """Number of blocks of every network."""
     ramps: tuple[int, ...] = ()
     """Ascending, in the chain's numbering; the ends of all networks but the last are among them."""
 
@@ -94,7 +94,7 @@ class Chain:
 
     @property
     def networks(self) -> tuple[int, ...]:
-        """What plans call so: `bounds`, or nothing for a single network."""
+        """The `networks` of plans: `bounds`, or nothing for a single network."""
         return () if self.is_one else self.bounds
 
     @cached_property
@@ -117,34 +117,34 @@ class Chain:
         return self.bounds[-1]
 
     def network_of(self, block: int) -> int:
-        """Which network a block is of."""
+        """Returns the network of a block."""
         assert 0 <= block < self.num_blocks, f"no block {block} in a chain of {self.num_blocks}"
         return bisect_right(self.bounds, block)
 
     def name_of(self, block: int) -> str:
-        """The name of the network that a block is of."""
+        """Returns the name of a block's network."""
         return self.names[self.network_of(block)]
 
     def locate(self, block: int) -> tuple[int, int]:
-        """Which network a block is of, and its number there."""
+        """Returns the network of a block, and the block's number there."""
         network = self.network_of(block)
         return network, block - self.starts[network]
 
     def ramps_of(self, network: int) -> tuple[int, ...]:
-        """A network's own ramps, numbered as it does; its end is none of them."""
+        """Returns a network's own ramps, in its own numbering, without its end."""
         first, last = self.starts[network], self.ends[network]
         return tuple(ramp - first for ramp in self.ramps if first <= ramp < last)
 
 
 def joined(names: tuple[str, ...], lengths: tuple[int, ...], ramps: tuple[tuple[int, ...], ...]) -> Chain:
-    """The chain of networks with these ramps of their own; raises ModelFolderError."""
+    """Returns the chain of networks with these ramps of their own; raises ModelFolderError."""
     starts = (0, *accumulate(lengths))
     inner = [start + ramp for start, own in zip(starts, ramps, strict=False) for ramp in own]
     return Chain(names=names, lengths=lengths, ramps=tuple(sorted(inner + [bound - 1 for bound in starts[1:-1]])))
 
 
 def check_networks(networks: tuple[int, ...]) -> None:
-    """Raise PlanError unless these are one past the last block of every network of a chain: two or more, or none."""
+    """Raise PlanError unless these are one past the last block of each network of a chain: two or more, or none."""
     if not networks:
         return
     if len(networks) == 1:
@@ -154,7 +154,7 @@ def check_networks(networks: tuple[int, ...]) -> None:
 
 
 def used_of(networks: tuple[int, ...], firsts: set[int]) -> tuple[int, ...]:
-    """Which networks are used by splits that begin at these blocks; (0,) where there is but one."""
+    """Returns the networks of splits that begin at these blocks; (0,) for a single network."""
     if not networks:
         return (0,)
     return tuple(sorted({bisect_right(networks, first) for first in firsts}))

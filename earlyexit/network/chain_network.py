@@ -1,6 +1,6 @@
-"""Several networks one after the other as one `Network`: each runs its own segments, and none crosses to the next.
+"""Several networks in a row as one `Network`; each runs its own segments, and no segment crosses to the next network.
 
-An input that goes on at the end of a network crosses at the ingress, which has its row, and comes back encoded anew.
+An input that goes on at the end of a network returns to the ingress, which encodes its row for the next network.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class ChainNetwork:
-    """A `Network` of several, in whose numbering all blocks and ramps are.
+    """A `Network` of several networks, with blocks and ramps numbered consecutively.
 
-    The end of a network that is not the last is a ramp: its head is computed where that ramp is active or looks. After
-    it nothing crosses but what is carried beside the network's own tensors: `importance`, in half precision.
+    The end of every network but the last is a ramp: its head is computed where that ramp is active or looks. Only
+    tensors beside the network's own cross such an end: `importance`, in half precision.
     """
 
     def __init__(self, members: Sequence[EarlyExitModel]) -> None:
-        """Networks on one device, of one float type and with the same answers; raises ModelFolderError for others.
+        """Raises ModelFolderError unless the networks have one device, one float type and the same answers.
 
-        All but the last are from now on parts of a chain: what answers at their ends is a ramp.
+        It marks all but the last as parts of a chain, whose ends are ramps.
         """
         first, last = members[0], members[-1]
         for member in members:
@@ -71,7 +71,7 @@ class ChainNetwork:
 
     @property
     def max_length(self) -> int:
-        """What every member takes."""
+        """The longest input that every member takes."""
         return min(member.max_length for member in self.members)
 
     @property
@@ -99,7 +99,7 @@ class ChainNetwork:
     def crossed(
         self, network: int, own: Segment, found: tuple[Tensors, Tensor | None]
     ) -> tuple[Tensors, Tensor | None]:
-        """What a network's segment gave, as far as it goes on: at its end, without the network's own tensors."""
+        """Returns a segment's result; at the network's end without the network's own tensors."""
         member, (tensors, outputs_BC) = self.members[network], found
         if own.end < member.num_blocks or network == len(self.members) - 1:
             return found
@@ -107,7 +107,7 @@ class ChainNetwork:
 
 
 class ChainSegments:
-    """`PreparedSegments` of a chain, each by what runs those of its network."""
+    """`PreparedSegments` of a chain; each segment runs by the runner of its network."""
 
     def __init__(self, network: ChainNetwork, runners: Sequence[SegmentRunner]) -> None:
         self._network = network
@@ -131,11 +131,11 @@ class ChainSegments:
 
 
 AnyNetwork = EarlyExitModel | ChainNetwork
-"""What a model folder may hold."""
+"""The networks that a model folder may hold."""
 
 
 def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
-    """Whose a segment is, and as that network numbers it; a segment never runs over a crossing."""
+    """Returns the network of a segment, and the segment in that network's numbering."""
     network, first = chain.locate(segment.first)
     start = segment.first - first
     assert segment.end - start <= chain.lengths[network], f"{segment} runs over a crossing"
@@ -146,9 +146,9 @@ def locate(chain: Chain, segment: Segment) -> tuple[int, Segment]:
 def load_network(
     folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None, attention: Attention = "auto"
 ) -> AnyNetwork:
-    """What a model folder holds, one network or a chain of several, in inference mode; `load_model` says more.
+    """Returns a model folder's network or chain of networks, in inference mode; see `load_model`.
 
-    Raises ModelFolderError, also where a chain's models are no longer what its card says, their labels among it.
+    Raises ModelFolderError, also where a chain's models, or their labels, no longer fit its card.
     """
     card = read_card(folder)
     members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
@@ -162,7 +162,7 @@ def load_network(
             f"{folder / CARD_FILE}: its models have ramps {list(network.ramp_indices)}, the chain says "
             f"{list(card.ramps)}; `offramp chain` makes it anew"
         )
-    if network.task.spec() != find_task(card.task).spec():  # answers would be told by names that are others' now
+    if network.task.spec() != find_task(card.task).spec():  # answers would get wrong names
         raise ModelFolderError(
             f"{folder / CARD_FILE}: its models have other labels, or in another order, than the chain says; "
             "`offramp chain` makes it anew"
@@ -173,9 +173,9 @@ def load_network(
 def open_network(
     backend: BackendName, network: AnyNetwork, folder: Path, num_threads: int, *, cache: Path | None = None
 ) -> SegmentRunner:
-    """How a network that no longer changes is computed, one or several; see `open_segments`.
+    """Returns the runner of a network, or of a chain, that no longer changes; see `open_segments`.
 
-    `cache`: where what takes long to make is kept; None: in its model's folder, which of a chain is each member's.
+    `cache`: the folder for exports, which take long to make; None: the folder of each model.
     """
     folders = read_card(folder).members(folder)
     members = network.members if isinstance(network, ChainNetwork) else (network,)

@@ -1,4 +1,4 @@
-"""From a `transformers` checkpoint or configuration to an early-exit model with untrained ramps."""
+"""From a checkpoint or a configuration to an early-exit model with untrained ramps."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ UNREACHED = "neither a checkpoint folder nor a hub name that can be reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampOptions:
-    """Which ramps a model gets."""
+    """The ramps that a model gets."""
 
     style: RampStyle = "light"
     head_style: RampStyle | None = None
-    """Of the full model's head where the checkpoint brings none. None: the ramps' own; after bridges `light`, or `maps`
-    where the task has maps."""
+    """The style of the full model's head if the checkpoint has none. None: the ramps' style; with bridges `light`, or
+    `maps` for tasks with maps."""
     pooling: Pooling = "mean"
     at: tuple[int, ...] | None = None
     """The blocks that get a ramp; None for all but the last."""
@@ -56,20 +56,20 @@ class RampOptions:
             raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
 
     def new_head_style(self, task: Task) -> RampStyle:
-        """Of a full model's head that no checkpoint brought."""
+        """Returns the style of a full model's head that no checkpoint brought."""
         after_bridges = "light" if len(task.output_shape) == 1 else "maps"
         return self.head_style or (after_bridges if self.style == BRIDGE else self.style)
 
 
 def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
-    """A checkpoint's network and its family's name.
+    """Returns a checkpoint's network and its family's name.
 
     `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
     of a state dict (.th, .pt, .pth) that `families/state_file.py` knows, `module:function`, or a .json file with a
-    `family` and what that builds an untrained network of. `pairs`: its inputs are pairs of texts. `size`: height and
-    width of the images of a state dict's network; None for what it was made for.
+    `family` and the configuration of an untrained network. `pairs`: its inputs are pairs of texts. `size`: height and
+    width of the images of a state dict's network; None for the size that it was trained on.
 
-    Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
+    Raises ModelFolderError for other sources, unknown families, and weights that do not fit.
     """
     if is_own(source):
         from earlyexit.families.own import OwnFamily
@@ -114,9 +114,9 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
 
 
 def _check_hub(source: str) -> None:
-    """Raises ModelFolderError if a name of the hub is not cached and the hub cannot be reached.
+    """Raise ModelFolderError if a name of the hub is not cached and the hub cannot be reached.
 
-    `transformers` repeats such a request for half a minute, and logs every attempt.
+    `transformers` would repeat such a request for half a minute and log every attempt.
     """
     import huggingface_hub
 
@@ -125,12 +125,12 @@ def _check_hub(source: str) -> None:
     try:
         if not isinstance(huggingface_hub.try_to_load_from_cache(source, CONFIG), str):
             huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(source, CONFIG))
-    except Exception as error:  # a connection's, of the HTTP library that the hub's version uses; a name's ValueError
+    except Exception as error:  # errors depend on the hub's HTTP library; ValueError for bad names
         raise ModelFolderError(f"{source!r} is {UNREACHED}: {_first_line(error)}") from error
 
 
 def _place(source: str) -> tuple[str, dict[str, str]]:
-    """Where `transformers` looks, and for which file there."""
+    """Returns the place for `transformers`, and the file there."""
     if not source.endswith(GGUF_SUFFIX):
         return source, {}
     path = Path(source)
@@ -138,7 +138,7 @@ def _place(source: str) -> tuple[str, dict[str, str]]:
 
 
 def _untrained(path: Path) -> tuple[Pretrained, str]:
-    """A network of its configuration, with weights at random."""
+    """Returns the network of a configuration, with random weights."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         family = config.pop("family")
@@ -151,7 +151,7 @@ def _untrained(path: Path) -> tuple[Pretrained, str]:
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put a checkpoint's fast tokenizer, or that of a file, into a model folder, with its chat template if it has one.
+    """Put the fast tokenizer of a checkpoint or file into a model folder, with its chat template if it has one.
 
     Raises ModelFolderError.
     """
@@ -176,7 +176,7 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
 
 def ends_of(source: str) -> tuple[int, ...]:
-    """Tokens that end an answer, as a decoder's checkpoint says: its configurations and its tokenizer; else none."""
+    """Returns the tokens that end an answer, by the configurations and tokenizer of a decoder's checkpoint."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     place, file = _place(source)
@@ -192,7 +192,7 @@ def ends_of(source: str) -> tuple[int, ...]:
 
 
 def start_of(source: str) -> int | None:
-    """The token that an encoder-decoder's answers start with, as its checkpoint says; None for others."""
+    """Returns the token that an encoder-decoder's answers start with, by its checkpoint; None for others."""
     from transformers import AutoConfig
 
     place, file = _place(source)
@@ -210,9 +210,9 @@ def add_ramps(
     ramps: RampOptions,
     provenance: JsonDict | None = None,
 ) -> EarlyExitModel:
-    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same.
+    """Returns a model around a backbone: untrained ramps, and the checkpoint's head if it fits the task.
 
-    The labels are then in the checkpoint's order, which is that of its classifier's outputs.
+    Labels are then in the checkpoint's order, which is the order of its classifier's outputs.
     """
     task, head = _with_head(pretrained, task)
     info = ModelInfo(
@@ -234,7 +234,7 @@ def add_ramps(
 
 
 def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
-    """Backbone, ramps and head of the right shapes, untrained; raises ModelFolderError for ramps where none can be."""
+    """Returns backbone, ramps and head, untrained; raises ModelFolderError for ramps in impossible places."""
     last = backbone.num_blocks - 1
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
@@ -280,7 +280,7 @@ def _check_image_sides(info: ModelInfo, backbone: Backbone) -> None:
 
 
 def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:
-    """The task as the checkpoint's head has it, and that head, if it has one for this task."""
+    """Returns the task in the order of the checkpoint's head, and that head if it fits the task."""
     head, names = pretrained.head, pretrained.label_names
     if head is None:
         return task, None
@@ -294,7 +294,7 @@ def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | No
 
 
 def _in_units_of(task: RegressionTask, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A head of one output as the task's two: the number in units of its scale, and nothing about how far off it is."""
+    """Returns a head of one output as one of two: the number in units of its scale, and zero for its expected error."""
     weight_1D, bias_1 = weights["classifier.weight"], weights["classifier.bias"]
     return dict(weights) | {
         "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
@@ -312,7 +312,7 @@ def random_model(
     ramps: RampOptions | None = None,
     seed: int = 0,
 ) -> EarlyExitModel:
-    """A model of the family's structure with random weights, for timing; `config` overrides the family's sizes.
+    """Returns a model with random weights, for timing and tests; `config` overrides the family's sizes.
 
     `codec`: None for texts up to the family's length; `task`: None for the labels `no` and `yes`.
     """
@@ -333,5 +333,5 @@ def random_model(
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the advice of many lines that follows it in `transformers`."""
+    """Returns an error's first line, without the advice that follows it in `transformers`."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,13 +1,11 @@
-"""Layers whose weights are kept in oneDNN's own layout: how a CPU serves a model that no longer changes.
+"""Layers with weights in oneDNN's own layout, by which a CPU serves a model that no longer changes.
 
-Torch multiplies float32 matrices by MKL, and lays bfloat16 weights out anew in every call. oneDNN with the layout kept
-is 2.0 to 2.3 times as fast in float32, and 1.1 to 1.4 times in bfloat16, most where batches are small (one core of an
-AMD EPYC with AVX-512, the feed-forward layers of MiniLM and BERT-base, 10 to 800 tokens;
-`experiments.networks.linear_layers@654e280`).
+Torch multiplies float32 matrices by MKL and converts the layout of bfloat16 weights in every call. oneDNN with weights
+in its layout is 2.0 to 2.3 times as fast in float32 and 1.1 to 1.4 times in bfloat16, most for small batches (one core
+of an AMD EPYC with AVX-512, feed-forward layers of MiniLM and BERT-base; `experiments.networks.linear_layers@654e280`).
 
-Convolutions too, with the norms behind them folded into their weights. Keeping weights channels-last instead gains
-little: hidden states are channels-last already, as images come in
-(`experiments.networks.convolution_layers@654e280`).
+Convolutions are treated alike, with the norms behind them folded into their weights. Channels-last weights alone gain
+little (`experiments.networks.convolution_layers@654e280`).
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-"""By the names that `transformers` has for them."""
+"""By their names in `transformers`."""
 LEAST_STEP = 4
 STEPS_PER_OCTAVE = 16
 
 
 class ActivatedLinear(nn.Linear):
-    """An activation of a linear layer."""
+    """A linear layer and its activation."""
 
     def __init__(self, inputs: int, outputs: int, activation: str) -> None:
         """Raises KeyError for an activation that is not in `ACTIVATIONS`."""
@@ -50,7 +48,7 @@ class ActivatedLinear(nn.Linear):
 
 
 class SummedLinear(nn.Linear):
-    """A linear layer of some values, and others added to it: the end of a residual branch."""
+    """A linear layer plus other values: the end of a residual branch."""
 
     def forward(self, values: Tensor, others: Tensor) -> Tensor:  # type: ignore[override] # has one input more
         """(N, inputs) and (N, outputs) to (N, outputs)."""
@@ -58,18 +56,17 @@ class SummedLinear(nn.Linear):
 
 
 def rows_run(rows: int) -> int:
-    """How many rows are multiplied for so many: a few more, so that the same numbers come again and again.
+    """Returns how many rows to multiply for `rows`: a few more, so that the same numbers repeat.
 
-    oneDNN makes code for every number of rows, in 0.3 ms (bfloat16) or 0.6 ms (float32), and about 0.6 MB for each; it
-    keeps 1024. Packed batches of mixed lengths hardly ever have the same number of rows twice, least of all when they
-    shrink at every ramp.
+    oneDNN generates code for every number of rows, in 0.3 to 0.6 ms and 0.6 MB each, and keeps 1024 of them. Packed
+    batches of mixed lengths, which shrink at ramps, would hardly ever have the same number of rows twice.
     """
     step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
     return -(-rows // step) * step
 
 
 def filled_up(values: Tensor) -> Tensor:
-    """With as many rows of zeros behind (N, D) as `rows_run` says."""
+    """Returns (N, D) padded with zeros to `rows_run` rows."""
     rows, width = values.shape
     more = rows_run(rows) - rows
     if not more:
@@ -81,25 +78,25 @@ def filled_up(values: Tensor) -> Tensor:
 
 
 TYPICAL_ROWS = 256
-"""What the layout is chosen for; any number of rows can be multiplied with it."""
+"""The number of rows that the layout is chosen for; it works with any number."""
 FUSED: Mapping[str | None, tuple[str, str]] = {
     "gelu": ("gelu", "none"),
     "gelu_new": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
-"""Activations that oneDNN has, as torch calls them there."""
+"""Activations that oneDNN can fuse, with torch's names and algorithms for them."""
 REORDERED = (nn.Linear, ActivatedLinear, SummedLinear)
-"""Exactly these: another kind of linear layer may do more."""
+"""Exactly these classes: a subclass of `nn.Linear` may do more."""
 
 _LINEAR = torch.ops.mkldnn._linear_pointwise.default
 _LINEAR_AND_SUM = torch.ops.mkldnn._linear_pointwise.binary
 
 
 class ReorderedLinear(nn.Module):
-    """What a linear layer computes, for inference on a CPU; the layer that it is made of may be thrown away.
+    """Computes a linear layer for inference on a CPU; the original layer may be deleted.
 
-    With the activation of an `ActivatedLinear`, or what a `SummedLinear` adds, in the same operation: with few rows a
-    batch's time is that of its operations, not of its numbers.
+    The activation of an `ActivatedLinear` and the sum of a `SummedLinear` are part of the same operation: with few
+    rows, the number of operations decides the time.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -128,7 +125,7 @@ class ReorderedLinear(nn.Module):
 
 
 class ReorderedConvolution(nn.Module):
-    """What `nn.Conv2d` and a batch norm behind it compute, in float32, for inference on a CPU."""
+    """Computes an `nn.Conv2d` and a batch norm behind it, in float32, for inference on a CPU."""
 
     def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None = None) -> None:
         super().__init__()
@@ -137,7 +134,7 @@ class ReorderedConvolution(nn.Module):
         self._places = (list(whole.padding), list(whole.stride), list(whole.dilation), whole.groups)
         weight = whole.weight.detach().to_mkldnn()
         self._weight: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(weight, *self._places)
-        # A parameter, by which the model knows its float type when no other is left.
+        # A parameter, from which the model derives its float type when no other is left.
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone(), requires_grad=False)
 
     def forward(self, values: Tensor) -> Tensor:
@@ -151,10 +148,10 @@ class ReorderedConvolution(nn.Module):
 
 
 def reorder_convolutions(model: nn.Module) -> None:
-    """Put reordered layers in the place of convolutions that modules declare with their norms (`folds`).
+    """Replace convolutions that modules declare with their norms (`folds`) by reordered ones.
 
-    Nothing where oneDNN or a CPU is missing, or weights are not float32. The model can then be neither trained, moved,
-    exported nor saved.
+    It does nothing without oneDNN, off the CPU, or for weights that are not float32. Afterwards the model can be
+    neither trained, moved, exported nor saved.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
         return
@@ -168,10 +165,10 @@ def reorder_convolutions(model: nn.Module) -> None:
 
 
 def reorder_linears(model: nn.Module) -> None:
-    """Put reordered layers in the place of the model's linear ones; nothing where oneDNN or a CPU is missing.
+    """Replace the model's linear layers by reordered ones.
 
-    Nothing either in a backbone that does more with its layers than call them.
-    The model can then be neither trained, moved, exported nor saved. It takes no more memory than before.
+    It does nothing without oneDNN, off the CPU, or in a backbone that does more with its layers than call them.
+    Afterwards the model can be neither trained, moved, exported nor saved. It takes no more memory than before.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
         return
@@ -186,13 +183,13 @@ def reorder_linears(model: nn.Module) -> None:
         if getattr(backbone, "fills_rows", None) is False:
             backbone.fills_rows = True  # type: ignore[assignment] # no module of its own
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
+        tensor.data = tensor.data.clone()  # a view would keep the weights' whole file in memory
 
 
 def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
-    """The model itself, its linear layers and convolutions reordered; on a GPU its segments, captured.
+    """Returns the model itself, with its linear layers and convolutions reordered; on a GPU its captured segments.
 
-    What keeps something of sequences is never captured: every run of it reads another number of places.
+    Models that keep memory of sequences are never captured: every run reads another number of places.
     """
     if model.device.type == "cuda":
         if model.kept_bytes:

@@ -1,4 +1,4 @@
-"""Survivors on their way: the one form in which inputs enter, cross and leave a cut."""
+"""The form in which inputs enter, cross and leave a cut."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 class Piece:
     """A set of inputs inside the model, on a device.
 
-    Packed: all tokens one after the other, without padding, so that fusing is concatenation, an input costs what its
-    own tokens cost, and no input's arithmetic contains another's padding. Masks and positions follow from the lengths.
-    Inputs without tokens (images) have length 1. A tensor has as many rows as there are tokens, or as there are inputs;
-    where these are equal, so are the two.
+    Tensors are packed: all tokens one after the other, without padding. So fusing is concatenation, an input costs only
+    its own tokens, and no input's arithmetic contains another's padding. Masks and positions follow from the lengths.
+    Inputs without tokens (images) have length 1. A tensor has a row per token or a row per input.
     """
 
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
-    """On the host, so that layouts are made without waiting for the device."""
+    """Held on the host, so that layouts are made without waiting for the device."""
     tensors: Tensors
-    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input. Where words may
-    be pruned after it, one more: `importance` (N,), what attention every token has received so far."""
+    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input. If words may be
+    pruned later there is one more: `importance` (N,), the attention that every token has received so far."""
     state_BS: Tensor
     """The exit policy's state (PABEE's counter, votes), one row per input, S = 0 for policies without."""
 
@@ -42,7 +41,7 @@ class Piece:
         return len(self.sample_ids)
 
     def select(self, keep: Sequence[int]) -> Piece:
-        """The inputs at the given positions, in the given order."""
+        """Returns the inputs at the given positions, in the given order."""
         index_K = to_device(torch.tensor(keep, dtype=torch.int64), self.state_BS.device)
         lengths_K = self.lengths_B[list(keep)]
         pick = self._select_rows(keep, lengths_K, index_K)
@@ -55,10 +54,10 @@ class Piece:
         )
 
     def singles(self) -> list[Piece]:
-        """One piece per input; views, no copies."""
+        """Returns one piece per input; views, no copies."""
         lengths = self.lengths_B.tolist()
         columns = [torch.split(values, 1 if len(values) == len(self) else lengths) for values in self.tensors]
-        # Most policies have no state: then one row of nothing does for all.
+        # Most policies have no state: all inputs then share one empty row.
         states = torch.split(self.state_BS, 1) if self.state_BS.shape[1] else [self.state_BS[:1]] * len(self)
         rows = zip(*columns, strict=True) if columns else [()] * len(self)
         return [
@@ -73,7 +72,7 @@ class Piece:
         ]
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
-        """Host copy for another process; only `float` tensors travel in another type, the policy's state never does."""
+        """Returns a host copy for another process; `hop_dtype` is for `float` tensors, not for the policy's state."""
         crossing = self.tensors if hop_dtype == "same" else map(halved, self.tensors)
         *tensors, state_BS = all_to_host((*crossing, self.state_BS))
         return WirePiece(
@@ -85,9 +84,9 @@ class Piece:
         )
 
     def _select_rows(self, keep: Sequence[int], lengths_K: Lengths, index_K: Tensor) -> Callable[[Tensor], Tensor]:
-        """What takes the rows of some inputs out of a tensor of either kind."""
+        """Returns a function that takes the rows of some inputs from a tensor of either kind."""
         if self.lengths_B.min() == self.lengths_B.max():
-            # Of equal lengths an input is one row: a copy of a few long rows, and a few numbers sent to the device.
+            # With equal lengths an input can be one long row: few rows to copy, few numbers to send to the device.
             return lambda values: values.reshape(len(self), -1).index_select(0, index_K).view(-1, *values.shape[1:])
         rows = to_device(self._rows_of_tokens(keep, lengths_K), index_K.device)
         return lambda values: values[index_K if len(values) == len(self) else rows]
@@ -100,9 +99,9 @@ class Piece:
 
 
 def fuse(pieces: Sequence[Piece]) -> Piece:
-    """One piece out of several that wait for the same block; the order of the inputs is kept.
+    """Returns one piece of several that wait for the same block; the order of the inputs is kept.
 
-    Where some carry `importance` and others do not, that of the others is not known: NaN.
+    If only some carry `importance`, that of the others is unknown: NaN.
     """
     first = pieces[0]
     assert all(piece.next_block == first.next_block for piece in pieces)
@@ -119,7 +118,7 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
 
 
 def _alike(pieces: Sequence[Piece]) -> list[Tensors]:
-    """Their tensors, as many of each."""
+    """Returns the pieces' tensors, the same number for each piece."""
     most = max([len(piece.tensors) for piece in pieces])
     return [piece.tensors if len(piece.tensors) == most else (*piece.tensors, _unknown(piece)) for piece in pieces]
 
@@ -129,10 +128,10 @@ def _unknown(piece: Piece) -> Tensor:
 
 
 def halved(values: Tensor) -> Tensor:
-    """A float32 tensor in half precision, whatever lies beyond its range at its largest; others as they are.
+    """Returns a float32 tensor in half precision, with values beyond its range clamped; other types unchanged.
 
-    Infinite values become the largest too: one such number would make others of its input infinite, or NaN, where the
-    value that it stands for may not. NaN stays.
+    Infinite values are clamped too: an infinite value would make others of its input infinite, or NaN, where the value
+    that it stands for may not. NaN stays.
     """
     return values.half().clamp_(-LARGEST_HALF, LARGEST_HALF) if values.dtype == torch.float32 else values
 

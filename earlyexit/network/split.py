@@ -7,8 +7,8 @@ from typing import Literal
 from earlyexit.errors import PlanError
 
 AfterAnswer = Literal["stop", "stay"]
-"""What inputs do whose answer left at a ramp: leave with it, so that batches shrink (E3), or run on to the model's end,
-so that the full model's answer is known of every input (Apparate, section 3)."""
+"""What inputs do after their answer at a ramp: leave, so that batches shrink (E3), or run on to the model's end, so
+that the full model's answer to every input is known (Apparate, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +18,12 @@ class Segment:
     first: int
     end: int
     ramp: int | None
-    """The active ramp at its end, which is `end - 1`; None where inputs pass without a decision."""
+    """The active ramp at its end, `end - 1`; None without a decision there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a batch may hold at most."""
+    """The most that a batch may hold."""
 
     inputs: int
     tokens: int | None = None
@@ -32,16 +32,16 @@ class Budget:
     def room_for(self, num_inputs: int, num_tokens: int, more_tokens: int) -> bool:
         """Whether a batch of so many inputs and tokens may take one more input, of `more_tokens`.
 
-        An empty one always may: an input larger than the budget runs alone, or never would.
+        An empty batch always may, so that an input larger than the budget runs alone.
         """
         if not num_inputs:
             return True
         return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
 
     def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
-        """Expected of a full batch of which so much is known, where its other inputs have `mean_tokens`.
+        """Returns the expected tokens of a full batch with these inputs and others of `mean_tokens`.
 
-        Where one such input is larger than the budget, it is the batch.
+        If one such input is larger than the budget, it is the batch.
         """
         expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
         return expected if self.tokens is None else min(expected, max(self.tokens, mean_tokens))
@@ -51,8 +51,8 @@ class Budget:
 class Split:
     """Consecutive blocks run as one batch, at one batch size.
 
-    Answers leave at the active ramps inside; what is left of the inputs goes on at its end. Raises PlanError when the
-    values contradict each other.
+    Answers leave at the active ramps inside; the other inputs go on at its end. Raises PlanError when the values
+    contradict each other.
     """
 
     first: int
@@ -68,7 +68,7 @@ class Split:
     """While fewer than this many of a running batch's inputs remain inside, the device may run its next batch beside it
     (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
     tokens: int | None = None
-    """At most so many tokens in a batch; one larger input runs alone. None: `batch` alone bounds it."""
+    """The most tokens in a batch; a larger input runs alone. None: only `batch` bounds it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
@@ -87,16 +87,16 @@ class Split:
 
     @property
     def budget(self) -> Budget:
-        """Of one batch."""
+        """The budget of one batch."""
         return Budget(inputs=self.batch, tokens=self.tokens)
 
     @property
     def stays(self) -> bool:
-        """Whether its inputs run on when they are answered."""
+        """Whether its inputs run on after they are answered."""
         return self.after_answer == "stay"
 
     def segments(self) -> tuple[Segment, ...]:
-        """The split cut at its active ramps: first to last, without gaps."""
+        """Returns the split cut at its active ramps: first to last, without gaps."""
         bounds = [*(ramp + 1 for ramp in self.ramps)]
         if not bounds or bounds[-1] != self.end:
             bounds.append(self.end)
@@ -107,14 +107,14 @@ class Split:
         )
 
     def rest(self, block: int) -> Split:
-        """What is left of the split from `block` on, which must be one of its blocks."""
+        """Returns the rest of the split from `block` on, which must be one of its blocks."""
         if block == self.first:
             return self
         return replace(self, first=block, ramps=tuple(ramp for ramp in self.ramps if ramp >= block))
 
 
 def rest_of(block: int, splits: Sequence[Split], fallback: Sequence[Split] = ()) -> Split:
-    """What is left, from a block on, of the split that holds it; raises PlanError where none does."""
+    """Returns the rest, from a block on, of the split that holds it; raises PlanError where none does."""
     for split in (*splits, *fallback):
         if split.first <= block < split.end:
             return split.rest(block)

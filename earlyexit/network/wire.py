@@ -1,4 +1,4 @@
-"""What travels between processes: pieces and answers, without torch, so that an ingress need not load it."""
+"""The pieces and answers that travel between processes. It needs no torch, so that an ingress need not load it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
     "FP64": np.dtype(np.float64),
     "BYTES": np.dtype(np.object_),
 }
-"""Of the Open Inference Protocol, and numpy's for each; BYTES are strings of any length."""
+"""Datatypes of the Open Inference Protocol, with numpy's for each; BYTES are strings of any length."""
 JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-"""What stands in JSON for numbers of a kind of numpy's."""
+"""JSON's types of numbers, by numpy's kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Column:
 
     name: str
     datatypes: tuple[str, ...]
-    """Those that are taken, the preferred one first; of an output there is one."""
+    """The datatypes that are accepted, the preferred one first; an output has one."""
     shape: tuple[int, ...] = ()
-    """Of one row; -1 where any size is taken. A column of n rows is (n, *shape)."""
+    """The shape of one row; -1 for any size. A column of n rows is (n, *shape)."""
 
     @property
     def datatype(self) -> str:
@@ -52,31 +52,31 @@ class Encoded:
     """An input as the network takes it before block 0."""
 
     length: int
-    """In tokens; 1 for inputs that have none."""
+    """In tokens; 1 for inputs without tokens."""
     tensors: tuple[npt.NDArray[np.generic], ...]
     """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
 
 
 def as_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
-    """Numbers of JSON, nested or not, as an array; raises ValueError where some are none of the datatype."""
+    """Returns numbers of JSON, nested or not, as an array; raises ValueError where some do not fit the datatype."""
     dtype: np.dtype[Any] = DATATYPES[datatype]
     _check_types(value, datatype)
     try:
         given = np.array(value)
     except (ValueError, OverflowError):  # lists of different lengths
         raise ValueError("not an array of numbers") from None
-    if dtype == np.uint64 and given.dtype.kind in "fO":  # what numpy makes of small numbers beside the largest
+    if dtype == np.uint64 and given.dtype.kind in "fO":  # numpy's type for small numbers beside the largest
         given = np.array(value, dtype=object)
         if all(0 <= each < 2**64 for each in given.flat):
             return given.astype(dtype)
     if not _fits(given, dtype):
         raise ValueError(f"not all {datatype}")
-    with np.errstate(over="ignore"):  # too large for FP16 is infinite there
+    with np.errstate(over="ignore"):  # numbers too large for FP16 become infinite
         return given.astype(dtype)
 
 
 def _check_types(value: object, datatype: str) -> None:
-    """Raise ValueError for what numpy would convert: beside one long string, to as long a string of every number."""
+    """Raise ValueError for types that numpy would convert, such as all numbers beside one long string."""
     level: list[Any] = [value]
     while (types := set(map(type, level))) == {list}:
         level = list(chain.from_iterable(level))
@@ -96,9 +96,9 @@ def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def fitting(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
-    """Whole numbers of any type as another that holds all of them; other numbers as one of their own kind.
+    """Returns a column in another datatype: whole numbers if it holds all of them, others if it is of their kind.
 
-    Raises ValueError where the datatype holds other kinds of numbers or not all of these.
+    Raises ValueError otherwise.
     """
     dtype: np.dtype[Any] = DATATYPES[datatype]
     if column.dtype.kind in "iu" and dtype.kind in "iu":
@@ -116,7 +116,7 @@ def _ends(column: npt.NDArray[Any]) -> tuple[Any, ...]:
 
 
 PACKED_FROM_BYTES = 4096
-"""Below it packing costs more than it saves. A class map of 240 x 180 pixels becomes 20 to 40 times as small."""
+"""Below this size packing costs more than it saves. A class map of 240 x 180 pixels shrinks to a 20th or less."""
 Lengths = npt.NDArray[np.int32]
 """Tokens per input, (B,)."""
 
@@ -128,27 +128,27 @@ class Numbers:
     dtype: str
     shape: tuple[int, ...]
     raw: memoryview
-    """Read-only; where it came over a connection, of what was received, which lives as long."""
+    """Read-only; after a transfer a view of the received bytes."""
     packed: bool = False
-    """Whether zlib made them fewer."""
+    """Whether the bytes are compressed by zlib."""
 
     @classmethod
     def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> Numbers:
-        """A copy of an array: its own may belong to a batch, and be written to again. `pack`: smaller, if large."""
+        """Returns a copy of an array, whose memory may be a batch's and reused. `pack`: compress large arrays."""
         packed = pack and array.nbytes >= PACKED_FROM_BYTES
         raw = zlib.compress(array.tobytes(), level=1) if packed else array.tobytes()
         return cls(array.dtype.str, array.shape, memoryview(raw), packed)
 
     @property
     def num_bytes(self) -> int:
-        """Of the array."""
+        """Bytes of the array."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes, bool]]:
         return _of_bytes, (self.dtype, self.shape, bytes(self.raw), self.packed)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The array, read-only."""
+        """Returns the array, read-only."""
         raw = zlib.decompress(self.raw, bufsize=self.num_bytes) if self.packed else self.raw
         return np.frombuffer(raw, dtype=self.dtype).reshape(self.shape)
 
@@ -158,24 +158,24 @@ def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> N
 
 
 Value = int | float | Numbers
-"""An answer, as its task has it: a label's index, a number, an array."""
+"""An answer in its task's form: a label's index, a number, an array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What an input left with."""
+    """The answer with which an input left."""
 
     sample_id: str
     value: Value
     score: float
-    """How sure the exit was, as its task says; with recorded exits, the recorded score."""
+    """How sure the exit was, by its task; with recorded exits, the recorded score."""
     exit: int
     """The block it left after; the last block's index for inputs that ran the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What an exit said of an input that stays."""
+    """The opinion of an exit about an input that stays."""
 
     sample_id: str
     block: int
@@ -194,14 +194,14 @@ class WirePiece:
     lengths_B: Lengths
     tensors: tuple[npt.NDArray[np.generic], ...]
     """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
-    inputs, or a row per input; bfloat16 as its bits (uint16). float16 where hops are in half precision, which their
-    reader need not be told. Before a network's first block on the way there its inputs, as its codec gives them. One
-    more, `importance`, where that is measured. Empty where nothing is computed."""
+    inputs, or a row per input; bfloat16 as its bits (uint16), float16 where hops are in half precision. Before a
+    network's first block they are the inputs that its codec gives. `importance` comes last where it is measured. The
+    tuple is empty where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
-    """The exit policy's state; None of inputs that come from no block: the policy's initial state stands for it."""
+    """The exit policy's state; None before the first block, for the policy's initial state."""
 
     def select(self, keep: Sequence[int]) -> WirePiece:
-        """The inputs at the given positions, in the given order."""
+        """Returns the inputs at the given positions, in the given order."""
         index_K, size = np.array(keep, dtype=np.intp), len(self.sample_ids)
         ends_B = np.cumsum(self.lengths_B)
         rows_M = np.concatenate([np.arange(ends_B[k] - self.lengths_B[k], ends_B[k]) for k in keep])
@@ -222,10 +222,10 @@ def entering(
     state_BS: npt.NDArray[np.generic] | None = None,
     measured: bool = False,
 ) -> WirePiece:
-    """Inputs before the first block of a network, as one piece; `state_BS`: of those that come from another network.
+    """Returns inputs before a network's first block as one piece; `state_BS`: the state of inputs of another network.
 
-    `measured`: they carry `importance` (N,) beside the network's own inputs, what attention their tokens have received:
-    zeros as yet, to which each block adds.
+    `measured`: they carry `importance` (N,), the attention that their tokens have received: zeros, to which each block
+    adds.
     """
     lengths_B = np.array([each.length for each in encoded], dtype=np.int32)
     tensors = tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True)))
@@ -239,7 +239,7 @@ def entering(
 
 
 def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
-    """The answers that an array holds, one per row; see `Numbers.of`."""
+    """Returns the answers in an array, one per row; see `Numbers.of`."""
     if array.ndim > 1:
         return [Numbers.of(row, pack=pack) for row in array]
     values: list[Value] = array.tolist()
@@ -247,7 +247,7 @@ def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
 
 
 def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
-    """Answers of one task as an array, one row each; of a single one of many numbers its own, read-only."""
+    """Returns answers of one task as an array, one row each; a single array answer is a read-only view."""
     if len(values) == 1 and isinstance(values[0], Numbers):
         return values[0].numpy()[None]
     return np.array([value.numpy() if isinstance(value, Numbers) else value for value in values])

@@ -1,8 +1,8 @@
-"""One sequence: a prompt, the tokens that came of it, and which of them a decoder must see next.
+"""One sequence: a prompt, the tokens generated so far, and the tokens that a decoder must see next.
 
-Pure: it neither sends nor waits. A step is an input like any other, whose answer is a token; a prompt is one too, or
-several, cut where a batch would get too long for others. Where a sequence has to begin anew, on another replica, what
-it has come to is its prompt, and no token is said twice.
+It is pure: it neither sends nor waits. A step is an input like any other, whose answer is a token. A prompt is one or
+several steps, so that batches do not get too long for others. A sequence that must begin anew, on another replica, has
+its tokens so far as its prompt; no token is produced twice.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from earlyexit.sequences.text import TextStream, Unread
 
 
 class Shown:
-    """Of one sequence, which grows by the tokens that come of it."""
+    """How much of a growing sequence the decoder has been shown."""
 
     __slots__ = ("_chunk", "_first_chunk", "limit", "num_prompt", "num_tokens", "seen")
 
     def __init__(self, num_prompt: int, limit: int, chunk: int, first_chunk: int | None = None) -> None:
-        """`limit`: how many tokens it may come to; `chunk`: the most that are shown at once, or first of all."""
+        """`limit`: the most tokens of the sequence; `chunk`, `first_chunk`: of a step, of the first."""
         assert chunk >= 1
         self.num_prompt = num_prompt
         self.limit = limit
         self.num_tokens = num_prompt
-        """What it has come to."""
+        """Tokens of the sequence so far."""
         self.seen = 0
-        """Of these."""
+        """Tokens of these that the decoder has seen."""
         self._chunk = chunk
         self._first_chunk = chunk if first_chunk is None else first_chunk
 
     @property
     def until(self) -> int:
-        """Up to where the next step comes, or the one that is under way came."""
+        """The end of the next step, or of the step under way."""
         return min(self.seen + (self._chunk if self.seen else self._first_chunk), self.num_tokens)
 
     @property
     def is_whole(self) -> bool:
-        """Whether no more may come of it."""
+        """Whether the sequence has reached its limit."""
         return self.num_tokens >= self.limit
 
     @property
     def says(self) -> bool:
-        """Whether the answer to that step is its next token."""
+        """Whether the answer to that step is the next token."""
         return self.until >= self.num_tokens
 
     def begin(self) -> None:
-        """Nothing of it is known where it goes on."""
+        """Begin anew where nothing of the sequence is known."""
         self.seen = 0
 
     def answered(self) -> bool:
-        """Whether the answer to the step is its next token, by which it has grown then."""
+        """Note the answer to a step; returns whether it was the next token, which is then part of the sequence."""
         self.seen = self.until
         if self.seen < self.num_tokens:
             return False
@@ -69,14 +69,14 @@ LARGEST_SEED = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn; raises InputError for what means nothing."""
+    """How tokens are drawn; raises InputError for invalid values."""
 
     temperature: float = 0.0
     """0: always the likeliest (greedy)."""
     top_p: float = 1.0
-    """Of the likeliest tokens that come to this probability together (Holtzman et al. 2020, nucleus sampling)."""
+    """Draw from the likeliest tokens with this probability together (Holtzman et al. 2020, nucleus sampling)."""
     top_k: int | None = None
-    """Of this many likeliest tokens; None, and more than an answer holds: of all that it holds."""
+    """Draw from this many likeliest tokens; None: from all that an answer holds."""
     seed: int = 0
     """The same seed draws the same tokens, whatever the batch-mates, and on any replica."""
 
@@ -93,14 +93,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A token, and how likely the model thought it, temperature aside."""
+    """A token and its log-probability, without temperature."""
 
     token: int
     log_probability: float
 
 
 def choose(answer_2k: npt.NDArray[np.floating], sampling: Sampling, place: int) -> Chosen:
-    """The token at `place` of a sequence, of an answer of `TokenTask`."""
+    """Returns the token at `place` of a sequence, from an answer of `TokenTask`."""
     tokens_k, log_probabilities_k = answer_2k
     drawn = 0 if sampling.temperature == 0 else _drawn(log_probabilities_k, sampling, place)
     return Chosen(int(tokens_k[drawn]), float(log_probabilities_k[drawn]))
@@ -110,18 +110,18 @@ def _drawn(log_probabilities_k: npt.NDArray[np.floating], sampling: Sampling, pl
     logits_k = log_probabilities_k[: sampling.top_k].astype(np.float64) / sampling.temperature
     weights_k = np.exp(logits_k - logits_k[0])
     cumulative_k = np.cumsum(weights_k)
-    # The nucleus: all before the share is reached, and the one that reaches it.
+    # The nucleus: the tokens up to the one that reaches the share.
     kept = 1 + int(np.searchsorted(cumulative_k, sampling.top_p * cumulative_k[-1] * (1 - 1e-12)))
     cumulative_k = cumulative_k[:kept]
-    # A generator of its own for every place: a sequence that begins anew elsewhere goes on as it would have.
+    # Every place has its own generator: a sequence that begins anew elsewhere draws the same tokens.
     number = np.random.Generator(np.random.Philox(key=[sampling.seed, place])).random()
     return int(np.searchsorted(cumulative_k, number * cumulative_k[-1], side="right"))
 
 
 RUN = "run"
-"""The tensor that holds `run_of` each input."""
+"""The name of the tensor with `run_of` each input."""
 Ended = Literal["stop", "length"]
-"""Why a sequence is over, in OpenAI's words: by a token or text that ends it, or by its length."""
+"""Why a sequence is over, in OpenAI's terms: by a token or text that ends it, or by its length."""
 
 
 def _nothing() -> npt.NDArray[np.floating]:
@@ -130,20 +130,20 @@ def _nothing() -> npt.NDArray[np.floating]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a step brought its caller."""
+    """The result of a step for its caller."""
 
     chosen: Chosen
     text: str
-    """Nothing where a character is not whole yet, or what was said may be the beginning of a stop string."""
+    """Empty while a character is incomplete, or while the text may be the beginning of a stop string."""
     ended: Ended | None
     exit: int
     """The block after which the token left."""
     likeliest_2k: npt.NDArray[np.floating] = field(default_factory=_nothing, compare=False, repr=False)
-    """The answer that the token was chosen of: see `TokenTask`."""
+    """The answer from which the token was chosen: see `TokenTask`."""
 
 
 class TokenSequence:
-    """A sequence in the making."""
+    """A sequence that is being generated."""
 
     def __init__(
         self,
@@ -157,10 +157,10 @@ class TokenSequence:
         chunk: int,
         start: int | None = None,
     ) -> None:
-        """Before its first step: see `begin`.
+        """Call `begin` before the first step.
 
-        `max_length`: of prompt and answer together, the model's; `ends`: tokens that end it; `chunk`: the most tokens
-        of a prompt in one step; `start`: of an encoder-decoder, the token that answers start with: the prompt is then
+        `max_length`: the model's, for prompt and answer together; `ends`: tokens that end it; `chunk`: the most tokens
+        of a prompt in one step; `start`: for an encoder-decoder, the token that answers start with: the prompt is then
         its source, which is not cut. Raises InputError, and ContextLengthError for a prompt that is too long.
         """
         if not prompt:
@@ -173,9 +173,9 @@ class TokenSequence:
             )
         self.tokens = [*prompt] if start is None else [*prompt, start]
         self.num_prompt = len(self.tokens)
-        """Also of what the decoder starts with."""
+        """With the token that an answer starts with."""
         self.limit = min(self.num_prompt + max_tokens, max_length)
-        """How many tokens it may come to."""
+        """The most tokens of the sequence."""
         first_chunk = chunk if start is None else max(chunk, self.num_prompt)
         self._shown = Shown(self.num_prompt, self.limit, chunk, first_chunk)
         self.ended: Ended | None = None
@@ -190,22 +190,22 @@ class TokenSequence:
 
     @property
     def says(self) -> bool:
-        """Whether the answer to the next step is a token: of the parts of a prompt, only to the last."""
+        """Whether the answer to the next step is a token: for parts of a prompt, only the last part's."""
         return self._shown.says
 
     def begin(self, number: int) -> None:
-        """Let a decoder that knows nothing of it see all of it, under a number that no other sequence has there."""
+        """Begin, or begin anew, at a decoder that has seen nothing of it; `number` must be unique there."""
         self._number = number
         self._shown.begin()
 
     def step(self) -> Encoded:
-        """What the decoder must see next."""
+        """Returns the input that the decoder must see next."""
         assert self.ended is None
         seen = self._shown.seen
         return step_of(self.tokens[seen : self._shown.until], self._number, seen, self.limit, self.num_prompt)
 
     def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
-        """Take the answer to the last step; None where the prompt is not over yet."""
+        """Take the answer to the last step; returns None while parts of the prompt remain."""
         if not self._shown.answered():
             return None
         chosen = choose(answer_2k, self._sampling, len(self.tokens))
@@ -227,23 +227,23 @@ class TokenSequence:
 
 
 def step_of(tokens: Sequence[int], sequence: int, seen: int, limit: int, prompt: int) -> Encoded:
-    """Tokens that a decoder is shown of a sequence, of which it has `seen` so many before; see `run_of`."""
+    """Returns an input of a sequence's tokens, after `seen` tokens that the decoder has seen; see `run_of`."""
     run = np.array([run_of(sequence, seen, limit, prompt)], dtype=np.int32)
     return Encoded(len(tokens), (np.array(tokens, dtype=np.int32), run))
 
 
 def run_of(sequence: int, start: int, limit: int, prompt: int) -> list[int]:
-    """What an input of a sequence brings beside its tokens.
+    """Returns what an input of a sequence brings beside its tokens.
 
-    That is the sequence's number in two halves, from 0 (no sequence at all) to 2**62 - 1, how many of its tokens came
-    before, how many it may come to, and how many of these were given, whatever has been said since. An encoder-decoder
-    is given its source and the token that answers start with: all but one of these are the source.
+    These are the sequence's number in two halves, from 0 (no sequence) to 2**62 - 1, how many of its tokens came
+    before, the most tokens that it may have, and the length of its prompt. The prompt of an encoder-decoder is its
+    source and the token that answers start with.
     """
     return [sequence >> HALF_BITS, sequence & (1 << HALF_BITS) - 1, start, limit, prompt]
 
 
 def sequence_of(high: int, low: int) -> int:
-    """The number that `run_of` has in two halves."""
+    """Returns the number of two halves as in `run_of`."""
     return high << HALF_BITS | low
 
 

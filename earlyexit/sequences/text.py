@@ -1,4 +1,4 @@
-"""Tokens to text as they come: never half a character, never a part of what ends the text."""
+"""Tokens to text as they arrive: never half a character, never a part of a stop string."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 HALF = "\ufffd"
-"""What is read of a character that is not whole."""
+"""The replacement for an incomplete character."""
 
 
 class Unread:
@@ -26,25 +26,25 @@ class Unread:
 
 
 class TextStream:
-    """The text of a sequence's new tokens, in pieces that only grow.
+    """The text of a sequence's new tokens, piece by piece.
 
-    What might still become a stop string is held back until it cannot; the text ends before the first one.
+    Text that might become a stop string is held back until it cannot; the text ends before the first stop string.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
-        """`prompt`: what came before, which decides how the first token is spelt."""
+        """`prompt`: the tokens before, which decide how the first token is spelt."""
         self._tokenizer = tokenizer
         self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
         said: str = tokenizer.decode(list(prompt), skip_special_tokens=True)
-        # A prompt that ends within a character comes again with the first text, which alone says what character it is.
+        # A prompt that ends within a character is repeated with the first text, which completes the character.
         self._again = said if said.endswith(HALF) else ""
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
-        """Whether a stop string has come; nothing is given after it."""
+        """Whether a stop string has come; no text follows it."""
 
     def push(self, token: int) -> str:
-        """What is certain by now and was not before; may be nothing."""
+        """Returns the text that has become certain; it may be empty."""
         if self.stopped:
             return ""
         self._held += self._new(self._stream.step(self._tokenizer, token) or "")
@@ -56,11 +56,11 @@ class TextStream:
         return self._let_go(len(self._held) - self._might_stop())
 
     def finish(self) -> str:
-        """What was held back, once no token comes any more."""
+        """Returns the text that was held back, after the last token."""
         return self._let_go(len(self._held))
 
     def _new(self, text: str) -> str:
-        """What is not the prompt's."""
+        """Returns text without the repeated prompt."""
         if text and self._again:
             whole = self._again.rstrip(HALF)
             text = text.removeprefix(self._again if text.startswith(self._again) else whole)
@@ -72,7 +72,7 @@ class TextStream:
         return given
 
     def _might_stop(self) -> int:
-        """Of the characters held, how many at the end may be the beginning of a stop string."""
+        """Returns how many held characters at the end may be the beginning of a stop string."""
         longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
         ends = (self._held[-length:] for length in range(longest, 0, -1))
         return next((len(end) for end in ends if any(stop.startswith(end) for stop in self._stops)), 0)

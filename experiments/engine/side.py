@@ -14,7 +14,7 @@ from earlyexit.engine.device import Device, Runner
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Release, Told
-from earlyexit.engine.times import ObservedTimes, Times
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.piece import Piece
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Answer
@@ -82,7 +82,7 @@ class Side:
         runner: Runner[Piece],
         clock: Clock,
         expected: Mapping[str, tuple[int, int]] | None = None,
-        times: Times | None = None,
+        times: ObservedTimes | None = None,
     ) -> None:
         """`expected`: every known input's exit and label; None where that is not checked."""
         self.plan = plan

@@ -10,15 +10,17 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.split import Split
 
 Engine = BatchEngine[None]
 
 
-class TableTimes:
+class TableTimes(ObservedTimes):
     """A split takes what the table says, whatever the size of its batch; inputs have one token."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
+        super().__init__()
         self._seconds = seconds
         self.observed: list[tuple[int, int, float, float]] = []
 
