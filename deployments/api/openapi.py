@@ -10,30 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.bodies import (
-    Canary,
-    DefaultVersion,
-    ErrorBody,
-    IndexBody,
-    Live,
-    LoadBody,
-    PredictBody,
-    Ready,
-    V2Answer,
-    V2Body,
-    V2Error,
-    V2Model,
-    V2Server,
-)
+from deployments.api.bodies import PredictBody
 from deployments.api.completions.bodies import (
     CHAT_TOKENS,
     COMPLETION_TOKENS,
     OPENAI_TEMPERATURE,
     V2_TEMPERATURE,
-    ChatBody,
-    CompletionBody,
-    GenerateBody,
-    OpenAiError,
 )
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
@@ -49,10 +31,6 @@ SWAGGER_PAGE = """<!doctype html>
 <noscript>The description itself is at <a href="openapi.json">openapi.json</a>.</noscript></body></html>
 """
 
-BODIES: tuple[type[BaseModel], ...] = (
-    *(PredictBody, ErrorBody, V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
-    *(IndexBody, LoadBody, Canary, DefaultVersion),
-)
 ERRORS = {
     "400": "The request is malformed, or asks for what is not allowed.",
     "401": "No API key, or none that is known here.",
@@ -113,18 +91,16 @@ def openapi_document(
     signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
 ) -> dict[str, Any]:
     """OpenAPI 3.1, of a service with API keys or without, and of one model or any with this signature."""
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
-    )
-    _say_of_the_model(schemas["$defs"], signature)
+    schemas = _schemas(each for each in OPERATIONS if each.of != "generates")
+    _say_of_the_model(schemas, signature)
     if signature.task.name == GENERATES:
-        schemas["$defs"] |= generate_schemas()
+        schemas |= generate_schemas()
     allowed = {"model": None if model is None else [model], "version": [version]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": _paths(signature, allowed),
-        "components": {"schemas": schemas["$defs"], "securitySchemes": SCHEMES},
+        "components": {"schemas": schemas, "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
 
@@ -170,13 +146,19 @@ def answer_schemas(signature: Signature) -> dict[str, Any]:
     return {PREDICT_ONE: one, PREDICT_MANY: many}
 
 
-def generate_schemas() -> dict[str, Any]:
-    """What is asked of a model that generates."""
-    bodies: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody, GenerateBody, OpenAiError)
+def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Returns the schemas of all bodies of some operations, by name."""
+    bodies = dict.fromkeys(body for each in operations for body in each.bodies)
     _, schemas = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     found: dict[str, Any] = schemas["$defs"]
+    return found
+
+
+def generate_schemas() -> dict[str, Any]:
+    """What is asked of a model that generates."""
+    found = _schemas(each for each in OPERATIONS if each.of == "generates")
     for name, example in GENERATE_EXAMPLES.items():
         found[name]["examples"] = [example]
     for name, defaults in GENERATE_DEFAULTS.items():

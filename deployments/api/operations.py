@@ -94,6 +94,12 @@ class Operation:
         return self.method == "POST"
 
     @property
+    def bodies(self) -> tuple[type[BaseModel], ...]:
+        """The bodies of requests and answers, errors too."""
+        further = (body for _, body in (self.more or {}).values())
+        return tuple(each for each in (self.body, self.answer, self.error, *further) if isinstance(each, type))
+
+    @property
     def paths(self) -> tuple[str, ...]:
         return (self.path, self.path.replace(MODEL, VERSION)) if self.by_version else (self.path,)
 

@@ -14,7 +14,7 @@ from offramp.cli.options import AsJson, make_table, show
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from offramp.doctor.finding import Finding
+    from offramp.doctor.checks import Finding
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 

@@ -27,8 +27,8 @@ from earlyexit.engine.cpu import ISA, WITHOUT_TILES
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrate import read_calibration
+from offramp.doctor.checks import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
 from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
-from offramp.doctor.network import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -337,7 +337,7 @@ def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
     """Everything of this machine; what was `named` on the command line, and further ports that are wanted."""
     from deployments.local_ray.cluster import OBJECT_STORE_BYTES
 
-    targets = _targets(named)
+    targets = tuple(map(look_at_target, named))
     said = [target.port for target in targets if target.port is not None]
     software = look_at_software()
     data = os.environ.get(DATA)
@@ -351,11 +351,3 @@ def look(named: Sequence[Path], ports: Sequence[int]) -> Machine:
         data_found=data is None or Path(data).is_dir(),
         targets=targets,
     )
-
-
-def _targets(named: Sequence[Path]) -> tuple[Target, ...]:
-    if not named:
-        return ()
-    from offramp.doctor.look import look_at_target  # the readers load what they check with
-
-    return tuple(look_at_target(path) for path in named)

@@ -127,15 +127,10 @@ class LoadConfig:
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.rate_rps, self.send_times_s, self.concurrency)) != 1:
             raise InputError("set one of rate_rps and send_times_s (open loop) and concurrency (closed loop)")
-        loop = [each for each in (self.rate_rps, self.concurrency) if each is not None]
-        if min(self.num_requests, self.inputs_per_request, *loop) <= 0:
-            raise InputError("num_requests, inputs_per_request and the rate or concurrency must be positive")
         if self.send_times_s is not None and not (
             len(self.send_times_s) == self.num_requests and self.send_times_s[-1] > 0
         ):
             raise InputError(f"{self.num_requests} send times are needed, one a request, the last above 0")
-        if min(self.retries, self.warmup_requests) < 0 or min(self.timeout_s, self.slo_s) <= 0:
-            raise InputError("retries and warmup_requests must not be negative; timeout_s and slo_s must be positive")
         if not self.inputs:
             raise InputError("inputs is empty: there is nothing to send")
         for name, values in (("labels", self.labels), ("keys", self.keys)):

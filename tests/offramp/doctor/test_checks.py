@@ -10,8 +10,7 @@ import pytest
 
 from deployments.local_ray.ports import RunningProcess
 from offramp.cli.doctor import doctor_document
-from offramp.doctor.checks import CHECKS, examine, has_failed
-from offramp.doctor.finding import Finding
+from offramp.doctor.checks import CHECKS, Finding, examine, has_failed
 from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
 
 GIB = 2**30

@@ -257,10 +257,6 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
         {"inputs": []},
         {"labels": ["a"]},
         {"keys": ["k"]},
-        {"num_requests": 0},
-        {"concurrency": 0},
-        {"retries": -1},
-        {"timeout_s": 0.0},
     ],
     ids=str,
 )
