@@ -15,6 +15,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deployments.local_ray.start import variable
+
 MARK = "OFFRAMP_RUN"
 """The environment variable by which a run's processes, and theirs, tell whose they are."""
 
@@ -128,11 +130,8 @@ class NotedRun:
     def starting(self) -> Iterator[None]:
         """What is started inside belongs to the run, and whatever that starts later; it is noted when it is there."""
         self._write()
-        os.environ[MARK] = self._notes.run
-        try:
+        with variable(MARK, self._notes.run):
             yield
-        finally:
-            del os.environ[MARK]
         self._notes = self._notes.model_copy(update={"noted": tuple(each.identity for each in self.processes())})
         self._write()
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from deployments.local_ray.ports import holding
+from deployments.local_ray.start import variable
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, OfframpError
 
@@ -38,22 +39,15 @@ def bound_haproxy(host: str, ports: list[int]) -> Iterator[None]:
 
     Serve itself is to be told loopback for all of them. Raises OfframpError where there is no HAProxy.
     """
-    told = os.environ.get(BINARY)
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
         served = "*" if host in ("0.0.0.0", "::") else host
-        binary = shlex.quote(told or find_haproxy())
+        binary = shlex.quote(os.environ.get(BINARY) or find_haproxy())
         pattern = "\\|".join(map(str, ports))
         script.write_text(SCRIPT.format(inside=INSIDE, host=served, ports=pattern, binary=binary), encoding="utf-8")
         script.chmod(0o700)
-        os.environ[BINARY] = str(script)
-        try:
+        with variable(BINARY, str(script)):
             yield
-        finally:
-            if told is None:
-                del os.environ[BINARY]
-            else:
-                os.environ[BINARY] = told
 
 
 def find_haproxy() -> str:

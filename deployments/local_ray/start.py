@@ -133,13 +133,11 @@ def on_loopback(*, alone: bool) -> Iterator[None]:
     if not alone:
         yield
         return
-    told = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # the dashboard asks for the node's address as well
-    try:
-        with _instead(ray_constants, "ENABLE_RAY_CLUSTER", value=False):
-            yield
-    finally:
-        _restore(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, told)
+    with (
+        variable(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0"),  # the dashboard asks for the node's address as well
+        _instead(ray_constants, "ENABLE_RAY_CLUSTER", value=False),
+    ):
+        yield
 
 
 @contextmanager
@@ -190,18 +188,22 @@ def lean_imports() -> Iterator[None]:
     sitecustomize.leave_out()
     told = os.environ.get("PYTHONPATH")
     here = str(Path(sitecustomize.__file__).parent)
-    os.environ["PYTHONPATH"] = here if told is None else os.pathsep.join([here, told])
+    with variable("PYTHONPATH", here if told is None else os.pathsep.join([here, told])):
+        yield
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Inside, an environment variable has a value, which processes that are started inside inherit."""
+    told = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        _restore("PYTHONPATH", told)
-
-
-def _restore(name: str, told: str | None) -> None:
-    if told is None:
-        del os.environ[name]
-    else:
-        os.environ[name] = told
+        if told is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = told
 
 
 @contextmanager

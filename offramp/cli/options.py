@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 
-def make_table(*columns: Column | str, narrow: bool = False, **options: Any) -> Table:
+def make_table(
+    *columns: Column | str, rows: Iterable[Iterable[str]] = (), narrow: bool = False, **options: Any
+) -> Table:
     """A table of `rich`; a narrow one has lines below its head only, for many columns in 80 characters."""
     from rich import box
     from rich.table import Table
 
     if narrow:
         options |= {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-    return Table(*columns, **options)
+    table = Table(*columns, **options)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show(*tables: Table) -> None:

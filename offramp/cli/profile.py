@@ -54,18 +54,18 @@ def profile(
 def profile_table(figures: dict[str, Any]) -> Table:
     """One row per length and batch size; `figures` as `offramp.commands.profile.profile_figures` gives them."""
     title = f"{figures['model']} on {figures['device']} ({figures['device_name']}), {figures['backend']}"
-    table = make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title)
-    for row in figures["rows"]:
-        ramp = "-" if row["ramp_s"] is None else f"{row['ramp_s'] * 1e3:.3f}"
-        table.add_row(
+    rows = (
+        (
             str(row["length"]),
             str(row["batch"]),
             f"{row['model_s'] * 1e3:.2f}",
             f"{row['batch'] / row['model_s']:.0f}",
             f"{row['block_s'] * 1e3:.3f}",
-            ramp,
+            "-" if row["ramp_s"] is None else f"{row['ramp_s'] * 1e3:.3f}",
         )
-    return table
+        for row in figures["rows"]
+    )
+    return make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title, rows=rows)
 
 
 def noise_text(figures: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from offramp.commands.jobs import SimulateJob
     from offramp.commands.simulate import Simulated
-    from offramp.commands.simulate_sequences import Simulation
+    from offramp.commands.simulate_sequences import SimulatedSequences, Simulation
     from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
@@ -60,7 +60,6 @@ def _simulate(job: SimulateJob, *, as_json: bool) -> None:
 
 
 def _simulate_sequences(simulation: Simulation, *, as_json: bool) -> None:
-    from offramp.cli.simulated_sequences_table import sequence_tables
     from offramp.commands.progress import progress_share
     from offramp.commands.simulate import simulated_sequences_document
     from offramp.commands.simulate_sequences import play_sequences
@@ -122,6 +121,32 @@ def _splits(simulated: Simulated) -> Table:
     return table
 
 
+def sequence_tables(simulated: SimulatedSequences) -> list[Table]:
+    """Sequences beside what the cost model says of them, and where tokens left."""
+    figures, expected = simulated.figures, simulated.expected
+    title = f"Simulated, {figures.seconds:.4g} s, {figures.sequences} sequences"
+    rows = (
+        ("tokens", f"{expected.tokens_per_s:.1f}/s at most", f"{figures.tokens_per_s:.1f}/s"),
+        ("within both SLOs", "", f"{figures.in_slo} sequences, {figures.goodput_per_s:.2f}/s"),
+        ("first token p50", "", _shown(figures.ttft_p50_s)),
+        ("first token p99", f"{milliseconds(expected.ttft_s)} ms at worst", _shown(figures.ttft_p99_s)),
+        ("per token p50", f"{milliseconds(expected.token_s)} ms on average", _shown(figures.tpot_p50_s)),
+        ("per token p99", f"{milliseconds(expected.most_token_s)} ms at worst", _shown(figures.tpot_p99_s)),
+        ("refused", "", f"{figures.refused} of {figures.sequences}"),
+    )
+    title = f"{title}, INTERRUPTED" if simulated.interrupted else title
+    tokens = sum(simulated.exits.values())
+    exits = ((str(block), str(number), f"{number / tokens:.2%}") for block, number in sorted(simulated.exits.items()))
+    return [
+        make_table("", "planned", "simulated", title=title, rows=rows),
+        make_table("after block", "tokens", "share", title="Tokens by exit", rows=exits),
+    ]
+
+
+def _shown(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{milliseconds(seconds)} ms"
+
+
 def _fill(use: SplitUse) -> float:
     """Of the budget of tokens, where there is one."""
     by_tokens = None if use.lengths is None else use.lengths.fill
@@ -151,10 +176,8 @@ def _lengths(simulated: Simulated) -> list[Table]:
 def _figures(simulated: Simulated) -> Table:
     figures = simulated.figures
     title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
-    table = make_table("", "planned", "simulated", title=f"{title}, INTERRUPTED" if figures.interrupted else title)
-    for row in _rows(simulated):
-        table.add_row(*row)
-    return table
+    title = f"{title}, INTERRUPTED" if figures.interrupted else title
+    return make_table("", "planned", "simulated", title=title, rows=_rows(simulated))
 
 
 def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
@@ -168,8 +191,7 @@ def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
     yield "in time", "", f"{figures.in_slo_share:.2%} of inputs"
     worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
     for name, latency_s in (("p50", figures.p50_s), ("p95", figures.p95_s), ("p99", figures.p99_s)):
-        shown = "-" if latency_s is None else f"{milliseconds(latency_s)} ms"
-        yield f"latency {name}", worst if name == "p99" else "", shown
+        yield f"latency {name}", worst if name == "p99" else "", _shown(latency_s)
     if not figures.drops:
         yield "dropped", "", "none"
     for reason, number in figures.drops.items():

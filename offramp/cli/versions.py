@@ -105,10 +105,8 @@ def _show_sides(seen: dict[str, Any], *, as_json: bool) -> None:
 
 def index_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """The repository index."""
-    table = make_table("model", "version", "state", "reason")
-    for row in rows:
-        table.add_row(row["name"], row["version"], row["state"], row["reason"])
-    return table
+    fields = ("name", "version", "state", "reason")
+    return make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
 
 
 def side_by_side_table(seen: Mapping[str, Any]) -> Table:

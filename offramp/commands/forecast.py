@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,13 +31,12 @@ MOST_INPUTS = 1e15
 """More than any window had: numbers beyond are mistakes, and would overflow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(StrictDocument):
     """What one past window was like."""
 
-    survival: tuple[float, ...]
+    inputs: float = Field(ge=0, le=MOST_INPUTS)
+    survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
     """Share of its inputs that reach each block."""
-    inputs: float
 
 
 def read_series(path: Path) -> SurvivalHistory:
@@ -94,25 +92,15 @@ def rate_document(forecast: RateForecast, window: int = 0) -> dict[str, Any]:
     }
 
 
-class WindowDocument(StrictDocument):
-    """One window."""
-
-    inputs: float = Field(ge=0, le=MOST_INPUTS)
-    survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
-
-
 class SeriesDocument(StrictDocument):
     """A whole series."""
 
     schema_version: Literal[1] = 1
-    windows: list[WindowDocument | None] = Field(min_length=1)
+    windows: list[Window | None] = Field(min_length=1)
 
 
 def _read_json(path: Path) -> list[Window | None]:
-    document = read_source(path, DataError).parse(SeriesDocument, called="the series")
-    return [
-        None if each is None else Window(survival=tuple(each.survival), inputs=each.inputs) for each in document.windows
-    ]
+    return read_source(path, DataError).parse(SeriesDocument, called="the series").windows
 
 
 def _read_csv(path: Path) -> list[Window | None]:
@@ -152,7 +140,7 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
     at = header.index(INPUTS)
     if values[at] > MOST_INPUTS:
         raise DataError(f"{where}: {values[at]:g} inputs; at most {MOST_INPUTS:g} are taken")
-    return Window(survival=tuple(values[:at] + values[at + 1 :]), inputs=values[at])
+    return Window.model_construct(survival=values[:at] + values[at + 1 :], inputs=values[at])
 
 
 def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> SurvivalHistory:
@@ -163,7 +151,7 @@ def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> S
     ]
     if uneven:
         raise DataError(f"{path}: window {uneven[0]} has another number of blocks than the first, {num_blocks}")
-    missing = Window(survival=(1.0,) * num_blocks, inputs=0.0)
+    missing = Window(survival=[1.0] * num_blocks, inputs=0.0)
     try:
         return SurvivalHistory(
             survival_WK=np.array([(window or missing).survival for window in windows]),
