@@ -1,4 +1,4 @@
-"""The contract of a codec: what a model's inputs are, and how they become what its network takes. Without torch."""
+"""The contract of a codec: what a model's inputs are, and how they become what its network takes. It needs no torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ class Codec(ABC, Generic[Row]):
 
     name: ClassVar[str]
     content_types: tuple[str, ...] = ()
-    """Of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
+    """Content types of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
     prunes: ClassVar[bool] = False
-    """Whether its rows have words that `pruned` can leave out."""
+    """Whether its rows have words that `pruned` can remove."""
     reads_tokenizer: ClassVar[bool] = False
     """Whether `load` reads the tokenizer in a model's folder, which training then puts there."""
+    described: ClassVar[str] = "One row, or a list of rows."
+    """What `from_json` takes, in the OpenAPI document."""
+    needed: ClassVar[str] = "a row or a list of rows"
+    """What `from_json` takes, in error messages."""
 
     def load(self, folder: Path) -> None:
-        """Read what it needs of a model's folder; raises ModelFolderError."""
+        """Read what it needs from a model's folder; raises ModelFolderError."""
 
     @property
     @abstractmethod
@@ -48,67 +52,84 @@ class Codec(ABC, Generic[Row]):
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """What a model card holds of it; `find_codec` makes an equal one."""
+        """Returns its entry in a model card, of which `find_codec` makes an equal codec."""
 
     @abstractmethod
     def from_columns(self, columns: Columns) -> list[Row]:
-        """Rows of v2 inputs whose names, datatypes and shapes have been checked; raises InputError."""
+        """Returns the rows of v2 inputs whose names, datatypes and shapes have been checked; raises InputError."""
 
-    @abstractmethod
     def from_json(self, inputs: object) -> tuple[list[Row], bool]:
-        """Rows of `{"inputs": ...}`, and whether it was a list of them rather than one; raises InputError."""
+        """Returns the rows of `{"inputs": ...}`, and whether it was a list of rows rather than one.
+
+        A text is one row here; `row_from_json` reads it. Raises InputError.
+        """
+        if not isinstance(inputs, str | list) or inputs == []:
+            raise InputError(f"inputs: {self.needed} is needed")
+        if isinstance(inputs, str):
+            return [self.row_from_json(inputs, "inputs")], False
+        return [self.row_from_json(each, f"inputs.{k}") for k, each in enumerate(inputs)], True
+
+    def row_from_json(self, value: object, where: str) -> Row:
+        """Returns the row of a JSON value; raises InputError, which names `where` it was."""
+        raise NotImplementedError(f"{type(self).__name__} needs from_json or row_from_json")
 
     def from_content(self, content_type: str, body: bytes) -> Row:
-        """The row that a body of one of `content_types` is; raises InputError, of other types too."""
+        """Returns the row of a body of one of `content_types`; raises InputError, for other types too."""
         raise InputError(f"a body of {content_type} is not taken; inputs are sent as JSON")
 
     @property
-    @abstractmethod
+    def row_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of one row."""
+        return {}
+
+    @property
     def json_schema(self) -> Mapping[str, Any]:
-        """The JSON schema of what `from_json` takes."""
+        """The JSON schema of what `from_json` takes: one row, or a list of rows."""
+        row = self.row_schema
+        return {"anyOf": [row, {"type": "array", "items": row, "minItems": 1}], "description": self.described}
 
     def is_slow(self, rows: Sequence[Row]) -> bool:
         """Whether `encode` takes milliseconds and leaves the event loop."""
         return False
 
     def of(self, network: int) -> Codec[Any]:
-        """The codec of one of a chain's networks; of a single network it is this one."""
+        """Returns the codec of one of a chain's networks; for a single network this codec."""
         assert network == 0, f"there is one network, and no network {network}"
         return self
 
     def surely_takes(self, row: Row) -> bool:
-        """Whether `encode` takes a row that another codec of the same kind took: a cheap look, False where unsure."""
+        """Whether `encode` takes a row that another codec of the same kind took: a cheap test, False where unsure."""
         return False
 
     def words(self, row: Row) -> tuple[Words, ...]:
-        """Of every text of a row its words, and whose the tokens are that `encode` makes of it, cut if need be.
+        """Returns the words of every text of a row, with the tokens that `encode` makes of them, cut if need be.
 
         Raises PlanError where rows have no words.
         """
         raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
 
     def pruned(self, row: Row, importance_N: npt.NDArray[np.floating], alpha: float, *, rest: bool = True) -> Row:
-        """The row without the words that got little attention: see `words.pruned`.
+        """Returns the row without the words that got little attention: see `words.pruned`.
 
-        `importance_N`: of the tokens that `encode` makes of the row, cut if need be; `rest`: whether what was cut off
-        stays. Raises PlanError for alphas that are none, and where rows have no words.
+        `importance_N`: of the tokens that `encode` makes of the row, cut if need be; `rest`: whether the part that was
+        cut off stays. Raises PlanError for an invalid alpha, and where rows have no words.
         """
         return self.row_of(left_of(self.words(row), importance_N, alpha, rest=rest))
 
     def row_of(self, texts: Sequence[str]) -> Row:
-        """The row of these texts, which are as many as `words` gives; raises PlanError as that does."""
+        """Returns the row of texts, as many as `words` gives; raises PlanError as `words` does."""
         raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
 
     @abstractmethod
     def encode(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoded]:
-        """What the network takes, one per row; too long a row is cut if `truncate`.
+        """Returns what the network takes, one per row; a row that is too long is cut if `truncate`.
 
-        Raises UnprocessableInputError naming the row that this model cannot take.
+        Raises UnprocessableInputError that names the row that this model cannot take.
         """
 
 
 def texts_of(columns: Columns, name: str) -> list[str]:
-    """A column of texts; raises InputError for an empty one and for other bytes than UTF-8."""
+    """Returns a column of texts; raises InputError for an empty text and for bytes that are not UTF-8."""
     texts: list[str] = []
     for k, element in enumerate(columns[name]):
         if not element:

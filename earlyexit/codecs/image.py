@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,9 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "WEBP")
 INTERPOLATIONS: Mapping[str, Image.Resampling] = {each.name.lower(): each for each in Image.Resampling}
 MAX_PIXELS = 50_000_000
-"""Of a file, which takes 3 or 4 bytes for each while it is decoded; what large cameras take."""
+"""Largest file in pixels, as large cameras make; decoding takes 3 or 4 bytes per pixel."""
 MAX_SCANS = 100
-"""Of a JPEG file: each goes over all of it; usual are 1 and 10."""
+"""Most scans of a JPEG file, each of which covers all of it; usual are 1 and 10."""
 START_OF_SCAN = b"\xff\xda"
 ORIENTATION = 0x0112
 UPRIGHT: Mapping[int, Image.Transpose] = {
@@ -46,7 +46,7 @@ TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSize:
-    """How an image comes to its size, in the words of timm and transformers; raises ValueError for what cannot be."""
+    """How an image gets its size, in the terms of timm and transformers; raises ValueError for impossible sizes."""
 
     height: int
     width: int
@@ -64,10 +64,10 @@ class ImageSize:
             raise ValueError(f"interpolation {self.interpolation!r}; known: {', '.join(INTERPOLATIONS)}")
 
     def source_box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of what is kept of an image so large, in its pixels.
+        """Returns left, top, right and bottom of the part of an image that is kept, in its pixels.
 
-        The long side is cut to whole pixels once it is resized, and the middle begins at a whole one, rounded half to
-        even, as torchvision does both.
+        The resized long side is cut to whole pixels, and the middle begins at a whole pixel, rounded half to even; both
+        as in torchvision.
         """
         if self.shortest_edge is None:
             return 0.0, 0.0, float(width), float(height)
@@ -79,7 +79,7 @@ class ImageSize:
 
 
 def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
-    """An image file's pixels, upright, in the given size.
+    """Returns an image file's pixels, upright, in the given size.
 
     Grey and palettes become RGB, 16 bits 8, transparency is dropped. Raises UnprocessableInputError that calls the
     image by `name`.
@@ -92,16 +92,16 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
 
 
 class UprightSides(NamedTuple):
-    """Of an image file, upright, in pixels."""
+    """Sides of an image file, upright, in pixels."""
 
     width: int
     height: int
     turned: bool
-    """Whether that is not how the file's pixels lie."""
+    """Whether the file's pixels lie otherwise."""
 
 
 def sides(content: bytes, name: str) -> UprightSides:
-    """An image file's sides as `decode` sees them, mostly by its header alone; the same errors."""
+    """Returns an image file's sides as `decode` sees them, mostly by its header; raises as `decode`."""
     with _refusing(name):
         image = _opened(content)
         turn, (width, height) = _turn(image), image.size
@@ -121,7 +121,7 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def _opened(content: bytes) -> Image.Image:
-    """The first frame; nothing but the header is looked at."""
+    """Returns the first frame after reading the header only."""
     if content.startswith(b"\xff\xd8") and content.count(START_OF_SCAN) > MAX_SCANS:
         raise UnprocessableInputError(f"it has more than {MAX_SCANS} scans")
     try:
@@ -133,7 +133,7 @@ def _opened(content: bytes) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise UnprocessableInputError(f"it has {width} x {height} pixels")
-    # Of a camera's several pictures in one JPEG file (MPO) the first is the photo.
+    # A camera may put several pictures in one JPEG file (MPO); the first is the photo.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise UnprocessableInputError("it is an animation")
     return image
@@ -147,7 +147,7 @@ def _upright(image: Image.Image) -> Image.Image:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block tells nothing; the image may be fine
+    except Exception:  # the EXIF block is broken; the image may be fine
         return None
 
 
@@ -159,7 +159,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def to_pixels(array: npt.NDArray[Any], name: str) -> Pixels:
-    """A tensor's pixels: uint8 as they are, floating point as shares of 255, to the nearest; the same errors."""
+    """Returns a tensor's pixels: uint8 as they are, floating point times 255, rounded; raises as `decode`."""
     if array.dtype == np.uint8:
         return array
     if not (array.min() >= 0 and array.max() <= 1):  # NaN is neither
@@ -173,19 +173,18 @@ def to_pixels(array: npt.NDArray[Any], name: str) -> Pixels:
 ImageRow: TypeAlias = bytes | npt.NDArray[np.generic]
 """A file's bytes, or pixels (height, width, 3): uint8, or floating point from 0 to 1."""
 LARGE_BYTES = 1_000_000
-"""Of a request's pixels together; above this, looking at every one takes a millisecond."""
-FILE = {"type": "string", "contentEncoding": "base64", "minLength": 1}
+"""Bytes of a request's pixels above which reading each takes a millisecond."""
+FILE: Mapping[str, Any] = {"type": "string", "contentEncoding": "base64", "minLength": 1}
 
 
 class ImageCodec(Codec[ImageRow]):
-    """Images to pixels of one size, uint8, per input; normalising them is the network's affair."""
+    """Images to pixels of one size, uint8, per input; the network normalises them."""
 
     name = "image"
     content_types = ("image/jpeg", "image/png", "image/webp")
-    json_schema: ClassVar[Mapping[str, Any]] = {
-        "anyOf": [FILE, {"type": "array", "items": FILE, "minItems": 1}],
-        "description": "One JPEG, PNG or WebP file in base64, or a list of them.",
-    }
+    row_schema = FILE
+    described = "One JPEG, PNG or WebP file in base64, or a list of them."
+    needed = "an image file in base64, or a list of them,"
 
     def __init__(
         self, height: int, width: int, shortest_edge: int | None = None, interpolation: str = "bilinear"
@@ -210,22 +209,18 @@ class ImageCodec(Codec[ImageRow]):
             return [_file(element, f"image: element {k}") for k, element in enumerate(images)]
         return list(images)
 
-    def from_json(self, inputs: object) -> tuple[list[ImageRow], bool]:
-        many = isinstance(inputs, list)
-        if not (many and inputs) and not isinstance(inputs, str):
-            raise InputError("inputs: an image file in base64, or a list of them, is needed")
-        rows = inputs if isinstance(inputs, list) else [inputs]
-        return [_file(row, f"inputs.{k}" if many else "inputs") for k, row in enumerate(rows)], many
+    def row_from_json(self, value: object, where: str) -> ImageRow:
+        return _file(value, where)
 
     def from_content(self, content_type: str, body: bytes) -> ImageRow:
         return _file(body, "the body")
 
     def is_slow(self, rows: Sequence[ImageRow]) -> bool:
-        """Files always: a small one may hold a large image."""
+        """Files are always slow: a small one may hold a large image."""
         return any(isinstance(row, bytes) for row in rows) or sum(map(_num_bytes, rows)) > LARGE_BYTES
 
     def surely_takes(self, row: ImageRow) -> bool:
-        """A file that could be read can be made any size; pixels are of one."""
+        """A file that could be read can have any size; pixels have one."""
         return isinstance(row, bytes) or row.shape[:2] == (self.size.height, self.size.width)
 
     def encode(self, rows: Sequence[ImageRow], *, truncate: bool = False) -> list[Encoded]:
@@ -237,7 +232,7 @@ class ImageCodec(Codec[ImageRow]):
 
 
 def _file(element: object, where: str) -> bytes:
-    """A file's bytes; in JSON they are base64."""
+    """Returns a file's bytes, which are base64 in JSON."""
     if isinstance(element, str):
         try:
             element = binascii.a2b_base64(element, strict_mode=True)

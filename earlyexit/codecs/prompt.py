@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT
-from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.codecs.tokenizer import read_tokenizer
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.wire import Column, Encoded
@@ -39,7 +39,7 @@ Message = Mapping[str, str]
 
 
 class ChatTemplate:
-    """A compiled template and the tokens that it knows by name."""
+    """A compiled template and the tokens that it can name."""
 
     def __init__(self, template: Template, tokens: Mapping[str, str]) -> None:
         self._template = template
@@ -47,7 +47,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """That of a model's folder; None where the model has none. Raises ModelFolderError for what cannot be read."""
+        """Returns the template in a model's folder, or None; raises ModelFolderError for an invalid one."""
         config_path, template_path = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
         try:
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
@@ -63,7 +63,7 @@ class ChatTemplate:
         return cls(template, {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)})
 
     def render(self, messages: Sequence[Message]) -> str:
-        """All of them, and the beginning of the answer; raises InputError for roles or orders that it refuses."""
+        """Returns all messages and the beginning of the answer; raises InputError for messages that it refuses."""
         try:
             said = [dict(message) for message in messages]
             return self._template.render(messages=said, add_generation_prompt=True, **self._tokens)
@@ -74,7 +74,7 @@ class ChatTemplate:
 
 
 def _default(config: Mapping[str, Any]) -> str | None:
-    """The template in a tokenizer's configuration; where there are several, that of plain conversations."""
+    """Returns the template in a tokenizer's configuration; of several templates the default one."""
     found = config.get("chat_template")
     if isinstance(found, list):
         found = next((each["template"] for each in found if each["name"] == "default"), None)
@@ -82,7 +82,7 @@ def _default(config: Mapping[str, Any]) -> str | None:
 
 
 def _text(token: Any) -> str:
-    """A token of a configuration: its text, or an object that has it."""
+    """Returns the text of a token in a configuration, where it is a text or an object."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
@@ -101,7 +101,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without jinja2's own escaping, which is made for pages of HTML."""
+    """Returns JSON without jinja2's own escaping, which is for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -114,14 +114,14 @@ def _now_in_words(form: str) -> str:
 
 
 def copy_chat_files(source: Path, folder: Path) -> None:
-    """From a checkpoint's folder, those that are there."""
+    """Copy the chat files that a checkpoint's folder has."""
     for name in CHAT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
 def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
-    """Of a tokenizer that `transformers` has loaded, out of a GGUF file say: its template, and the names of tokens."""
+    """Write the template and named tokens of a tokenizer that `transformers` has loaded, such as from a GGUF file."""
     template = hf_tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -135,7 +135,7 @@ def write_chat_files(hf_tokenizer: Any, folder: Path) -> None:
 Prompt: TypeAlias = str | tuple[int, ...]
 """A text, or its tokens."""
 LEFT, RIGHT = "\ue00b", "\ue00c"
-"""Of Unicode's private use: around what only looks like a special token. Texts lose them."""
+"""Characters of Unicode's private use, put around text that looks like a special token; removed from texts."""
 
 
 class PromptCodec(Codec[Prompt]):
@@ -144,10 +144,9 @@ class PromptCodec(Codec[Prompt]):
     name = "prompt"
     reads_tokenizer = True
     inputs = (Column(name="text_input", datatypes=("BYTES",)),)
-    json_schema: ClassVar[Mapping[str, Any]] = {
-        "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}],
-        "description": "One prompt, or a list of prompts.",
-    }
+    row_schema = TEXT
+    described = "One prompt, or a list of prompts."
+    needed = "a prompt or a list of prompts, none of them empty,"
 
     def __init__(self, max_length: int) -> None:
         """`max_length`: of prompt and answer together, in tokens; raises ValueError below 2."""
@@ -161,13 +160,7 @@ class PromptCodec(Codec[Prompt]):
         self._special_re: re.Pattern[str]
 
     def load(self, folder: Path) -> None:
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
-            raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
-        self._tokenizer, self._literal = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
-        for each in (self._tokenizer, self._literal):
-            each.no_padding()
-            each.no_truncation()
+        self._tokenizer, self._literal = read_tokenizer(folder), read_tokenizer(folder)
         self._literal.encode_special_tokens = True
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token.content: number for number, token in added.items() if token.special and token.content}
@@ -177,7 +170,7 @@ class PromptCodec(Codec[Prompt]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """For the way back, from tokens to text."""
+        """The tokenizer, to decode tokens."""
         return self._tokenizer
 
     @property
@@ -186,14 +179,14 @@ class PromptCodec(Codec[Prompt]):
         return self._template is not None
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """A text's, with the marks that the tokenizer puts around texts; none of a text's own makes a special token."""
+        """Returns a text's tokens, with the tokenizer's marks; the text itself cannot contain special tokens."""
         return tuple(self._literal.encode(text).ids)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of messages and of the beginning of the answer, as `transformers`' `apply_chat_template` has them.
+        """Returns the tokens of messages and of the beginning of the answer, as `transformers`' `apply_chat_template`.
 
-        The template writes all marks, the first one too, and what looks like one within a message stays text. Raises
-        InputError where the model has no template, or the template takes no such messages.
+        The template writes all special tokens, the first one too; text like a special token in a message stays text.
+        Raises InputError without a template, or for messages that it refuses.
         """
         if self._template is None:
             raise InputError(
@@ -205,12 +198,12 @@ class PromptCodec(Codec[Prompt]):
         return tuple(token for piece in self._pieces(text) for token in piece)
 
     def _marked(self, text: str) -> str:
-        """Wherever a text has a special token's own words, they stand between marks."""
+        """Returns a text with marks around everything that looks like a special token."""
         clean = text.replace(LEFT, "").replace(RIGHT, "")
         return self._special_re.sub(f"{LEFT}\\g<0>{RIGHT}", clean)
 
     def _pieces(self, text: str) -> list[list[int]]:
-        """Tokens of a text whose special tokens are the template's own, but for those between marks."""
+        """Returns tokens of a text whose special tokens are the template's, except those between marks."""
         pieces, begun = [], 0
         own = (found for found in self._special_re.finditer(text) if text[found.start() - 1 : found.start()] != LEFT)
         for found in own:
@@ -228,12 +221,10 @@ class PromptCodec(Codec[Prompt]):
     def from_columns(self, columns: Columns) -> list[Prompt]:
         return list(texts_of(columns, "text_input"))
 
-    def from_json(self, inputs: object) -> tuple[list[Prompt], bool]:
-        many = isinstance(inputs, list)
-        rows = inputs if isinstance(inputs, list) else [inputs]
-        if not rows or not all(isinstance(row, str) and row for row in rows):
-            raise InputError("inputs: a prompt or a list of prompts is needed, none of them empty")
-        return list(rows), many
+    def row_from_json(self, value: object, where: str) -> Prompt:
+        if not isinstance(value, str) or not value:
+            raise InputError(f"inputs: {self.needed} is needed")
+        return value
 
     def is_slow(self, rows: Sequence[Prompt]) -> bool:
         return sum(map(len, rows)) > LONG_CHARS

@@ -1,10 +1,10 @@
-"""A pair of texts per input, such as a question and a sentence."""
+"""Texts, or pairs of texts such as a question and a sentence, to token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -17,11 +17,11 @@ from earlyexit.words import Words
 
 LONG_CHARS = 20_000
 """Of a request's texts together; above this, tokenizing takes milliseconds."""
-TEXT = {"type": "string", "minLength": 1}
+TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
 
 
 class TokenizedCodec(Codec[Row]):
-    """By the tokenizer in the model's folder, up to so many tokens."""
+    """A codec by the tokenizer in the model's folder, up to `max_length` tokens."""
 
     prunes = True
     reads_tokenizer = True
@@ -45,24 +45,18 @@ class TextCodec(TokenizedCodec[str]):
 
     name = "text"
     inputs = (Column(name="text", datatypes=("BYTES",)),)
-    json_schema: ClassVar[Mapping[str, Any]] = {
-        "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}],
-        "description": "One text, or a list of texts.",
-    }
+    row_schema = TEXT
+    described = "One text, or a list of texts."
+    needed = "a text or a list of texts"
 
     def from_columns(self, columns: Columns) -> list[str]:
         return texts_of(columns, "text")
 
-    def from_json(self, inputs: object) -> tuple[list[str], bool]:
-        many = isinstance(inputs, list)
-        if not isinstance(inputs, str | list) or inputs == []:
-            raise InputError("inputs: a text or a list of texts is needed")
-        rows = inputs if isinstance(inputs, list) else [inputs]
-        for k, row in enumerate(rows):
-            if not isinstance(row, str) or not row:
-                problem = "the text is empty" if row == "" else f"a text is needed, not {type(row).__name__}"
-                raise InputError(f"inputs{f'.{k}' if many else ''}: {problem}")
-        return rows, many
+    def row_from_json(self, value: object, where: str) -> str:
+        if not isinstance(value, str) or not value:
+            problem = "the text is empty" if value == "" else f"a text is needed, not {type(value).__name__}"
+            raise InputError(f"{where}: {problem}")
+        return value
 
     def is_slow(self, rows: Sequence[str]) -> bool:
         return sum(map(len, rows)) > LONG_CHARS
@@ -82,7 +76,7 @@ class TextCodec(TokenizedCodec[str]):
         return text
 
 
-PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
+PAIR: Mapping[str, Any] = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 
 
 class TextPairCodec(TokenizedCodec[tuple[str, str]]):
@@ -90,10 +84,8 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
 
     name = "text_pair"
     inputs = (Column(name="text", datatypes=("BYTES",)), Column(name="text_pair", datatypes=("BYTES",)))
-    json_schema: ClassVar[Mapping[str, Any]] = {
-        "anyOf": [PAIR, {"type": "array", "items": PAIR, "minItems": 1}],
-        "description": "One pair of texts, or a list of pairs.",
-    }
+    row_schema = PAIR
+    described = "One pair of texts, or a list of pairs."
 
     def __init__(self, max_length: int, token_types: bool = True) -> None:
         """`token_types`: whether the network tells the texts apart by them; the tokenizer's marks do in any case."""

@@ -23,7 +23,7 @@ from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.network.wire import Encoded
 
 MOST_WORDS = 20_000
-"""That are remembered, about 4 MB; then all are forgotten, and learnt again as they come."""
+"""Words that are remembered, about 4 MB; then all are forgotten."""
 LONGEST_TEXT = 2_000
 """Characters; the tokenizer encodes longer texts in threads, where it does not block the event loop."""
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
@@ -32,7 +32,7 @@ _PROBES = ("", "a", "a-b", "The CAT's 3.5!")
 
 
 class WordPieces:
-    """Of one tokenizer; used by several threads, which at worst learn a word twice."""
+    """The pieces of one tokenizer's words; several threads may use it, and at worst learn a word twice."""
 
     def __init__(self, tokenizer: Tokenizer, first: Sequence[int], last: Sequence[int], *, lowers: bool) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class WordPieces:
         self._may_be_special = re.compile("[" + re.escape("".join(sorted(special))) + "]") if special else None
 
     def ids(self, text: str) -> list[int] | None:
-        """Token ids with special tokens; None of a text that is not as plain as that."""
+        """Returns token ids with special tokens; None for a text that is not plain."""
         if len(text) > LONGEST_TEXT or _PLAIN.fullmatch(text) is None:
             return None
         if self._may_be_special is not None and self._may_be_special.search(text) is not None:
@@ -64,7 +64,7 @@ class WordPieces:
 
 
 def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
-    """None of a tokenizer that works otherwise, or does not give some texts the same ids this way."""
+    """Returns None for a tokenizer that works otherwise, or gives some texts other ids."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
     if not all(
         isinstance(part, kind) for part, kind in zip(parts, (BertNormalizer, BertPreTokenizer, WordPiece), strict=True)
@@ -82,12 +82,22 @@ def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
 TOKENIZER_FILE = "tokenizer.json"
 TextOrPair = str | tuple[str, str]
 CHARACTERS_PER_TOKEN = 16
-"""Of a text that cannot fit, so many characters for every token that the model takes are looked at first."""
+"""Characters per token of the model's length limit that are tokenized first, of a text that cannot fit."""
 MARGIN = 64
-"""Tokens beyond the limit that a prefix must have: where a text is cut, the last tokens may be others."""
+"""Tokens beyond the limit that a prefix must have: the last tokens may change where a text is cut."""
 LONG = 2048
-"""Characters from which on a text is encoded by a call that releases the interpreter's lock, which costs short texts
-more."""
+"""Characters from which a text is encoded by a call that releases the interpreter's lock; short texts are slower so."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without its file."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 class TextTokenizer:
@@ -95,28 +105,22 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
-        # Truncation is a state of a tokenizer, and other threads encode at the same time: the one that cuts is apart.
+        # Truncation is a state of a tokenizer, and other threads encode at the same time: so there are two.
         self._cutting = Tokenizer.from_str(tokenizer.to_str())
         self._cutting.enable_truncation(max_length)
         self.max_length = max_length
         self._words = word_pieces_of(tokenizer)
         self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
-        """Of a text, and of a pair."""
+        """Special tokens of a text, and of a pair."""
 
     @classmethod
     def load(cls, folder: Path, max_length: int) -> TextTokenizer:
-        """Read a model folder's tokenizer; raises ModelFolderError where there is none."""
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
-            raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
-        tokenizer = Tokenizer.from_file(str(path))
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return cls(tokenizer, max_length)
+        """Returns a model folder's tokenizer; raises ModelFolderError where there is none."""
+        return cls(read_tokenizer(folder), max_length)
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
-        """Token ids, int32, special tokens included, of every text; see `encodings`."""
-        # As most requests are. A long text is left to the tokenizer, which releases the interpreter's lock.
+        """Returns token ids, int32, special tokens included, of every text; see `encodings`."""
+        # Most requests hold one short text. The tokenizer encodes long ones without the interpreter's lock.
         if len(texts) == 1 and self._words is not None and type(texts[0]) is str and len(texts[0]) < LONG:
             plain = self._words.ids(texts[0])
             if plain is not None and 0 < len(plain) <= self.max_length:
@@ -124,19 +128,19 @@ class TextTokenizer:
         return [_encoded(encoding.ids) for encoding in self.encodings(texts, truncate=truncate)]
 
     def surely_takes(self, texts: Sequence[str]) -> bool:
-        """Whether the texts of one input fit, with a token at least, however they are cut up: cheap, and careful.
+        """Whether the texts of one input surely fit, and have a token: a cheap test.
 
-        Of ASCII a token holds a character at least, but for special ones and one that some put before a text.
+        A token of ASCII has at least one character, except special tokens and one that some tokenizers put in front.
         """
         special = self._special[len(texts) - 1]
         most = special + sum(map(len, texts)) + len(texts)
         return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
 
     def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
-        """What the tokenizer makes of every text, or pair of texts.
+        """Returns the tokenizer's encoding of every text, or pair of texts.
 
-        Too long a one is cut if `truncate`, keeping its special tokens, a pair token by token where it is longest;
-        else UnprocessableInputError names it.
+        One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
+        Without `truncate` UnprocessableInputError names it.
         """
         given, rows = rows, [self._shortened(row) for row in rows]
         # A batch wakes the tokenizer's thread pool, which a single text does not repay.
@@ -157,10 +161,10 @@ class TextTokenizer:
         return encodings
 
     def _shortened(self, row: TextOrPair) -> TextOrPair:
-        """The row, or prefixes of its texts that have more tokens than the model takes all the same.
+        """Returns the row, or prefixes of its texts that still have more tokens than the model takes.
 
-        Tokenizing takes time for every character, also for those that are cut off afterwards. The first `max_length`
-        tokens of a long enough prefix are the text's own.
+        Tokenizing takes time for characters that are cut off afterwards too. The first `max_length` tokens of a long
+        enough prefix are the text's own.
         """
         if isinstance(row, str):
             return self._prefix(row)
@@ -178,9 +182,9 @@ class TextTokenizer:
         return text
 
     def offsets(self, row: TextOrPair) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where the tokens of a text, or pair, are: characters (N, 2), empty for special tokens, and which text (N,).
+        """Returns the places of tokens: characters (N, 2), empty for special tokens, and the text of each (N,).
 
-        Of as many tokens as `encodings` gives, cut where it cuts; of special tokens the text is -1.
+        The tokens are those of `encodings`, cut alike; the text of special tokens is -1.
         """
         row = self._shortened(row)
         encoding = _encode(self._tokenizer, row, with_offsets=True)

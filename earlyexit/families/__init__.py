@@ -26,6 +26,12 @@ FAMILIES = {
 
 # Family -> the files in a model's folder that its network consists of, beside what all models have.
 FILES = {"exported": ("graph.json",), "onnx": ("graph.onnx", "graph.onnx.data")}
+# Family -> the state dicts that it reads (`Family.from_state`), for error messages.
+STATE_DICTS = {
+    "resnet": "ResNet-18, 34, 50, 101 and 152 with torchvision's names (conv1, layer1.0.conv1, fc), and CIFAR's 6n + 2 "
+    "family (conv1, layer1.0.conv1, linear)",
+    "vgg": "VGG-11, 13, 16 and 19 with torchvision's names (features.0, classifier.0), with norms or without",
+}
 FLOAT32_ONLY = ("exported", "onnx")
 """Families whose networks run in float32 whatever type is asked for, known before one is loaded."""
 

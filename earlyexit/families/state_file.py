@@ -1,4 +1,4 @@
-"""Files of state dicts (.th, .pt, .pth): read once, and taken by the family whose names they have."""
+"""Files of state dicts (.th, .pt, .pth), read by the family whose names their tensors have."""
 
 from __future__ import annotations
 
@@ -10,27 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families import find_family
+from earlyexit.families import STATE_DICTS, find_family
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.pixels import ImageConfig
 from earlyexit.named import NamedSpec
 
-# Family -> the state dicts that it knows.
-KNOWN: Mapping[str, str] = {
-    "resnet": "ResNet-18, 34, 50, 101 and 152 with torchvision's names (conv1, layer1.0.conv1, fc), and CIFAR's 6n + 2 "
-    "family (conv1, layer1.0.conv1, linear)",
-    "vgg": "VGG-11, 13, 16 and 19 with torchvision's names (features.0, classifier.0), with norms or without",
-}
-
 
 def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
-    """The network of a file, and its family; `size`: height and width of its images, None for what it was made for.
+    """Returns a file's network and family; `size`: height and width of its images, None for those of its training.
 
     The file holds a state dict alone, or as `state_dict` or `model` beside other facts. Raises ModelFolderError for
-    what is no state dict, of no known network, or not whole.
+    other files, unknown networks and missing tensors.
     """
     weights = {name.removeprefix("module."): tensor for name, tensor in _read(path).items()}
-    for name in KNOWN:
+    for name in STATE_DICTS:
         try:
             pretrained = find_family(name).from_state(weights, size)
         except ModelFolderError as error:
@@ -39,14 +32,14 @@ def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pr
             return pretrained, name
     some = ", ".join(sorted(weights)[:3]) or "none"
     raise ModelFolderError(
-        f"{path} holds no network that is known; its tensors are {some}. Known: {'; '.join(KNOWN.values())}"
+        f"{path} holds no network that is known; its tensors are {some}. Known: {'; '.join(STATE_DICTS.values())}"
     )
 
 
 def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
-    """Put a checkpoint's tensors, by our names, in the place of a backbone's; raises ModelFolderError.
+    """Replace a backbone's tensors by a checkpoint's, under our names; raises ModelFolderError.
 
-    Norms may lack the counts of batches that they have seen.
+    Norms may lack their counts of batches.
     """
     norms = {name.rsplit(".", 1)[0] for name in weights if name.endswith("running_mean")}
     counts = {f"{norm}.num_batches_tracked": torch.tensor(0) for norm in norms}
@@ -59,7 +52,7 @@ def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> Non
 
 
 def linear_head(weights: Mapping[str, Tensor], name: str) -> FinalHead:
-    """A checkpoint's last layer, over what is pooled to its mean; raises ModelFolderError where it is not whole."""
+    """Returns a checkpoint's last layer, a head over mean pooling; raises ModelFolderError for missing tensors."""
     weight, bias = tensor_of(weights, f"{name}.weight", sides=2), tensor_of(weights, f"{name}.bias", sides=1)
     if len(weight) != len(bias):
         raise ModelFolderError(f"holds {name}.weight of {len(weight)} outputs and {name}.bias of {len(bias)}")
@@ -74,7 +67,7 @@ def image_codec(config: ImageConfig, *, shortest_edge: int | None) -> NamedSpec:
 
 
 def tensor_of(weights: Mapping[str, Tensor], name: str, *, sides: int) -> Tensor:
-    """A tensor that a network cannot be without; raises ModelFolderError where there is none, or of other sides."""
+    """Returns a tensor that a network needs; raises ModelFolderError if it is missing, or has other dimensions."""
     if name not in weights:
         raise ModelFolderError(f"has no tensor {name}")
     tensor = weights[name]
