@@ -158,7 +158,8 @@ def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect
             default=default,
             annotation=Annotated[wanted, typer.Argument(metavar=metavar, callback=check, **option)],
         )
-    annotation: Any = Annotated[wanted, typer.Option(callback=check, **option)]
+    names = (f"--{name.replace('_', '-')}",) if default is False else ()  # else typer adds --no-...
+    annotation: Any = Annotated[wanted, typer.Option(*names, callback=check, **option)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -6,106 +6,63 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earlyexit.errors import InputError, OfframpError
-from offramp.cli.options import (
-    ApiKeyFile,
-    AsJson,
-    PairColumn,
-    Part,
-    TextColumn,
-    Url,
-    above_zero,
-    choice,
-    completes,
-    in_a_folder,
-)
+from offramp.cli.fields import takes_fields
+from offramp.cli.options import ApiKeyFile, AsJson, Url, in_a_folder
 from offramp.client.credentials import find_api_key
 
 if TYPE_CHECKING:
     from offramp.client.protocol import Prediction
-    from offramp.commands.bulk import BulkJob, Format, MapFiles, Tally
+    from offramp.commands.bulk import Format, MapFiles, Tally
     from offramp.load.data_stream import Given
+    from offramp.load.job import PredictJob
 
 STDIN = "-"
 IMAGES = {"image": "BYTES"}
 """The inputs of a model of images, and their datatype."""
-FORMATS = ("jsonl", "csv")
 
 
-class _Service(NamedTuple):
-    url: str
-    timeout_s: float
-    api_key: str | None
-
-
+@takes_fields("offramp.load.job:PredictJob")
 def predict(
+    job: PredictJob,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Texts, or paths of images, or a pair of texts; - for a text a line from standard input."),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images "
-            "(folder or .zip), arrays (.npy, .npz).",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="With --data or -: .jsonl or .csv to write; default: print.")] = None,
-    form: Annotated[
-        str | None,
-        typer.Option("--format", help="jsonl or csv; default: --out's ending, else jsonl.", **completes(FORMATS)),
-    ] = None,
-    maps: Annotated[
-        Path | None, typer.Option(help="A folder for class maps, a PNG file for each image; default: none is written.")
-    ] = None,
-    text_column: TextColumn = "text",
-    pair_column: PairColumn = None,
-    part: Part = None,
-    batch: Annotated[int, typer.Option(min=1, help="With --data or -: inputs of one request.")] = 32,
-    concurrency: Annotated[int, typer.Option(min=1, help="With --data or -: requests under way at once.")] = 8,
-    timeout_s: Annotated[
-        float, typer.Option(callback=above_zero, help="For a whole request, repetitions included.")
-    ] = 30.0,
     url: Url = "http://127.0.0.1:8000",
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
     given = texts or []
-    piped = given == [STDIN] or (not given and data is None and not sys.stdin.isatty())
-    if (data is not None) + (bool(given) and not piped) + piped != 1:
+    piped = given == [STDIN] or (not given and job.data is None and not sys.stdin.isatty())
+    if (job.data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
-    from offramp.commands.bulk import BulkJob
-
-    service = _Service(url, timeout_s, find_api_key(api_key_file))
-    job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
+    api_key = find_api_key(api_key_file)
     if given and not piped:
-        _predict_few(given, job, service, maps, as_json=as_json)
+        _predict_few(given, job, url, api_key, as_json=as_json)
         return
     from offramp.commands.bulk import format_of
 
-    in_a_folder("out", out)
-    asked = None if form is None else choice("format", form, FORMATS)
-    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), maps, service)
+    in_a_folder("out", job.out)
+    tally = _predict_many(job, format_of(job.out, job.form), url, api_key)
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
         raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, maps: Path | None, *, as_json: bool) -> None:
+def _predict_few(given: Sequence[str], job: PredictJob, url: str, api_key: str | None, *, as_json: bool) -> None:
     from offramp.client.client import Client
     from offramp.commands.bulk import plain
 
-    with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
+    with Client(url, job.timeout_s, api_key=api_key) as client:
         wanted = _wanted(client.metadata())
         inputs = _arguments(given, wanted)
-        files = _map_files(maps, wanted, [Path(path) for path in given])
+        files = _map_files(job.maps, wanted, [Path(path) for path in given])
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for one, found in zip(inputs, predictions, strict=True):
         said = found.said if files is None else files.put(str(one.shown["image"]), found.said)
@@ -177,34 +134,23 @@ def _in_words(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
-def _inputs(
-    data: Path | None, wanted: Mapping[str, str], text_column: str, pair_column: str | None, part: str | None
-) -> Iterator[Given]:
+def _inputs(job: PredictJob, wanted: Mapping[str, str]) -> Iterator[Given]:
     from offramp.load.data_stream import ARRAYS, Given, stream_inputs, stream_lines
 
     names = tuple(wanted)
-    if data is None:
+    if job.data is None:
         if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
         return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
     from earlyexit.data.images import is_images
 
-    if is_images(data) != (wanted == IMAGES) and data.suffix not in ARRAYS:
-        raise InputError(f"--data {data}: the model takes {' and '.join(names)}")
-    columns = (text_column, *(pair_column if pair_column is not None else name for name in names[1:]))
-    return stream_inputs(data, dict(zip(names, columns, strict=True)), part=part)
+    if is_images(job.data) != (wanted == IMAGES) and job.data.suffix not in ARRAYS:
+        raise InputError(f"--data {job.data}: the model takes {' and '.join(names)}")
+    columns = (job.text_column, *(job.pair_column if job.pair_column is not None else name for name in names[1:]))
+    return stream_inputs(job.data, dict(zip(names, columns, strict=True)), part=job.part)
 
 
-def _predict_many(
-    data: Path | None,
-    columns: tuple[str, str | None, str | None],
-    job: BulkJob,
-    out: Path | None,
-    form: Format,
-    maps: Path | None,
-    service: _Service,
-) -> Tally:
-    """`columns`: of the text, of a pair's second text, and the part."""
+def _predict_many(job: PredictJob, form: Format, url: str, api_key: str | None) -> Tally:
     import asyncio
 
     from earlyexit.clock import MonotonicClock
@@ -214,13 +160,13 @@ def _predict_many(
     from offramp.load.data_stream import shown_columns
 
     async def run() -> Tally:
-        async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
+        async with AsyncClient(url, job.timeout_s, api_key=api_key) as client:
             metadata = await client.metadata()
             wanted = _wanted(metadata)
-            inputs = _inputs(data, wanted, *columns)
-            files = _map_files(maps, wanted, [] if data is None else [data])
-            shown = (*shown_columns(data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
-            with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
+            inputs = _inputs(job, wanted)
+            files = _map_files(job.maps, wanted, [] if job.data is None else [job.data])
+            shown = (*shown_columns(job.data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
+            with row_writer(job.out, form, shown) as write, progress_count("inputs") as on_rows:
                 write = write if files is None else with_files(write, files)
                 return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
 

@@ -36,6 +36,7 @@ from earlyexit.errors import (
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from offramp.load.data_stream import Given
+from offramp.load.job import PredictJob
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 """What a PNG file in base64 begins with, but for the end, which depends on what follows."""
@@ -111,17 +112,6 @@ def plain(said: Mapping[str, Any]) -> dict[str, object]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BulkJob:
-    """How inputs are sent."""
-
-    batch: int = 32
-    """Inputs of a request."""
-    concurrency: int = 8
-    """Requests under way at once."""
-    truncate: bool = False
-
-
 @dataclass(slots=True)
 class Tally:
     """What was written so far."""
@@ -146,7 +136,7 @@ class Tally:
 async def predict_all(
     inputs: Iterator[Given],
     client: AsyncClient,
-    job: BulkJob,
+    job: PredictJob,
     write: Callable[[Row], object],
     *,
     clock: Clock,
@@ -169,7 +159,7 @@ async def predict_all(
     return tally
 
 
-async def _answered(inputs: Iterator[Given], client: AsyncClient, job: BulkJob) -> AsyncIterator[list[Row]]:
+async def _answered(inputs: Iterator[Given], client: AsyncClient, job: PredictJob) -> AsyncIterator[list[Row]]:
     """The rows of one request after the other, in order, while others are under way."""
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING * job.concurrency)
@@ -190,7 +180,7 @@ async def _answered(inputs: Iterator[Given], client: AsyncClient, job: BulkJob) 
 async def _read(
     inputs: Iterator[Given],
     client: AsyncClient,
-    job: BulkJob,
+    job: PredictJob,
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
     room: asyncio.Semaphore,
 ) -> None:
@@ -210,7 +200,7 @@ async def _read(
         asked.put_nowait(None)
 
 
-async def _rows(batch: Sequence[Given], client: AsyncClient, job: BulkJob) -> list[Row]:
+async def _rows(batch: Sequence[Given], client: AsyncClient, job: PredictJob) -> list[Row]:
     """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
     try:
         inputs = [each.value for each in batch]

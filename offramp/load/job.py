@@ -1,16 +1,17 @@
-"""The options of `offramp bench`."""
+"""The options of `offramp bench` and `offramp predict`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from earlyexit.errors import InputError
 
 
-class LabelledRows(BaseModel):
-    """How a file of labelled rows is read."""
+class Rows(BaseModel):
+    """How a file of texts is read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -18,10 +19,15 @@ class LabelledRows(BaseModel):
     """Column with the text."""
     pair_column: str | None = None
     """Column with the second text, where rows are pairs."""
-    label_column: str = "label"
-    """Column with the label."""
     part: str | None = Field(default=None, examples=["train", "val", "test"])
     """Which list of a CLINC150 file, or folder above the labels': train, val, test. None: all."""
+
+
+class LabelledRows(Rows):
+    """How a file of labelled rows is read."""
+
+    label_column: str = "label"
+    """Column with the label."""
     joints: Path | None = None
     """Of poses: table of the images' joints, image,joint,x,y,visible (.csv)."""
     classes: Path | None = None
@@ -73,3 +79,25 @@ class BenchJob(LabelledRows):
                 "--arrivals poisson:100 --seconds 60 is a whole load: no --rate, --concurrency or --requests"
             )
         return self
+
+
+class PredictJob(Rows):
+    """Which inputs are asked about, how they are sent, and where the answers go."""
+
+    data: Path | None = None
+    """Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images (folder or
+    .zip), arrays (.npy, .npz)."""
+    out: Path | None = None
+    """With --data or -: .jsonl or .csv to write. None: print."""
+    form: Literal["jsonl", "csv"] | None = Field(default=None, alias="format")
+    """jsonl or csv. None: --out's ending, else jsonl."""
+    maps: Path | None = None
+    """A folder for class maps, a PNG file for each image. None: none is written."""
+    batch: int = Field(default=32, ge=1)
+    """With --data or -: inputs of one request."""
+    concurrency: int = Field(default=8, ge=1)
+    """With --data or -: requests under way at once."""
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """For a whole request, repetitions included."""
+    truncate: bool = False
+    """Cut texts that are too long."""

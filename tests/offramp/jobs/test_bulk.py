@@ -14,8 +14,9 @@ from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
-from offramp.commands.bulk import BulkJob, Row, Tally, format_of, predict_all, row_writer
+from offramp.commands.bulk import Row, Tally, format_of, predict_all, row_writer
 from offramp.load.data_stream import Given
+from offramp.load.job import PredictJob
 from tests.offramp.client.test_client import failure
 
 
@@ -68,7 +69,7 @@ async def run(
         sleep=no_sleep,
     )
     async with client:
-        job = BulkJob(batch=batch, concurrency=concurrency)
+        job = PredictJob(batch=batch, concurrency=concurrency)
         tally = await predict_all(
             map(given, texts), client, job, written.append, clock=ManualClock(), on_rows=lambda _: None
         )
