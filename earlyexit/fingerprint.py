@@ -1,4 +1,4 @@
-"""SHA-256 of weights: what tells that a network is still the one it was."""
+"""SHA-256 of weights, by which a network is recognised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def weights_sha256(module: nn.Module) -> str:
-    """Of all that a module's state holds: names, types, shapes and numbers."""
+    """Returns the digest of a module's state: names, types, shapes and numbers."""
     digest = hashlib.sha256()
     for part in weight_bytes(module):
         digest.update(part)
@@ -18,7 +18,7 @@ def weights_sha256(module: nn.Module) -> str:
 
 
 def weight_bytes(module: nn.Module) -> Iterator[bytes | memoryview]:
-    """What a module's state holds, for a digest."""
+    """Yields a module's state for a digest."""
     for name, tensor in module.state_dict().items():
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
         yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # numpy has not every type of torch's

@@ -1,4 +1,4 @@
-"""Variants that a model card or a setting names: from a table, or a user's own as `module:function`."""
+"""Variants by name in a card or a setting: from a table, or a user's own as `module:function`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ HopDtype = Literal["same", "float16"]
 Fill = Literal["compute", "copy"]
 """How skipped blocks fill the keys and values of a token: see `earlyexit.sequences.kv_memory`."""
 NamedSpec = Mapping[str, Any]
-"""`{"name": NAME, ...}`; what is beside the name are the variant's own settings."""
+"""`{"name": NAME, ...}`; the other keys are the variant's own settings."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a function, `module:function`, rather than one of a table."""
+    """Whether a name is a function, `module:function`, rather than an entry of a table."""
     module, colon, function = name.partition(":")
     return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any:
-    """Call what the name stands for, imported now, with the settings beside the name.
+    """Import what the name stands for, and call it with the settings beside the name.
 
     Raises ModelFolderError for unknown names, for functions that cannot be imported, and for settings that do not fit.
     """
@@ -59,13 +59,13 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
 
 
 def imported(name: str) -> Any:
-    """What `module:name` names, imported now; raises what importing raises."""
+    """Returns what `module:name` names, imported now; raises what importing raises."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def listed(name: str, table: Mapping[str, str], called: str) -> str:
-    """Where a table says a name is; raises ModelFolderError with the known names."""
+    """Returns the entry of a name; raises ModelFolderError that lists the known names."""
     if name not in table:
         raise ModelFolderError(f"unknown {called} {name!r}; known: {', '.join(table)}, or your own as module:function")
     return table[name]

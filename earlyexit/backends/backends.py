@@ -1,4 +1,4 @@
-"""Backends: what computes a model's segments where it is served. Without torch, until one is opened."""
+"""Backends: the runtimes of a served model's segments. Torch is imported when one is opened."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ else:  # what reads files refuses other names, and lists these
 
 
 def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
-    """How a model that no longer changes is computed; its own modules may be replaced by equal ones.
+    """Returns the runner of a model that no longer changes; the model's modules may be replaced by equal ones.
 
-    What takes long to make is kept in `folder`. A backbone that has a runtime of its own is computed by that one,
-    whatever the backend. Raises PlanError for a model that the backend cannot run.
+    Exports, which take long to make, are kept in `folder`. A backbone with a runtime of its own uses that, whatever the
+    backend. Raises PlanError for a model that the backend cannot run.
     """
     place = model.backbone.own_segments or BACKENDS[backend]
     segments: SegmentRunner = imported(place)(model, folder, num_threads)
@@ -35,6 +35,6 @@ def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num
 
 
 def computed_by(segments: SegmentRunner | None) -> str | None:
-    """Which backends were found to be faster, where that was asked and is decided: of a chain its networks'."""
+    """Returns the backends that `auto` chose, of a chain for all its networks; None before a choice."""
     found = {getattr(each, "backend", None) for each in getattr(segments, "runners", (segments,))}
     return " and ".join(sorted(name for name in found if name is not None)) or None

@@ -42,11 +42,11 @@ from earlyexit.network.transfer import wait_for
 Key = TypeVar("Key", bound=Hashable)
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""ONNX Runtime's name for where the weights are that lie beside a graph."""
+"""ONNX Runtime's option for the folder with a graph's weights."""
 
 CUDA = "CUDAExecutionProvider"
 FATAL = 4
-"""ONNX Runtime's number of the least that is logged when nearly nothing is."""
+"""ONNX Runtime's log level for fatal errors only."""
 
 
 class Sessions(Generic[Key]):
@@ -60,13 +60,13 @@ class Sessions(Generic[Key]):
         self._open_one = open_one
         self._spare = spare
         self._sessions: dict[Key, Any] = {}
-        """The one asked for last is the last."""
+        """In the order of their last use."""
         self._lock = Lock()
-        """One thread runs sessions while another prepares some."""
+        """Held while the sessions are read or changed: one thread runs sessions while another prepares some."""
         self._prepared: frozenset[Key] = frozenset()
 
     def get(self, key: Key) -> Any:
-        """The session of a key; raises what opening it raises."""
+        """Returns the session of a key; raises what opening it raises."""
         with self._lock:
             session = self._sessions.pop(key, None)
             if session is not None:
@@ -83,7 +83,7 @@ class Sessions(Generic[Key]):
             return key in self._sessions
 
     def prepare(self, keys: Collection[Key]) -> None:
-        """Open these; others may be used at the same time."""
+        """Open sessions; others may be used at the same time."""
         for key in keys:
             self.get(key)
         wanted = frozenset(keys)
@@ -97,7 +97,7 @@ class Sessions(Generic[Key]):
 
 
 def load_runtime(providers: Sequence[str], *, needs: Sequence[str] = ("onnx", "onnxruntime")) -> Any:
-    """ONNX Runtime's module; raises PlanError without it, without a package it needs here, or without a provider."""
+    """Returns ONNX Runtime's module; raises PlanError without it, a package that it needs here, or a provider."""
     if any(find_spec(name) is None for name in needs):
         raise PlanError("ONNX Runtime is not installed: install offramp[onnx] or offramp[gpu]")
     runtime = import_module("onnxruntime")
@@ -110,7 +110,7 @@ def load_runtime(providers: Sequence[str], *, needs: Sequence[str] = ("onnx", "o
 
 
 def provider_of(device_type: str) -> str:
-    """What computes on a torch device of this type."""
+    """Returns the provider for a torch device of this type."""
     return CUDA if device_type == "cuda" else "CPUExecutionProvider"
 
 
@@ -123,9 +123,9 @@ def open_session(
     weights: Path | None = None,
     quiet: bool = False,
 ) -> Any:
-    """A session of a file, or of a graph in memory whose weights lie in the folder `weights`.
+    """Returns a session of a file, or of a graph in memory with weights in the folder `weights`.
 
-    `num_threads` None leaves the choice to ONNX Runtime. `quiet`: what fails is raised, and not logged too.
+    `num_threads` None leaves the choice to ONNX Runtime. `quiet`: errors are raised, but not logged.
     Raises PlanError for a provider that does not start, and what ONNX Runtime raises.
     """
     options = runtime.SessionOptions()
@@ -136,7 +136,7 @@ def open_session(
     if weights is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
     session = runtime.InferenceSession(graph, options, providers=list(providers))
-    # A provider whose libraries do not load is left out with a line on stderr, and the CPU takes its place.
+    # ONNX Runtime replaces a provider whose libraries do not load by the CPU, with a line on stderr.
     missing = sorted(set(providers) - set(session.get_providers()))
     if missing:
         raise PlanError(f"ONNX Runtime could not start {', '.join(missing)}; its own log line says why")
@@ -144,7 +144,7 @@ def open_session(
 
 
 NUMPY_OF = {getattr(torch, name): np.dtype(name) for name in ("float32", "int32", "int64", "uint8", "bool")}
-"""Of what crosses, and of index tensors: how ONNX Runtime is told a tensor's type."""
+"""Types of tensors that cross and of index tensors, in the form for ONNX Runtime."""
 
 
 class OnnxSegments:
@@ -182,7 +182,7 @@ class OnnxSegments:
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         names = value_names(self._model, segment.first)
-        if len(piece.tensors) > len(names):  # attention is to be measured, for which there are no graphs
+        if len(piece.tensors) > len(names):  # attention is measured, for which there are no graphs
             return self._model.run(segment, piece)
         feeds = dict(zip(names, piece.tensors, strict=True)) | index_tensors(
             self._model, Layout(piece.lengths_B, self._model.device, self._attention)
@@ -236,9 +236,9 @@ class OnnxSegments:
 
 
 def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
-    """Run a session on tensors where they are, into others there: what is on a GPU never sees the host.
+    """Run a session on tensors in place, into other tensors: data on a GPU stays there.
 
-    On a CPU that is slower than passing arrays (0.2 ms per call of a graph with seven inputs).
+    On a CPU this is slower than passing arrays (0.2 ms per call of a graph with seven inputs).
     """
     binding = session.io_binding()
     given = {name: tensor.contiguous() for name, tensor in feeds.items()}
@@ -246,18 +246,18 @@ def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str
         for name, tensor in tensors.items():
             place = tensor.device.type, tensor.device.index or 0
             bind(name, *place, NUMPY_OF[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
-    wait_for(next(iter(results.values())).device)  # ONNX Runtime has a stream of its own, and waits for that itself
+    wait_for(next(iter(results.values())).device)  # ONNX Runtime uses, and waits for, a stream of its own
     session.run_with_iobinding(binding)
 
 
 def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> OnnxSegments:
-    """On the model's own device; exports are kept beside the model."""
+    """Returns segments on the model's own device; exports are kept in the model's folder."""
     provider = provider_of(model.device.type)
     return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
 
 
 def _in_rows(attention: Attention) -> Attention:
-    """What a graph takes, whose attention is over rows: `auto` is slots, which are never more rows than padded ones."""
+    """Returns the attention of a graph, which is over rows: `auto` is slots, never more rows than padded inputs."""
     if attention == "apart":
         raise PlanError(
             "ONNX Runtime runs one graph for any number of inputs, which cannot attend one after the other (attention: "
@@ -267,7 +267,7 @@ def _in_rows(attention: Attention) -> Attention:
 
 
 def _fingerprint(model: EarlyExitModel) -> str:
-    """SHA-256 of everything that an export depends on."""
+    """Returns the SHA-256 of everything that an export depends on."""
     info = model.info
     heads = [
         info.ramp_style,

@@ -39,11 +39,11 @@ MAX_WEIGHT_BYTES = 2**31 - 2**24
 
 EXIT_NAME = "outputs"
 LONGEST = torch.export.Dim("T")
-"""One number, as the exporter has to know: slots are as long as the padded form."""
+"""A single dimension for the exporter: slots are as long as the padded form."""
 
 
 def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
-    """Write a segment's file; meanwhile no other thread may run torch, for the exporter changes what threads share."""
+    """Write a segment's file; no other thread may run torch meanwhile: the exporter changes shared state."""
     values, tensors = _example_inputs(model, segment)
     inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
     with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
@@ -72,8 +72,8 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
 def export_elsewhere(model: EarlyExitModel, files: Mapping[Segment, Path]) -> None:
     """Write several segments' files while other threads run the model. Raises PlanError for what cannot be exported.
 
-    In a process of its own: the exporter changes what all threads share (the model's weights, for stand-ins; the modes
-    of torch; warnings), and holds Python's lock for seconds.
+    It runs in a process of its own: the exporter changes state that all threads share (the model's weights, torch's
+    modes, warnings), and holds Python's lock for seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.pt"
@@ -91,17 +91,17 @@ def export_elsewhere(model: EarlyExitModel, files: Mapping[Segment, Path]) -> No
 
 
 class _GraphLayout(Layout):
-    """A layout whose tensors are a graph's inputs, and whose sizes are theirs; never taken for uniform.
+    """A layout whose tensors are a graph's inputs; it is never uniform.
 
-    Attention is in slots, which are the padded form where each holds one input: one graph for both.
+    Attention is in slots, which are the padded form if each holds one input: one graph serves both.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        vars(self).update(tensors, scheme="slotted", _shares_rows=True)  # in the place of what Layout would compute
+        vars(self).update(tensors, scheme="slotted", _shares_rows=True)  # instead of what Layout would compute
         self.num_inputs, self.longest = tensors["mask_BT"].shape
 
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
-        # Numbers, once for all blocks: a block's own attention would turn booleans to numbers in each.
+        # Numbers, once for all blocks: each block would convert booleans to numbers otherwise.
         return torch.where(seen, 0.0 if bias_HTT is None else bias_HTT, -torch.inf)
 
     @property
@@ -113,7 +113,7 @@ class _GraphLayout(Layout):
 
 
 class _NoTokens(Layout):
-    """The layout of inputs that have no tokens, as a graph sees it: rows are inputs, of any number."""
+    """The layout of inputs without tokens in a graph: rows are inputs, of any number."""
 
     def __init__(self) -> None:
         self.longest = 1
@@ -126,7 +126,7 @@ _NO_TOKENS = _NoTokens()
 
 
 class _SegmentGraph(nn.Module):
-    """What is exported: a segment, with the exit at its end if there is one."""
+    """The exported module: a segment, with the exit at its end if there is one."""
 
     def __init__(self, model: EarlyExitModel, segment: Segment) -> None:
         super().__init__()
@@ -140,17 +140,17 @@ class _SegmentGraph(nn.Module):
 
 
 def after_name(name: str) -> str:
-    """Of what crosses after a graph; what crosses before it may have the same name."""
+    """Returns the name of an output; the input of a graph may have the same name in the boundary."""
     return f"{name}_after"
 
 
 def value_names(model: EarlyExitModel, block: int) -> list[str]:
-    """Of a graph's tensors that cross before `block`."""
+    """Returns the names of a graph's tensors that cross before `block`."""
     return [each.name for each in model.boundary(block - 1)]
 
 
 def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
-    """The graph's inputs beside the values: none where inputs have no tokens."""
+    """Returns the graph's inputs beside the values: none for inputs without tokens."""
     if model.max_length == 1:
         return {}
     names = ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
@@ -158,7 +158,7 @@ def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
 
 
 def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, dict[str, Tensor]]:
-    # Any sizes but 0 and 1, which the exporter would take for constants.
+    # No sizes of 0 and 1, which the exporter would take for constants.
     lengths = [1, 1] if model.max_length == 1 else [4, 3, 1]
     layout = Layout(np.array(lengths, dtype=np.int32), model.device, "slotted")
     values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
@@ -181,7 +181,7 @@ def _check_size(weights: Iterable[Any], segment: Segment) -> None:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """No word of what the exporter itself is built on; its failures are exceptions."""
+    """Silences messages of the exporter's own parts; its failures are exceptions."""
     registry = logging.getLogger("torch.onnx._internal.exporter._registration")  # speaks of torchvision's operators
     level = registry.level
     registry.setLevel(logging.ERROR)

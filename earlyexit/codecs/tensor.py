@@ -1,4 +1,4 @@
-"""Arrays of declared datatypes and shapes, as they are."""
+"""Arrays of declared datatypes and shapes, unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from earlyexit.network.wire import DATATYPES, Column, Encoded, as_numbers
 Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
 """A row: one array per column, in their order."""
 LARGE_BYTES = 1_000_000
-"""Of a request's rows together; above this, looking at every number takes a millisecond."""
+"""Bytes of a request's rows above which checking every number takes a millisecond."""
 
 
 class TensorCodec(Codec[Arrays]):
@@ -41,7 +41,7 @@ class TensorCodec(Codec[Arrays]):
         return list(zip(*(columns[column.name] for column in self._columns), strict=True))
 
     def from_json(self, inputs: object) -> tuple[list[Arrays], bool]:
-        """One column's rows are nested lists; those of several are objects, an array by each column's name."""
+        """Returns rows: nested lists for one column, objects with an array by column name for several."""
         if len(self._columns) > 1:
             return self._from_objects(inputs)
         [column] = self._columns
@@ -71,11 +71,11 @@ class TensorCodec(Codec[Arrays]):
         return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
 
     def surely_takes(self, row: Arrays) -> bool:  # its contract
-        """Columns are the same where the kind is."""
+        """Codecs of one kind have the same columns."""
         return True
 
     def encode(self, rows: Sequence[Arrays], *, truncate: bool = False) -> list[Encoded]:
-        """Every array as (1, *shape); raises UnprocessableInputError for NaN and infinite numbers."""
+        """Returns every array as (1, *shape); raises UnprocessableInputError for NaN and infinite numbers."""
         for k, row in enumerate(rows):
             for column, array in zip(self._columns, row, strict=True):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -114,7 +114,7 @@ def _depth(value: object) -> int:
 
 
 def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]:
-    """Numbers of JSON as a column's array; raises InputError where they are no such numbers or not so many."""
+    """Returns numbers of JSON as a column's array; raises InputError for other values or another shape."""
     needed = f"{column.datatype} of the shape {list(column.shape)} is needed"
     try:
         given = as_numbers(value, column.datatype)

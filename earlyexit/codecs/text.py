@@ -16,7 +16,7 @@ from earlyexit.network.wire import Column, Encoded
 from earlyexit.words import Words
 
 LONG_CHARS = 20_000
-"""Of a request's texts together; above this, tokenizing takes milliseconds."""
+"""Characters of a request's texts above which tokenizing takes milliseconds."""
 TEXT: Mapping[str, Any] = {"type": "string", "minLength": 1}
 
 

@@ -14,7 +14,7 @@ from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Of red, green and blue from 0 to 1, over ImageNet. The usual CIFAR checkpoints were trained with them too."""
+"""Means of red, green and blue from 0 to 1 over ImageNet, which the usual CIFAR checkpoints use too."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
@@ -63,19 +63,19 @@ class ImageBackbone(Backbone):
 
 
 class NormalisedPixels(nn.Module):
-    """Bytes as an image codec gives them, to channels first, normalised."""
+    """Turns an image codec's bytes into normalised pixels, channels first."""
 
     mean_C11: Tensor
     std_C11: Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        # Not among the saved weights: on the host even where those are left out at first.
+        # Not saved with the weights; on the host even if weights are built on `meta` at first.
         self.register_buffer("mean_C11", _bytes(mean), persistent=False)
         self.register_buffer("std_C11", _bytes(std), persistent=False)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        """Pixels from 0 to 255, (B, H, W, C), to (B, C, H, W)."""
+        """Returns pixels from 0 to 255, (B, H, W, C), normalised as (B, C, H, W)."""
         pixels_BCHW = images_BHWC.permute(0, 3, 1, 2).to(self.mean_C11.dtype)
         return (pixels_BCHW - self.mean_C11) / self.std_C11
 
@@ -85,5 +85,5 @@ def _bytes(values: Sequence[float]) -> Tensor:
 
 
 def halved(sides: Sequence[int], times: int) -> tuple[int, ...]:
-    """What strides of 2 with padding leave of height and width: halves, rounded up."""
+    """Returns height and width after `times` strides of 2 with padding: halves, rounded up."""
     return tuple(-(-side // 2**times) for side in sides)

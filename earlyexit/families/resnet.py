@@ -1,6 +1,6 @@
-"""Residual networks over images (He et al., CVPR 2016), of the sizes that `resnet_config.py` has.
+"""Residual networks over images (He et al., CVPR 2016), with the sizes of `resnet_config.py`.
 
-A block is one residual block; the stem belongs to the entry.
+A block is one residual block; the stem is a part of `embed`.
 
 Tensor legend: B images, H rows, W columns, C channels.
 """
@@ -23,7 +23,7 @@ from earlyexit.families.resnet_config import BlockSizes, ResNetConfig, config_fr
 from earlyexit.families.state_file import fill, image_codec, linear_head, tensor_of
 
 CLASSIFIERS = ("fc", "linear")
-"""torchvision's name of the last layer, and CIFAR's."""
+"""Names of the last layer: torchvision's, and that of CIFAR's usual implementation."""
 PARTS = {
     "conv1": "convolution_1",
     "conv2": "convolution_2",
@@ -61,18 +61,18 @@ def _is_large(weights: Mapping[str, Tensor]) -> bool:
 
 
 def _regions(weights: Mapping[str, Tensor]) -> range:
-    """The regions up to the last that a name has, from 1 on."""
+    """Returns the numbers of all regions in the names, from 1 on."""
     return range(1, max(int(found[1]) for found in map(LAYER.match, weights) if found) + 1)
 
 
 def _blocks(weights: Mapping[str, Tensor]) -> tuple[int, ...]:
-    """Of each region: how many blocks the names have."""
+    """Returns the number of blocks of each region in the names."""
     places = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
     return tuple(sum(of == region for of, _ in places) for region in _regions(weights))
 
 
 def _renamed(weights: Mapping[str, Tensor], config: ResNetConfig) -> dict[str, Tensor]:
-    """`layer2.0.bn1.bias` is `blocks.N.norm_1.bias`; without the classifier."""
+    """Returns the weights by our names, without the classifier: `layer2.0.bn1.bias` is `blocks.N.norm_1.bias`."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         part, _, kind = name.rpartition(".")
@@ -91,7 +91,7 @@ class Stem(nn.Module):
     """Pixels to the hidden state before the first block."""
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
-    """Convolutions and the norms right behind them, which a CPU may fold into one where it serves; here and below."""
+    """Convolutions and the norms behind them, which a CPU may fold into one for inference; here and below."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -104,13 +104,13 @@ class Stem(nn.Module):
         self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else nn.Identity()
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        """Pixels from 0 to 255, (B, H, W, C), to the first block's input."""
+        """Returns the first block's input of pixels from 0 to 255, (B, H, W, C)."""
         hidden_BCHW: Tensor = self.pool(F.relu(self.norm(self.convolution(self.pixels(images_BHWC)))))
         return hidden_BCHW
 
 
 class PaddedShortcut(nn.Module):
-    """Without weights: every second pixel in both directions, and zeros around the channels that there were."""
+    """A shortcut without weights: every second pixel in both directions, and zeros for new channels."""
 
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class BasicBlock(nn.Module):
 class BottleneckBlock(nn.Module):
     """A convolution of 3 x 3 over few channels, between two of 1 x 1, and the shortcut around them.
 
-    The one of 3 x 3 has the stride, as in torchvision's networks, not the first, as in the paper's.
+    The 3 x 3 convolution has the stride, as in torchvision's networks; in the paper the first one has it.
     """
 
     folds: ClassVar[Mapping[str, str]] = {

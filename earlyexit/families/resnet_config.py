@@ -1,4 +1,4 @@
-"""Sizes of residual networks: CIFAR's and ImageNet's layouts, and any between them (He et al., CVPR 2016)."""
+"""Sizes of residual networks, such as those for CIFAR and ImageNet (He et al., CVPR 2016)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Stem = Literal["small", "large"]
 EXPANSION: Mapping[str, int] = {"basic": 1, "bottleneck": 4}
 """Channels that a block gives, per channel of its 3 x 3 convolution."""
 LAYERS: Mapping[str, int] = {"basic": 2, "bottleneck": 3}
-"""With weights, of a block beside its shortcut."""
+"""Layers with weights in a block, without its shortcut."""
 STEM_HALVINGS: Mapping[str, int] = {"small": 0, "large": 2}
 """How often the stem halves the sides of an image."""
 CIFAR_WIDTHS = (16, 32, 64)
@@ -24,7 +24,7 @@ CIFAR_WIDTHS = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Of one residual block, in channels."""
+    """Channels of one residual block, its stride and its dilation."""
 
     before: int
     inner: int
@@ -39,19 +39,18 @@ class ResNetConfig(ImageConfig):
     """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
 
     blocks: tuple[int, ...] = (3, 3, 3)
-    """In each region. Every region but the first halves the sides of the maps in its first block."""
+    """Blocks in each region. Every region but the first halves the sides of the maps in its first block."""
     widths: tuple[int, ...] = CIFAR_WIDTHS
     """Channels of each region's 3 x 3 convolutions; the stem gives the first."""
     kind: Kind = "basic"
-    """Two 3 x 3 convolutions in a block, or one between two 1 x 1 (which give four times as many channels)."""
+    """Blocks of two 3 x 3 convolutions, or of one between two 1 x 1 (which give four times as many channels)."""
     stem: Stem = "small"
     """A 3 x 3 convolution, or one of 7 x 7 with stride 2 and max pooling after it."""
     projected: bool = False
-    """Whether shortcuts that change the shape are 1 x 1 convolutions (He et al.'s option B), or have no weights: every
-    second pixel, and zeros for new channels (option A)."""
+    """Whether shortcuts that change the shape are 1 x 1 convolutions (He et al.'s option B). Otherwise they have no
+    weights: every second pixel, and zeros for new channels (option A)."""
     dilated: int = 0
-    """How many of the last regions keep the sides and dilate their convolutions instead, as networks for segmentation
-    do."""
+    """How many of the last regions keep the sides and dilate their convolutions, as networks for segmentation do."""
     height: int = 32
     width: int = 32
 
@@ -74,7 +73,7 @@ class ResNetConfig(ImageConfig):
 
     @property
     def depth(self) -> int:
-        """Layers with weights, as these networks are named: those of the blocks, the stem and the classifier."""
+        """Layers with weights in blocks, stem and classifier, by which these networks are named."""
         return LAYERS[self.kind] * self.num_blocks + 2
 
     @property
@@ -83,14 +82,14 @@ class ResNetConfig(ImageConfig):
         return tuple(accumulate(self.blocks[:-1], initial=0))
 
     def shape_after(self, block: int) -> tuple[int, int, int]:
-        """(C, H, W) of the hidden state after a block."""
+        """Returns (C, H, W) of the hidden state after a block."""
         region = sum(first <= block for first in self.firsts) - 1
         halvings = STEM_HALVINGS[self.stem] + min(region, self._undilated - 1)
         height, width = halved((self.height, self.width), halvings)
         return self.widths[region] * EXPANSION[self.kind], height, width
 
     def block_sizes(self) -> list[BlockSizes]:
-        """Of every block, from the first on."""
+        """Returns the sizes of every block, from the first on."""
         sizes: list[BlockSizes] = []
         before, dilation = self.widths[0], 1
         for region, (number, inner) in enumerate(zip(self.blocks, self.widths, strict=True)):
@@ -100,7 +99,7 @@ class ResNetConfig(ImageConfig):
                 stride = 2 if strides and index == 0 else 1
                 sizes.append(BlockSizes(before=before, inner=inner, after=after, stride=stride, dilation=dilation))
                 if index == 0 and region >= self._undilated:
-                    dilation *= 2  # the first block still looks at maps that nothing was left out of
+                    dilation *= 2  # the first block's input is not dilated yet
                 before = after
         return sizes
 

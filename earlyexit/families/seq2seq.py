@@ -32,7 +32,7 @@ from earlyexit.sequences.memory import PAGE_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2SeqConfig(DecoderConfig):
-    """Sizes of an encoder-decoder; the defaults are T5-small's. Heads and feed-forward are of one size in both."""
+    """Sizes of an encoder-decoder; the defaults are T5-small's. Both sides have the same heads and feed-forward."""
 
     vocab_size: int = 32128
     hidden_size: int = 512
@@ -47,9 +47,9 @@ class Seq2SeqConfig(DecoderConfig):
     """Of source and answer together."""
     norm_eps: float = 1e-6
     norm_first: bool = True
-    """Whether a norm is in front of each part of a block, and one behind the last; else behind each part."""
+    """Whether norms are in front of a block's parts, with one behind the last block; else behind each part."""
     bias: bool = False
-    """Whether linear layers have biases, and norms take out the mean."""
+    """Whether linear layers have biases, and norms subtract the mean."""
     activation: str = "relu"
     gated: bool = False
     embedding_scale: float = 1.0
@@ -58,7 +58,7 @@ class Seq2SeqConfig(DecoderConfig):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        # Named, for a dataclass with slots is another class than the one that `super()` knows.
+        # Not `super()`: a dataclass with slots is another class than the one that `super()` refers to.
         DecoderConfig.__post_init__(self)
         if self.activation not in ACTIVATIONS:
             raise ModelFolderError(f"unknown activation {self.activation!r}; known: {', '.join(ACTIVATIONS)}")
@@ -67,13 +67,13 @@ class Seq2SeqConfig(DecoderConfig):
 
 
 def new_norm(config: Seq2SeqConfig) -> nn.Module:
-    """Over hidden states."""
+    """Returns a norm over hidden states."""
     kind = nn.LayerNorm if config.bias else RmsNorm
     return kind(config.hidden_size, config.norm_eps)
 
 
 class Residual(nn.Module):
-    """What a block adds to its states, and the norm in front of it or behind the sum."""
+    """A residual part of a block, with the norm in front of it or behind the sum."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -81,16 +81,16 @@ class Residual(nn.Module):
         self.norm_first = config.norm_first
 
     def before(self, hidden_ND: Tensor) -> Tensor:
-        """What it looks at."""
+        """Returns the input of the part."""
         return self.norm(hidden_ND) if self.norm_first else hidden_ND
 
     def after(self, hidden_ND: Tensor, change_ND: Tensor) -> Tensor:
-        """States with its own added."""
+        """Returns the states with the part's output added."""
         return hidden_ND + change_ND if self.norm_first else self.norm(hidden_ND + change_ND)
 
 
 class SelfAttention(Residual):
-    """Of the tokens of a text to each other."""
+    """Attention among the tokens of a text."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)
@@ -100,13 +100,13 @@ class SelfAttention(Residual):
         self.out = nn.Linear(width, config.hidden_size, bias=config.bias)
 
     def queries_keys_values(self, hidden_ND: Tensor) -> tuple[Tensor, ...]:
-        """Each (N, H, d)."""
+        """Returns queries, keys and values, each (N, H, d)."""
         parts: tuple[Tensor, ...] = self.qkv(self.before(hidden_ND)).unflatten(-1, self.shape).chunk(3, dim=1)
         return parts
 
 
 class CrossAttention(Residual):
-    """Of an answer's tokens to their source."""
+    """Attention of an answer's tokens to their source."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)
@@ -117,18 +117,18 @@ class CrossAttention(Residual):
         self.out = nn.Linear(width, config.hidden_size, bias=config.bias)
 
     def queries(self, hidden_MD: Tensor) -> Tensor:
-        """(M, H, d)."""
+        """Returns queries, (M, H, d)."""
         queries_MHd: Tensor = self.query(self.before(hidden_MD)).unflatten(-1, (self.heads, -1))
         return queries_MHd
 
     def kept(self, source_ND: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of source tokens as the encoder left them, each (N, H, d)."""
+        """Returns keys and values of the encoder's outputs, each (N, H, d)."""
         parts: tuple[Tensor, ...] = self.keys_values(source_ND).unflatten(-1, (2 * self.heads, -1)).chunk(2, dim=1)
         return parts
 
 
 class FeedForward(Residual):
-    """Two layers, of which the first may be gated (Shazeer 2020)."""
+    """Two layers; the first may be gated (Shazeer 2020)."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)
@@ -147,7 +147,7 @@ class FeedForward(Residual):
 
 
 class SourceBlock(nn.Module):
-    """One of the encoder."""
+    """One block of the encoder."""
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class SourceBlock(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
-        """Packed (N, D) to (N, D)."""
+        """Runs packed (N, D) to (N, D)."""
         (context_ND,) = layout.attend(self.attention.qkv(self.attention.before(hidden_ND)), masks, self._attend)
         hidden_ND = self.attention.after(hidden_ND, self.attention.out(context_ND))
         result: Tensor = self.feed_forward(hidden_ND)
@@ -170,25 +170,25 @@ class SourceBlock(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SidedPlaces:
-    """Of rows, which are of sources and which the decoder's own, and their places in the store."""
+    """The rows of sources, the decoder's own rows, and their places in the store."""
 
     own: Places | None
     """None where all rows are of sources."""
     crossing: Places | None
-    """What the own rows read of their sources."""
+    """The places of their sources that the own rows read."""
     own_M: Tensor | None
-    """Which of the rows these are; None where all are."""
+    """The indices of the own rows; None where all rows are own."""
     source: Tensor | None
-    """Which of them are of sources, ..."""
+    """The indices of rows of sources, ..."""
     source_places: Tensor | None
     """... and where their keys and values go."""
 
 
 class AnswerBlock(Block):
-    """One of the decoder, which is the chain.
+    """One block of the decoder, which is the chain.
 
-    A source's states ride along in its sequence's first input, so that every block makes its own keys and values
-    of them, wherever it is, and whenever: also where the first token left before it.
+    A source's states travel in its sequence's first input. So every block makes its own keys and values of them,
+    wherever and whenever it runs, even if the first token left before it.
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -230,11 +230,11 @@ class AnswerBlock(Block):
 
 Rows = npt.NDArray[np.int64]
 WAVE_LENGTH = 10_000.0
-"""Of the slowest sinusoid, over 2 pi."""
+"""Wave length of the slowest sinusoid, over 2 pi."""
 
 
 class Seq2SeqBackbone(DecoderBackbone):
-    """The decoder's blocks are the chain; the encoder is a part of `embed`."""
+    """An encoder-decoder: the decoder's blocks are the chain; the encoder is a part of `embed`."""
 
     config: Seq2SeqConfig
 
@@ -253,9 +253,9 @@ class Seq2SeqBackbone(DecoderBackbone):
         return new_norm(self.config) if self.config.norm_first else nn.Identity()
 
     def run_of(self, sequence: int, start: int, length: int, limit: int, prompt: int) -> Run:
-        """All that was given but the token that an answer starts with is the source.
+        """Returns a run whose source is the prompt without the token that an answer starts with.
 
-        What is of no sequence is a first input, or, if it is one row, a step behind a page of a source.
+        Without a sequence, several rows are a first input, and one row is a step behind a page of a source.
         """
         if sequence != TRIAL:
             return Run(sequence=sequence, start=start, length=length, limit=limit, source=max(prompt - 1, 0))
@@ -264,7 +264,7 @@ class Seq2SeqBackbone(DecoderBackbone):
         return Run(sequence=TRIAL, start=PAGE_TOKENS, length=1, source=PAGE_TOKENS)
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        """Raises InputError where a source comes in parts."""
+        """Embeds inputs, and encodes sources; raises InputError for a source in parts."""
         token_ids_N, run_B5 = inputs
         runs = self.runs(run_B5, [0] * len(run_B5), layout)
         sides = _Sides.of(runs)
@@ -290,8 +290,8 @@ class Seq2SeqBackbone(DecoderBackbone):
         return SidedPlaces(own, crossing, self._index(sides.own), self._index(sides.source), self._index(places))
 
     def _read(self, hidden_ND: Tensor, sources: Sequence[Run]) -> Tensor:
-        """What the encoder makes of embedded sources, packed."""
-        # Each source alone, since what is read of it may not depend on which others happen to come with it.
+        """Returns the encoder's outputs of embedded sources, packed."""
+        # Each source attends alone, so that its values do not depend on the other sources of the batch.
         layout = Layout(np.array([run.length for run in sources], dtype=np.int32), hidden_ND.device, together=0)
         table = self.encoder_distances
         masks = layout.masks(None if table is None else by_distance(table, layout.longest, self.config.max_distance))
@@ -306,7 +306,7 @@ class Seq2SeqBackbone(DecoderBackbone):
         return before(self.distances, max(run.end - run.source for run in runs), self.config.max_distance)
 
     def _sinusoids(self, position_N: Tensor) -> Tensor:
-        """Vaswani et al. 2017, section 3.5; as Marian has them, sines before cosines."""
+        """Returns sinusoidal positions (Vaswani et al. 2017, section 3.5); as in Marian, sines before cosines."""
         size = self.config.hidden_size
         exponent = torch.arange(0, size, 2, dtype=torch.float64, device=position_N.device) / size
         angle_Nh = position_N[:, None] * WAVE_LENGTH**-exponent
@@ -318,7 +318,7 @@ class Seq2SeqBackbone(DecoderBackbone):
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """Of packed runs, the parts that are sources and those that are answers, and which rows these are."""
+    """The parts of packed runs that are sources and answers, and the indices of their rows."""
 
     reading: list[Run]
     answering: list[Run]
@@ -341,6 +341,6 @@ class _Sides:
 
 
 def _positions(run: Run) -> Rows:
-    """Of a run's tokens, within the source or the answer."""
+    """Returns the positions of a run's tokens within the source or the answer."""
     tokens = np.arange(run.start, run.end)
     return np.where(tokens < run.source, tokens, tokens - run.source)

@@ -1,7 +1,7 @@
 """VGG networks over images (Simonyan and Zisserman, ICLR 2015), with torchvision's norms or without.
 
-A block is a convolution with its norm, rectifier and the pooling behind it, or one of the two hidden linear layers. The
-blocks of a region differ in shape from its last one, which is pooled, so there are no bridges.
+A block is a convolution with its norm, rectifier and pooling, or one of the two hidden linear layers. There are no
+bridges, because the last block of a region, which is pooled, has another shape than the others.
 
 Tensor legend: B images, H rows, W columns, C channels, D numbers.
 """
@@ -31,12 +31,12 @@ CONVOLUTIONS: Mapping[int, tuple[int, ...]] = {
     16: (2, 2, 3, 3, 3),
     19: (2, 2, 4, 4, 4),
 }
-"""Of each region, by depth (table 1, columns A, B, D and E)."""
+"""Convolutions of each region, by depth (table 1, columns A, B, D and E)."""
 DROPOUT = 0.5
 HIDDEN, CLASSIFIER = ("classifier.0", "classifier.3"), "classifier.6"
 """torchvision's names of the linear layers."""
 SIDES = {"convolution": 4, "norm": 1, "linear": 2}
-"""Of the weights of our parts."""
+"""Dimensions of the weights of our parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class VggConfig(ImageConfig):
     """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for impossible sizes."""
 
     convolutions: tuple[int, ...] = CONVOLUTIONS[11]
-    """In each region; the last of a region is pooled to half the sides."""
+    """Convolutions in each region; the last of a region is pooled to half the sides."""
     widths: tuple[int, ...] = WIDTHS
     norms: bool = True
     """Whether batch norms follow the convolutions."""
     cells: int = 7
-    """What maps are pooled to, along each side, before the linear layers."""
+    """Cells along each side to which maps are pooled before the linear layers."""
     hidden: tuple[int, ...] = (4096, 4096)
     """Widths of the linear layers before the classifier."""
     height: int = 224
@@ -68,7 +68,7 @@ class VggConfig(ImageConfig):
 
     @property
     def depth(self) -> int:
-        """Layers with weights, as these networks are named: with the classifier."""
+        """Layers with weights, with the classifier, by which these networks are named."""
         return sum(self.convolutions) + len(self.hidden) + 1
 
     def shape_after(self, block: int) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class VggConfig(ImageConfig):
         return sizes[block][1], self.height >> halvings, self.width >> halvings
 
     def convolution_sizes(self) -> list[tuple[int, int, bool]]:
-        """Of every convolution: channels before and after, and whether it is pooled."""
+        """Returns for every convolution the channels before and after, and whether it is pooled."""
         before = [len(self.mean), *self.widths[:-1]]
         regions = zip(before, self.widths, self.convolutions, strict=True)
         return [
@@ -106,7 +106,7 @@ class ConvolutionBlock(nn.Module):
 
 
 class LinearBlock(nn.Module):
-    """A hidden linear layer; the first of them looks at the means of a map's cells."""
+    """A hidden linear layer; the first one gets the means of a map's cells."""
 
     def __init__(self, before: int, after: int, *, cells: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Vgg(Family):
 
 
 def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> Pretrained:
-    """The network of a state dict whose layers are arranged like these, and may have other widths."""
+    """Returns the network of a state dict with the arrangement of `like`; widths may differ."""
     ours = dict(_names(like))
     sizes = {
         name: len(tensor_of(weights, f"{name}.weight", sides=SIDES[our.rpartition(".")[2]]))
@@ -182,7 +182,7 @@ def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int,
 
 
 def _names(config: VggConfig) -> Iterator[tuple[str, str]]:
-    """What torchvision names the layers, and what we do: it counts norms, rectifiers and poolings too."""
+    """Yields torchvision's names of the layers, and ours; torchvision counts norms, rectifiers and poolings too."""
     place = 0
     for block, (_, _, pooled) in enumerate(config.convolution_sizes()):
         yield f"features.{place}", f"blocks.{block}.convolution"

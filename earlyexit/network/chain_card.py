@@ -12,7 +12,6 @@ from typing import Any
 from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, PlanError
 from earlyexit.families import MEASURES_IMPORTANCE
-from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import joined
 from earlyexit.network.store import CHAIN, WEIGHTS_FILE, ModelCard, read_card
 from earlyexit.network.wire import Column
@@ -71,7 +70,8 @@ def chain_card(name: str, folder: Path, members: Sequence[ModelFolder], *, prove
         backbone={"models": models, "names": list(chain.names), "blocks": list(chain.lengths)},
         codec=_codec(models, cards),
         task=reference.task,
-        boundaries=tuple(each for card in cards for each in _boundaries(card, is_last=card is reference)),
+        # Nothing of a network crosses after its end, where another network follows.
+        boundaries=tuple(each for card in cards[:-1] for each in (*card.boundaries[:-1], ())) + reference.boundaries,
         inputs=cards[0].inputs,
         ramp_style=reference.ramp_style,
         pooling=reference.pooling,
@@ -94,11 +94,6 @@ def weights_file_sha256(folder: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _boundaries(card: ModelCard, *, is_last: bool) -> tuple[Boundary, ...]:
-    """Returns the boundaries of a network's blocks; nothing crosses after its end, where another network follows."""
-    return card.boundaries if is_last else (*card.boundaries[:-1], ())
 
 
 def _codec(models: Sequence[str], cards: Sequence[ModelCard]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from earlyexit.network.network import Network, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import AfterAnswer, Segment, Split
 from earlyexit.network.transfer import all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
-from earlyexit.network.wire import Answer, Seen, Value, values_of
+from earlyexit.network.wire import Answer, Seen, values_of
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
 from earlyexit.tasks.base import Task
@@ -216,7 +216,10 @@ class Cut:
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
         is_late = bool(left) and head is not None and self._waits(head, piece, left, opinion, verdict, segment.ramp)
-        answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left and not is_late else ()
+        answers: tuple[Answer, ...] = ()
+        if left and not is_late:
+            value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
+            answers = _answers(piece, left, value_K, verdict.score_B, segment.ramp)
         after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
@@ -249,12 +252,6 @@ class Cut:
         if rows_KD is not None:
             head.wait(Leaving(piece=piece, positions=left, score_B=verdict.score_B, ramp=ramp, rows_KD=rows_KD))
         return rows_KD is not None
-
-    def _leaving(
-        self, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
-    ) -> tuple[Answer, ...]:
-        value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
-        return _answers(piece, left, value_K, verdict.score_B, ramp)
 
     def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
         value_B, score_B = self._policy.conclude(opinion, state_BS, piece.sample_ids)
@@ -299,7 +296,10 @@ def _answers(
     if value_K.is_floating_point() and not _are_finite(value_K).all():
         raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
     values = values_of(value_K.numpy())
-    return tuple(_answer(piece, k, value, scores[k], block) for k, value in zip(positions, values, strict=True))
+    return tuple(
+        Answer(sample_id=piece.sample_ids[k], value=value, score=scores[k], exit=block)
+        for k, value in zip(positions, values, strict=True)
+    )
 
 
 def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[Answer, ...]:
@@ -313,7 +313,3 @@ def _late_answers(late: Sequence[tuple[Leaving, Tensor]], task: Task) -> tuple[A
 def _are_finite(value_B: Tensor) -> Tensor:
     """Returns whether all numbers of each answer are finite, bool (B,)."""
     return value_B.reshape(len(value_B), -1).isfinite().all(1)
-
-
-def _answer(piece: Piece, position: int, value: Value, score: float, block: int) -> Answer:
-    return Answer(sample_id=piece.sample_ids[position], value=value, score=score, exit=block)

@@ -108,12 +108,14 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
     if len(pieces) == 1:
         return first
     sample_ids = tuple(sample_id for piece in pieces for sample_id in piece.sample_ids)
+    states = [piece.state_BS for piece in pieces]
     return Piece(
         sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
         tensors=tuple(map(torch.cat, zip(*_alike(pieces), strict=True))),
-        state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
+        # Most policies have no state, and there is nothing to concatenate.
+        state_BS=torch.cat(states) if states[0].shape[1] else states[0].new_empty(len(sample_ids), 0),
     )
 
 
@@ -134,10 +136,6 @@ def halved(values: Tensor) -> Tensor:
     that it stands for may not. NaN stays.
     """
     return values.half().clamp_(-LARGEST_HALF, LARGEST_HALF) if values.dtype == torch.float32 else values
-
-
-def _cat_states(states: list[Tensor], num_inputs: int) -> Tensor:
-    return torch.cat(states) if states[0].shape[1] else states[0].new_empty(num_inputs, 0)
 
 
 def _array(values: Tensor) -> npt.NDArray[np.generic]:

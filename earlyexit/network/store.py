@@ -237,16 +237,6 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def _check_backbone(model: EarlyExitModel, folder: Path) -> None:
-    """Raise ModelFolderError where the backbone is not the one that ramps were trained on, if the card names it."""
-    wanted = model.info.provenance.get("backbone_sha256")
-    if wanted is not None and model.backbone.sha256() != wanted:
-        raise ModelFolderError(
-            f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
-            f"is not {str(wanted)[:12]}..."
-        )
-
-
 def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:
     """Read a saved model, in inference mode, weights in `dtype` (default: as saved, float32).
 
@@ -284,7 +274,12 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         raise ModelFolderError(
             f"{card.name}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
         )
-    _check_backbone(model, folder)
+    wanted = info.provenance.get("backbone_sha256")
+    if wanted is not None and model.backbone.sha256() != wanted:
+        raise ModelFolderError(
+            f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
+            f"is not {str(wanted)[:12]}..."
+        )
     model.requires_grad_(False)
     model.to(device)
     if dtype is not None:

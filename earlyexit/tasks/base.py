@@ -1,4 +1,4 @@
-"""The contract of a task: what an answer is, how sure an exit is of it, and what it costs to answer otherwise.
+"""The contract of a task: what an answer is, how sure an exit is of it, and what a different answer costs.
 
 Tensor legend: B inputs, C numbers that an exit gives for an input (its outputs), or C maps of H x W numbers; P
 principal values.
@@ -31,31 +31,31 @@ class Task(ABC):
 
     name: ClassVar[str]
     zero_one: ClassVar[bool]
-    """Whether a loss is 0 or 1 and nothing between: then budgets are tested exactly."""
+    """Whether a loss is always 0 or 1: budgets are then tested exactly."""
     large: ClassVar[bool] = False
     """Whether outputs are so large that they are judged on the device: only scores, and the answers of inputs that
     leave, are copied to the host. If such a task has principal values, their mean is its score."""
     content_types: ClassVar[tuple[str, ...]] = ()
-    """What an answer of `POST /predict` may be besides JSON; `to_content` writes them."""
+    """Content types of answers of `POST /predict` besides JSON; `to_content` writes them."""
 
     @property
     @abstractmethod
     def num_outputs(self) -> int:
-        """C, the numbers, or maps, that an exit gives for an input."""
+        """C, the numbers or maps that an exit gives for an input."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """What an exit gives for an input: (C,), of dense tasks maps (C, H, W)."""
+        """The shape of what an exit gives for an input: (C,), for dense tasks maps (C, H, W)."""
         return (self.num_outputs,)
 
     @property
     def image_sides(self) -> tuple[int, int] | None:
-        """Height and width of the images that answers are places in, or maps of; None for other answers."""
+        """Height and width of the images that answers refer to; None for other answers."""
         return None
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """What a model card holds of it; `find_task` makes an equal one."""
+        """Returns its entry in a model card, of which `find_task` makes an equal task."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Task) and self.spec() == other.spec()
@@ -64,16 +64,16 @@ class Task(ABC):
         return hash(self.name)
 
     def compares(self, other: Task) -> bool:
-        """Whether `loss` may hold answers of another version's task against ours: they mean the same."""
+        """Whether `loss` may compare answers of another version's task with ours: they mean the same."""
         return self == other
 
     @abstractmethod
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """The answers, (B, ...); each follows from its own outputs alone."""
+        """Returns the answers, (B, ...); each follows from its own outputs alone."""
 
     @abstractmethod
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """How sure the exit is of each answer, float32 (B,), larger is surer."""
+        """Returns how sure the exit is of each answer, float32 (B,), larger is surer."""
 
     @property
     def num_principal_values(self) -> int:
@@ -81,7 +81,7 @@ class Task(ABC):
         return 0
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
-        """The few outputs that tell how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
+        """Returns the few outputs that say how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
 
         Raises PlanError for tasks whose outputs are no probabilities.
         """
@@ -89,64 +89,64 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
-        """What answering `early` costs where `full` is right, float64 (B,), in [0, 1], 0 where they agree."""
+        """Returns the cost of answering `early` where `full` is right, float64 (B,), in [0, 1], 0 where they agree."""
 
     def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
-        """What figures over many inputs are made of, (B, K): numbers that are summed over them; here none."""
+        """Returns numbers (B, K) whose sums over many inputs make figures; here none."""
         return np.zeros((len(early), 0), dtype=np.int64)
 
     def figures(self, tallies_K: IntArray) -> dict[str, float]:
-        """Figures that are no mean over inputs, by name, of the sums of `tallies`; here none."""
+        """Returns figures that are not means over inputs, by name, from the sums of `tallies`; here none."""
         return {}
 
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
-        """What callers get of an answer, beside the exit it left by."""
+        """The columns of an answer for callers, beside its exit."""
 
     @abstractmethod
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
-        """The columns of several answers, by name."""
+        """Returns the columns of several answers, by name."""
 
     @abstractmethod
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        """An answer of `POST /predict`, but for its exit."""
+        """Returns an answer of `POST /predict`, without its exit."""
 
     def to_content(self, content_type: str, value: Value) -> bytes:
-        """An answer as one of `content_types`; its score and its exit travel beside it."""
+        """Returns an answer as one of `content_types`, without its score and exit."""
         raise NotImplementedError(f"answers of {self.name!r} are JSON, not {content_type}")
 
     @property
     @abstractmethod
     def json_schema(self) -> Mapping[str, Any]:
-        """JSON schemas of what `to_json` gives, by field."""
+        """JSON schemas of the fields of `to_json`."""
 
     @abstractmethod
     def targets(self, labels: Sequence[Any]) -> ValueArray:
-        """The right answers, as the labels of a data file have them; raises DataError naming what is unknown."""
+        """Returns the right answers from the labels of a data file; raises DataError that names an unknown label."""
 
     def check_taught(self, targets_N: ValueArray) -> None:  # noqa: B027 - most tasks can learn from any rows
-        """Raise DataError where right answers leave out something that a model is to learn from them."""
+        """Raise DataError where right answers miss something that a model must learn from them."""
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """The right answers of the same inputs seen in a mirror, left and right swapped: here the same."""
+        """Returns the right answers of mirrored inputs, left and right swapped: here the same."""
         return targets_B
 
     @abstractmethod
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """What training makes small: a mean over the inputs, float32 ()."""
+        """Returns the training loss: a mean over the inputs, float32 ()."""
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
-        """The right answers of images that were moved: here the same."""
+        """Returns the right answers of moved images: here the same."""
         return targets_B
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """What training makes small where ramps learn of the full model's outputs, not of right answers; float32 ().
+        """Returns the loss where ramps learn from the full model's outputs, not from right answers; float32 ().
 
-        `keep_scale`: it is least where outputs are those of the full model, not a multiple of them.
+        `keep_scale`: it is least where outputs equal those of the full model, rather than a multiple of them.
         """
         return self.training_loss(outputs_BC, self.answer(full_BC))
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
-        """What outputs must be divided by so that an exit is as sure as it is right; 1 where that means nothing."""
+        """Returns the number that outputs must be divided by for calibrated scores; 1 where that means nothing."""
         return 1.0

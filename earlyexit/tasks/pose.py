@@ -1,4 +1,4 @@
-"""Where a person's joints are: one heatmap per joint.
+"""The places of a person's joints: one heatmap per joint.
 
 Tensor legend: B inputs, J joints, S the side of a heatmap.
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from earlyexit.training.moves import Moves
 
 QUARTER = 0.25
-"""Of a heatmap's pixel: how far a joint is taken to lie from the highest pixel towards its higher neighbour, as in
-Simple Baselines (Xiao et al. 2018) and the hourglass networks before it."""
+"""Share of a heatmap's pixel by which a joint lies from the highest pixel towards its higher neighbour, as in Simple
+Baselines (Xiao et al. 2018) and the hourglass networks before it."""
 
 
 class PoseTask(Task):
     """An answer is x, y and probability of every joint, float32 (J, 3); outputs are heatmaps with a peak of 1.
 
-    x and y are in pixels of the model's square input image, 0 the middle of the leftmost and uppermost. The loss is the
-    share of joints that are further off than the tolerance (1 - PCK); joints without a right place do not count.
+    x and y are in pixels of the model's square input image; 0 is the middle of the left or upper pixel. The loss is the
+    share of joints beyond the tolerance (1 - PCK); joints without a right place do not count.
     """
 
     name = "pose"
@@ -50,10 +50,10 @@ class PoseTask(Task):
         highest: int = 5,
         sigma: float = 2.0,
     ) -> None:
-        """`tolerance` is in pixels of the image, `sigma`, the width of the peaks that training asks for, of a heatmap.
+        """`tolerance` is in pixels of the image; `sigma`, the width of the peaks in training, in pixels of a heatmap.
 
-        `mirror_pairs` are the joints that change places in a mirror, `highest` the principal values of each heatmap
-        (PAME section 5.3 takes five). Raise ValueError for what does not fit together.
+        `mirror_pairs`: joints that swap in a mirror; `highest`: the number of principal values of each heatmap (PAME
+        section 5.3 takes five). Raises ValueError for contradictory values.
         """
         self.joint_names = listed_names(joint_names)
         self.heatmap_side = heatmap_side
@@ -108,13 +108,13 @@ class PoseTask(Task):
         }
 
     def compares(self, other: Task) -> bool:
-        """Whether joints and image are the same, whatever heatmaps and tolerances are."""
+        """Whether joints and image size are the same; heatmaps and tolerances may differ."""
         if not isinstance(other, PoseTask):
             return False
         return (self.joint_names, self.image_side) == (other.joint_names, other.image_side)
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """Of each heatmap the highest pixel, a quarter of a pixel towards its higher neighbour each way."""
+        """Returns each highest pixel, moved a quarter of a pixel towards its higher neighbour on each axis."""
         import torch
 
         side, flat_BJK = self.heatmap_side, outputs_BC.flatten(2)
@@ -130,11 +130,11 @@ class PoseTask(Task):
         return torch.stack([x_BJ, y_BJ, peak_BJ.clamp(0, 1)], dim=-1).float()
 
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """The mean of the highest values of the heatmaps."""
+        """Returns the mean of the highest values of the heatmaps."""
         return self.principal_values(outputs_BC).mean(1)
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
-        """The highest values of each heatmap, (B, J * `highest`)."""
+        """Returns the highest values of each heatmap, (B, J * `highest`)."""
         return outputs_BC.flatten(2).topk(self.highest, dim=-1, sorted=False).values.clamp(0, 1).flatten(1).float()
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
@@ -142,16 +142,16 @@ class PoseTask(Task):
         return np.asarray((counted_B - near_B) / np.maximum(counted_B, 1), dtype=np.float64)
 
     def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
-        """Joints that are near enough, and joints that count."""
+        """Returns joints within the tolerance, and joints that count."""
         return np.stack(self._near(early, right), axis=1)
 
     def figures(self, tallies_K: IntArray) -> dict[str, float]:
-        """The share of all joints that are near enough."""
+        """Returns the share of all joints within the tolerance."""
         near, counted = tallies_K.tolist()
         return {"pck": near / max(counted, 1)}
 
     def _near(self, early: ValueArray, right: ValueArray) -> tuple[IntArray, IntArray]:
-        """Of each input, joints that are near enough, and joints that count."""
+        """Returns, for each input, joints within the tolerance, and joints that count."""
         counted_BJ = ~np.isnan(right[..., :2]).any(-1)
         distance_BJ = np.hypot(*np.moveaxis(early[..., :2].astype(np.float64) - right[..., :2], -1, 0))
         near_BJ = counted_BJ & (distance_BJ <= self.tolerance)
@@ -187,7 +187,7 @@ class PoseTask(Task):
         }
 
     def targets(self, labels: Sequence[Any]) -> ValueArray:
-        """Of every joint x and y, float32 (N, J, 2), NaN where it cannot be seen."""
+        """Returns x and y of every joint, float32 (N, J, 2), NaN for joints that cannot be seen."""
         return np.stack([self._places(np.asarray(label), row) for row, label in enumerate(labels, start=1)])
 
     def _places(self, places_JX: ValueArray, row: int) -> ValueArray:
@@ -214,7 +214,7 @@ class PoseTask(Task):
             raise DataError(f"{self.joint_names[int(never.argmax())]!r} is seen in no row: nothing teaches where it is")
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """Where joints are from the other side, and left and right joints in each other's place."""
+        """Returns the places in the mirrored image, with left and right joints swapped."""
         index = {name: k for k, name in enumerate(self.joint_names)}
         order = list(range(self.num_outputs))
         for left, right in self.mirror_pairs:
@@ -224,13 +224,13 @@ class PoseTask(Task):
         return mirrored
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """Mean squared error to heatmaps with a Gaussian peak at each joint, over the joints that are seen."""
+        """Returns mean squared error to heatmaps with a Gaussian peak at each joint, over the joints that are seen."""
         seen_BJ = ~targets_B.isnan().any(-1)
         error_BJ = (outputs_BC.float() - self.heatmaps(targets_B)).square().mean((2, 3))
         return error_BJ.where(seen_BJ, 0.0).sum() / seen_BJ.sum().clamp(min=1)
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
-        """Where joints are then; NaN for those that leave the image."""
+        """Returns the places after the moves; NaN for joints that leave the image."""
         import torch
 
         turned_B = torch.from_numpy(self.mirrored(targets_B.numpy()))
@@ -238,11 +238,11 @@ class PoseTask(Task):
         return moves.of_places(seen_B, self.image_side, self.image_side)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """Mean squared error to the full model's heatmaps."""
+        """Returns mean squared error to the full model's heatmaps."""
         return (outputs_BC.float() - full_BC.float()).square().mean()
 
     def heatmaps(self, targets_B: Tensor) -> Tensor:
-        """What training asks for, float32 (B, J, S, S), on the targets' device; 0 of joints that are not seen."""
+        """Returns the heatmaps for training, float32 (B, J, S, S), on the targets' device; 0 for unseen joints."""
         import torch
 
         at_S = torch.arange(self.heatmap_side, device=targets_B.device)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class RegressionTask(Task):
-    """An answer is a number. An exit's two outputs are the number and the logarithm of how far off it expects to be.
+    """An answer is a number. An exit's two outputs are the number and the logarithm of its expected error.
 
-    Both are in units of `scale`, a difference that counts as wholly wrong. The loss is the difference of two answers in
-    that unit, at most 1. A checkpoint's own head gives the number alone; its second output is then 0.
+    Both are in units of `scale`, the difference that counts as wholly wrong. The loss is the difference of two answers
+    in that unit, at most 1. A checkpoint's own head gives the number alone; its second output is then 0.
     """
 
     name = "regression"
@@ -41,15 +41,15 @@ class RegressionTask(Task):
         return {"name": self.name, "scale": self.scale, "offset": self.offset}
 
     def compares(self, other: Task) -> bool:
-        """Numbers are in callers' units, whatever the outputs are scaled by."""
+        """Numbers are in callers' units, whatever the scale of the outputs."""
         return isinstance(other, RegressionTask)
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """The number, float32 (B,)."""
+        """Returns the number, float32 (B,)."""
         return outputs_BC[:, 0] * self.scale + self.offset
 
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """1 / (1 + how far off it expects to be, in units of `scale`)."""
+        """Returns 1 / (1 + expected error in units of `scale`)."""
         return (-outputs_BC[:, 1]).sigmoid()
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:

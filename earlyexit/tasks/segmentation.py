@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 PNG = "image/png"
 LEFT_OUT = -100
-"""The class id of which torch's cross-entropy takes no notice."""
+"""The class id that torch's cross-entropy ignores."""
 
 
 class SegmentationTask(Task):
     """An answer is a map of class ids at the image's size, uint8 (H, W); outputs are logits, (B, C, h, w).
 
-    The loss is the share of pixels that are of another class than the right one (1 - pixel agreement); pixels whose
-    right class is ignored do not count.
+    The loss is the share of pixels with a wrong class (1 - pixel agreement); pixels whose right class is ignored do not
+    count.
     """
 
     name = "segmentation"
@@ -43,9 +43,9 @@ class SegmentationTask(Task):
     def __init__(
         self, class_names: Sequence[str], *, height: int, width: int, ignored: Sequence[str] = (), stride: int = 4
     ) -> None:
-        """`height` and `width` are those of the image; an exit's own map has a pixel for `stride` x `stride` of its.
+        """`height` and `width` are those of the image; a pixel of an exit's own map covers `stride` x `stride` pixels.
 
-        `ignored` are classes that count in no loss and no figure. Raise ValueError for what does not fit together.
+        `ignored`: classes that count in no loss and no figure. Raises ValueError for contradictory values.
         """
         self.class_names = listed_names(class_names)
         self.height = height
@@ -92,29 +92,29 @@ class SegmentationTask(Task):
         }
 
     def compares(self, other: Task) -> bool:
-        """Whether classes and image are the same, however large the exits' own maps are."""
+        """Whether classes and image size are the same; the exits' own maps may differ in size."""
         if not isinstance(other, SegmentationTask):
             return False
         ours, theirs = ((task.class_names, task.height, task.width) for task in (self, other))
         return ours == theirs
 
     def answer(self, outputs_BC: Tensor) -> Tensor:
-        """The likeliest class of every pixel of the image, uint8 (B, H, W), of logits between those of the map."""
+        """Returns the likeliest class of every pixel of the image, uint8 (B, H, W), by interpolated logits."""
         import torch
         from torch.nn.functional import interpolate
 
         size = self.height, self.width
-        # A pixel's logits side by side: the highest of them is then found four times as fast on a CPU.
+        # With a pixel's logits side by side a CPU finds the highest four times as fast.
         logits_BChw = outputs_BC.float().contiguous(memory_format=torch.channels_last)
         logits_BCHW = interpolate(logits_BChw, size=size, mode="bilinear", align_corners=False)
         return logits_BCHW.argmax(1).to(torch.uint8)
 
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """The mean probability of the likeliest class of every pixel of the map."""
+        """Returns the mean probability of the likeliest class over the map's pixels."""
         return self.principal_values(outputs_BC).mean(1)
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
-        """The highest probability of every pixel of the map, (B, h * w)."""
+        """Returns the highest probability of every pixel of the map, (B, h * w)."""
         logits_BCK = outputs_BC.float().flatten(2)
         return (logits_BCK - logits_BCK.amax(1, keepdim=True)).exp_().sum(1).reciprocal_()
 
@@ -124,7 +124,7 @@ class SegmentationTask(Task):
         return np.asarray(wrong_B / np.maximum(counted_BHW.sum((1, 2)), 1), dtype=np.float64)
 
     def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
-        """Of each class, pixels that are answered and right, that are answered, and that are right, (B, 3 * C)."""
+        """Returns for each class the pixels answered rightly, answered, and of this right class, (B, 3 * C)."""
         classes = self.num_outputs
         counted_BHW = ~np.isin(right, self._ignored_ids)
         tallies = np.zeros((len(early), 3, classes), dtype=np.int64)
@@ -135,9 +135,9 @@ class SegmentationTask(Task):
         return tallies.reshape(len(early), -1)
 
     def figures(self, tallies_K: IntArray) -> dict[str, float]:
-        """The share of all pixels that are right, and the mean over the classes of intersection over union.
+        """Returns the share of right pixels, and the mean intersection over union of the classes.
 
-        Classes that are ignored, and those that are neither answered nor right anywhere, have no union.
+        Ignored classes, and classes that are neither answered nor right anywhere, are left out of the mean.
         """
         both_C, answered_C, true_C = tallies_K.reshape(3, self.num_outputs)
         union_C = answered_C + true_C - both_C
@@ -167,7 +167,7 @@ class SegmentationTask(Task):
         return to_png(_array(value), self.num_outputs)
 
     def _present(self, class_map_HW: ValueArray) -> list[dict[str, Any]]:
-        """The classes that there are, those with most pixels first."""
+        """Returns the classes in a map, those with most pixels first."""
         counts_C = np.bincount(class_map_HW.reshape(-1), minlength=self.num_outputs)
         tones = colours(self.num_outputs)
         return [
@@ -202,7 +202,7 @@ class SegmentationTask(Task):
         }
 
     def targets(self, labels: Sequence[Any]) -> ValueArray:
-        """Class ids, uint8 (N, H, W), of index images: a PNG file's bytes, or arrays."""
+        """Returns class ids, uint8 (N, H, W), of index images: a PNG file's bytes, or arrays."""
         masks = [
             read_mask(label, height=self.height, width=self.width, row=row) for row, label in enumerate(labels, start=1)
         ]
@@ -221,11 +221,11 @@ class SegmentationTask(Task):
             raise DataError(f"no row has a pixel of {name!r}: nothing teaches it; leave the class out, or ignore it")
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
-        """Every map the other way round."""
+        """Returns every map mirrored."""
         return np.ascontiguousarray(targets_B[:, :, ::-1])
 
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy of the map's pixels, each with the class in the middle of what it stands for of the image."""
+        """Returns cross-entropy of the map's pixels, each with the class in the middle of its area of the image."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -238,11 +238,11 @@ class SegmentationTask(Task):
         return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
 
     def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
-        """Maps moved with their images; what comes in is of an ignored class, or of the first where none is."""
+        """Returns maps moved with their images; new pixels get an ignored class, or the first if none is ignored."""
         return moves.of_classes(targets_B, outside=next(iter(self._ignored_ids), 0))
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """Cross-entropy to the full model's softened probabilities of every pixel of the map."""
+        """Returns cross-entropy to the full model's softened probabilities of every pixel of the map."""
         return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def _of_map(self, targets_BHW: Tensor) -> Tensor:
