@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import httptools
 from pydantic_core import to_json
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from deployments.process_setup import WithoutWords
@@ -107,24 +108,22 @@ def origin_form(target: bytes) -> bytes:
     return (url.path or b"/") + (b"?" + url.query if url.query else b"")
 
 
+def error_of(kind: str, message: str) -> tuple[list[Header], bytes]:
+    """Headers and body of an error as JSON."""
+    body = to_json({"error": {"kind": kind, "message": message}})
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
+
+
 def size_of(target: bytes, headers: Sequence[Header]) -> int:
     """Bytes of a head, about."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
-
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""An ASGI application."""
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
     """A path that goes straight to its application, past everything that stands before the others."""
 
-    app: App
+    app: ASGIApp
     scope: Mapping[str, Any]
     """What routing would have found: `path`, `root_path`, `path_params`."""
 
@@ -137,7 +136,7 @@ Lane = Mapping[bytes, FastPath]
 class Serving:
     """What a server's connections serve."""
 
-    app: App
+    app: ASGIApp
     """Answers what `lane` does not have."""
     lane: Lane
     limits: Limits = field(default_factory=Limits)
@@ -312,13 +311,13 @@ class Connection(HttpToolsProtocol):
 
     # Answers
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: App) -> None:  # type: ignore[override]
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
         self._task = task = self.loop.create_task(self._answer(cycle, app))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _answer(self, cycle: RequestResponseCycle, app: App) -> None:
+    async def _answer(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
         send = partial(self._send, cycle)
         try:
             await app(cycle.scope, cycle.receive, send)  # type: ignore[arg-type]
@@ -330,9 +329,7 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started and not cycle.response_complete:
             self.transport.abort()
         elif not (cycle.response_started or cycle.disconnected):
-            failure = {"error": {"kind": "internal", "message": "the request failed; the service's log says why"}}
-            body = to_json(failure)
-            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            headers, body = error_of("internal", "the request failed; the service's log says why")
             cycle.keep_alive = False
             await send({"type": "http.response.start", "status": 500, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -389,8 +386,7 @@ class Connection(HttpToolsProtocol):
         """The last answer of a connection, after those to the requests before."""
         if self._is_deaf:
             return
-        body = to_json({"error": {"kind": kind, "message": message}})
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers, body = error_of(kind, message)
         headers += [(b"connection", b"close"), *self.server_state.default_headers]
         if status == 503:
             headers.append((b"retry-after", b"1"))

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.api.server.connection import App, Connection, Lane, Limits, Message, Receive, Scope, Send, Serving
+from deployments.api.server.connection import Connection, Lane, Limits, Serving
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -29,7 +30,7 @@ class HttpServer(uvicorn.Server):
     """HTTP/1.1 and 1.0 on sockets that are bound already; serves one event loop's applications."""
 
     def __init__(
-        self, app: App, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
+        self, app: ASGIApp, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
     ) -> None:
         """The parts of `Serving`."""
         self.limits = limits or Limits()
@@ -87,7 +88,7 @@ class HttpServer(uvicorn.Server):
 class Site:
     """What is served where."""
 
-    router: App
+    router: ASGIApp
     prefix: str
     """Of its paths."""
     name: str
@@ -112,7 +113,7 @@ class StandaloneServer:
     """A server on a socket, from its start to its end: nothing of Serve's stands between it and the application."""
 
     def __init__(self, site: Site, lane: Lane, *, access_log: bool, limits: Limits | None = None) -> None:
-        app: App = site
+        app: ASGIApp = site
         if access_log:
             app = logged(app)
             lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
@@ -131,7 +132,7 @@ class StandaloneServer:
             await self._task
 
 
-def logged(app: App) -> App:
+def logged(app: ASGIApp) -> ASGIApp:
     """With a line for every request, as Serve writes it."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
