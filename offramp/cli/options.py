@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from earlyexit.backends.backends import BACKENDS as COMPUTED_BY
 from earlyexit.errors import InputError
 from earlyexit.ramps import pooling
 
@@ -116,7 +115,6 @@ def in_a_folder(name: str, path: Path | None) -> None:
 
 
 DTYPES = ("float32", "bfloat16")
-BACKENDS = tuple(COMPUTED_BY)
 SCORES = ("entropy", "confidence", "share", "foreseen", "similar")
 METRICS = ("agreement", "harm")
 RAMP_STYLES = ("light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge", "normed", "adapted")
@@ -126,7 +124,6 @@ ARRIVALS = ("poisson", "constant")
 PARTS = ("train", "val", "test")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
-Backend = Annotated[str, typer.Option(help="torch, onnx, or auto: whichever is faster here.", **completes(BACKENDS))]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
 _DATA = typer.Option(
     "--data",
