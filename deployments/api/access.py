@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.api.operations import OPEN_PATHS
+from deployments.api.operations import OPEN_PATHS, PAGES
 from deployments.keys import AccessSettings, Keys, read_keys
 from earlyexit.clock import Clock
 from earlyexit.errors import InputError, RateLimitError, UnauthorizedError
@@ -127,8 +127,6 @@ class RateLimits:
             )
 
 
-PAGES = ("/docs", "/dashboard")
-"""These, and what is below them, a person opens: a browser then asks for the key itself, as a password."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Taken with a password. A browser sends it with whatever another site's page makes it ask for: so nothing else is."""
 EVERYBODY = "all callers"

@@ -22,7 +22,7 @@ from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
-from deployments.api.operations import ENDS_OF_GENERATION, Handler
+from deployments.api.operations import ENDS_OF_GENERATION, OPERATION_BY_NAME, Handler
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from deployments.api.responses import compressed
@@ -87,7 +87,9 @@ EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 """Of the protocol, by Triton's names."""
 GENERATES = "token"
 """The task whose answers only make sense one after the other."""
-WHERE_IT_GENERATES = "ask /v1/completions, /v1/chat/completions or /v2/models/{model}/generate"
+WHERE_IT_GENERATES = "ask {}, {} or {}".format(
+    *(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
+)
 GONE = 499
 """The status that is counted if the caller left before the response."""
 REFUSALS = (InputError, AdmissionError, RateLimitError)

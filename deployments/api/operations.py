@@ -252,6 +252,9 @@ OPEN_PATHS = frozenset(
     for path in (each.path, *([] if each.rpc is None else [f"/{RPC_SERVICE}/{each.rpc}"]))
 )
 """Health probes need no key, over HTTP or gRPC."""
+TRACED = frozenset(path for each in OPERATIONS if each.is_traced for path in each.paths)
+PAGES = tuple(each.path for each in OPERATIONS if each.gives == (PAGE,))
+"""A person opens these and what is below them: a browser then asks for the key itself, as a password."""
 FREQUENT = frozenset(path for each in OPERATIONS if each.is_frequent for path in each.paths)
 ENDS_OF_GENERATION = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.of == "generates"}))
 """How the paths end that only models which generate have."""

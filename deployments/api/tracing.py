@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.endpoint import GONE, REQUEST_ID, Backend, Endpoint, EndpointOf
-from deployments.api.operations import Handler
+from deployments.api.operations import TRACED, Handler
 from deployments.ingress.crossing import LiveFlight
 from deployments.ingress.link import LinkTo, ReplicaLink
 from deployments.ops.tracing.tracer import Tracer
@@ -27,7 +27,7 @@ class TracedEndpoint(Endpoint):
     def __init__(self, tracer: Tracer, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
         super().__init__(backend, path, handlers)
         self._tracer = tracer
-        self._traced = "POST" in handlers
+        self._traced = path in TRACED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._traced:
