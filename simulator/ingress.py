@@ -156,7 +156,7 @@ class SimulatedIngress:
             replica.submit(trip, block)
 
     def _tokens_of(self, numbers: Sequence[int], tokens: NetworkTokens) -> list[int]:
-        network = self.core.itinerary.network
+        network = self.core.itinerary.chains[0].network
         return [tokens.of(number, network) for number in numbers]
 
     def _do(self, actions: Iterable[Action]) -> None:
@@ -244,7 +244,7 @@ class SimulatedIngress:
         flights = [member.payload for member in members]
         self._hear(trip)
         if trip.watch is not None and self._probing is not None:
-            ramps = self._probing.shape.ramps if trip.probe else self.core.itinerary.ramps
+            ramps = self._probing.shape.ramps if trip.probe else flights[0].chain.present.route.ramps
             self.core.see(trip, self._probing.seen(flights, ramps))
         self._part_of(trip, self.core.answer(trip, flights, block, self._events.time_s))
 
@@ -258,7 +258,7 @@ class SimulatedIngress:
 
     def _hear(self, trip: Trip) -> None:
         if trip.replica is not None:
-            self.core.departures.hear(trip.leg.slot, trip.replica.busy, self._events.time_s)
+            self.core.hear(trip, trip.replica.busy, self._events.time_s)
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """A part of a call's reply came back."""

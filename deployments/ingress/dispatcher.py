@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
@@ -49,10 +49,10 @@ def on_loop(seconds: float, call: Callable[[], None]) -> Alarm:
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-NOBODY: LiveFlight = Flight(
-    Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), 0.0, 0.0, 0
+UNKNOWN: LiveFlight = Flight(
+    Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), cast("Any", None), 0.0, 0.0
 )
-"""Whom a reply names that its call does not have."""
+"""Stands for the inputs that a reply mentions but its call did not contain. No call and no chain has it."""
 
 
 class DispatchMetrics(Protocol):
@@ -74,7 +74,7 @@ def by_block(
     found: defaultdict[int, tuple[list[LiveFlight], list[Answer]]] = defaultdict(lambda: ([], []))
     for answer, _ in answers:
         mine, said = found[answer.exit]
-        mine.append(flights.get(answer.sample_id, NOBODY))
+        mine.append(flights.get(answer.sample_id, UNKNOWN))
         said.append(answer)
     for block, (mine, said) in found.items():
         yield block, mine, said
@@ -397,18 +397,18 @@ class Dispatcher:
     def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
         """A part of a call's reply."""
         core, now_s = self.core, self._clock.now_s()
-        core.departures.hear(call.leg.slot, chunk.busy, now_s)
+        core.hear(call, chunk.busy, now_s)
         if chunk.seen:
-            core.see(call, [(flights.get(seen.sample_id, NOBODY), seen) for seen in chunk.seen])
+            core.see(call, [(flights.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
         for block, mine, answers in by_block(flights, chunk.answers):
             self._do(core.answer(call, mine, block, now_s, answers))
         for block, mine, answers in by_block(flights, chunk.early):
             self._do(core.answer_early(call, mine, block, now_s, answers))
         for sample_id, error in chunk.lost:
-            self._do(core.lose(call, [flights.get(sample_id, NOBODY)], error, now_s))
+            self._do(core.lose(call, [flights.get(sample_id, UNKNOWN)], error, now_s))
         if chunk.going_on is not None:
             piece = chunk.going_on.piece
-            mine = [flights.get(sample_id, NOBODY) for sample_id in piece.sample_ids]
+            mine = [flights.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
             self._do(core.go_on(call, mine, piece.next_block, piece, now_s))
         self._plan_turn()
         if chunk.timings:

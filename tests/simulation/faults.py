@@ -10,10 +10,9 @@ from unittest.mock import patch
 
 from deployments.controller.plan_executor import PlanExecutor
 from deployments.ingress.core import outcomes
-from deployments.ingress.core.attempts import Attempts
+from deployments.ingress.core.attempts import Attempts, Calls
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Call, HungUp, Pause
-from deployments.ingress.core.queue import Calls
 from deployments.ingress.core.routes import lay_out
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import _Connection
@@ -41,7 +40,7 @@ def apply_an_old_plan() -> AbstractContextManager[Any]:
 
     def always(self: Any, placed: Any) -> None:
         if placed.epoch < self.itinerary.epoch:
-            self._calls.itinerary = lay_out(placed, self.ways, self.itinerary)
+            self._chains.follow(lay_out(placed, self.ways, self.itinerary), None)
         follow(self, placed)
 
     return patch.object(IngressCore, "follow", always)

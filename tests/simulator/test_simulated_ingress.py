@@ -126,7 +126,7 @@ def test_what_a_stage_drops_is_dropped_for_its_deadline_and_makes_room() -> None
     made.lose(0)
     assert made.log[1:] == ["2 a call of 1 to split-cpu-0 has ended", "2 call 1 to split-cpu-0 for block 0: [1]"]
     assert made.drops() == ["deadline", None]
-    assert made.ingress.core.itinerary.first.expected_s == 0  # what is dropped tells nothing of how long calls take
+    assert made.ingress.core.itinerary.legs[0].expected_s == 0  # what is dropped tells nothing of how long calls take
 
 
 def test_what_was_inside_a_dead_replica_starts_again_in_front_after_a_pause() -> None:

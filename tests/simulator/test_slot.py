@@ -111,7 +111,7 @@ def test_what_a_replica_held_counts_when_it_is_no_longer_avoided() -> None:
 
 
 def member(number: int, origin: object) -> Input:
-    return Member(sample_id="", payload=Flight(number, 0.0, 1.0, 0), origin=origin)
+    return Member(sample_id="", payload=Flight(number, cast("Any", None), 0.0, 1.0), origin=origin)
 
 
 def test_members_are_parted_by_trip_in_the_order_in_which_calls_and_members_come() -> None:

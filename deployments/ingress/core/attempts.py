@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any, Generic
 
+from deployments.ingress.core.chains import Chain, Chains
 from deployments.ingress.core.inputs import (
     DUE,
     Actions,
@@ -25,14 +28,118 @@ from deployments.ingress.core.inputs import (
     Retried,
     Rules,
     SendCall,
-    W,
     Watch,
 )
 from deployments.ingress.core.outcomes import Outcomes
 from deployments.ingress.core.probes import ExitObservations
-from deployments.ingress.core.queue import Calls, WaitQueue
-from deployments.ingress.core.routes import KVPlacement, lost
+from deployments.ingress.core.routes import ChainRoute, Crossing, KVPlacement, StageRoute, W, lost
+from earlyexit.engine.filling import MOST_BATCHES
 from earlyexit.errors import StageUnavailableError
+
+
+class Calls(Generic[I, W]):
+    """The calls of one ingress. A call goes by the routes of the moment in which it begins."""
+
+    def __init__(self, chains: Chains[Flight[I], W], make: type[Call[I, W]], *, kept_s: float) -> None:
+        """`make`: the class of calls.
+
+        `kept_s`: the seconds of every deadline that a stage leaves for the unexpected when it waits for a full batch.
+        """
+        self._chains = chains
+        self._make = make
+        self._kept_s = kept_s
+        self._open: Counter[int] = Counter()
+        """By the epoch by which they were sent."""
+
+    @property
+    def oldest_epoch(self) -> int:
+        """Of the plans by which they were sent; the present one where there are none."""
+        return min(self._open, default=self._chains.route.epoch)
+
+    def come(self, chain: Chain[Flight[I], W], number: int, now_s: float, deadline_s: float) -> None:
+        """So many inputs of a request have begun to wait at a chain's entrance."""
+        departures, route, first = chain.departures, chain.route, chain.route.first
+        departures.come(number, now_s)
+        alone = chain.line.length == number
+        if not alone or deadline_s == math.inf or not (share := departures.share(now_s)):
+            return
+        took_s = first.expected_s
+        left_s = deadline_s - now_s - took_s - route.reserve_s(first) - self._kept_s
+        # An input that waits on a guess of no time would wait for ever, so such a guess leaves no time to wait.
+        wait_s = share * max(0.0, min(left_s, MOST_BATCHES * took_s))
+        if wait_s > departures.gap_s:
+            departures.hold_until(now_s + wait_s)
+
+    def begin(
+        self,
+        route: ChainRoute[W],
+        leg: StageRoute[W],
+        flights: Sequence[Flight[I]],
+        mine: Sequence[Flight[I]],
+        now_s: float,
+        epoch: int,
+        watch: Watch | None,
+        is_first: bool,
+    ) -> Call[I, W]:
+        """A call; `mine`: of the flights, those that it really has, where others only travel along."""
+        reserve_s = route.reserve_s(leg) + self._kept_s
+        if reserve_s == math.inf:
+            reserve_s = max(0.0, *[flight.deadline_s - now_s for flight in mine])
+        call = self._make(leg, flights, now_s, epoch, reserve_s, watch, is_first)
+        for flight in mine:
+            flight.holder = call
+        call.num_inside = len(mine)
+        self._open[leg.epoch] += 1
+        if is_first:
+            self._chains.count(leg.slot, +1)
+        return call
+
+    def part(self, call: Call[I, W], number: int, now_s: float, took_time: bool = True) -> None:
+        """A part of a call's reply came back, with so many inputs in it."""
+        if took_time:
+            call.leg.learn(now_s - call.started_s)
+        call.num_inside -= number
+        if not call.num_inside:
+            epoch = call.leg.epoch
+            self._open[epoch] -= 1
+            if not self._open[epoch]:
+                del self._open[epoch]
+        if not call.heard:  # the first part tells that its batch has run: another may be sent
+            call.heard = True
+            if call.is_first:
+                self._chains.count(call.leg.slot, -1)
+
+    def take_away(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
+        """What a call will not bring to an end; gives those of the inputs that it had."""
+        mine = list(compress(flights, call.release(flights)))
+        if mine:
+            self.part(call, len(mine), now_s, took_time=False)
+        return mine
+
+    def cross(
+        self,
+        call: Call[I, W],
+        mine: Sequence[Flight[I]],
+        awaited: Sequence[Flight[I]],
+        crossing: Crossing,
+        payload: Any,
+        now_s: float,
+    ) -> SendCall:
+        """Have inputs enter the next network; of `mine`, which have left a call, those that are awaited."""
+        for flight in mine:
+            flight.holder = None
+        route = mine[0].chain.present.route
+        entering = self.begin(route, route.at(crossing.block), awaited, awaited, now_s, call.epoch, call.watch, False)
+        return SendCall(entering, crossing.block, payload, crossing.network)
+
+    def enter_last(self, flights: Sequence[Flight[I]], now_s: float, epoch: int, watch: Watch) -> SendCall:
+        """Have inputs enter the last network of a chain, with nothing from those before."""
+        route = flights[0].chain.present.route
+        networks = route.plan.networks
+        first = networks[-2]
+        call = self.begin(route, route.at(first), flights, flights, now_s, epoch, watch, False)
+        return SendCall(call, first, None, len(networks) - 1)
+
 
 LOST = "sequence_lost"
 """The kind of a SequenceLostError."""
@@ -46,8 +153,15 @@ class Steps(Generic[I, W]):
     """
 
     def __init__(
-        self, calls: Calls[I, W], outcomes: Outcomes, book: ExitObservations | None, rules: Rules, rng: random.Random
+        self,
+        chains: Chains[Flight[I], W],
+        calls: Calls[I, W],
+        outcomes: Outcomes[I, W],
+        book: ExitObservations | None,
+        rules: Rules,
+        rng: random.Random,
     ) -> None:
+        self._chains = chains
         self._calls = calls
         self._outcomes = outcomes
         self._book = book
@@ -58,7 +172,7 @@ class Steps(Generic[I, W]):
 
     def check(self, home: KVPlacement) -> None:
         """Raise SequenceLostError where the plan has others by now; nobody loses what he does not have yet."""
-        if home.layout is not None and not self._is_at_home(home):
+        if home.layout is not None and self._chains.of_layout(home.layout) is None:
             raise lost("the plan has its blocks elsewhere now")
 
     def join(self, flights: Flights[I]) -> None:
@@ -67,8 +181,8 @@ class Steps(Generic[I, W]):
             flight.holder = DUE
         self.due += flights
 
-    def settle_in(self, flights: Flights[I], now_s: float) -> Actions:
-        """These, their homes' first, are sent by the present plan, probes in a call of their own.
+    def settle_in(self, route: ChainRoute[W], flights: Flights[I], now_s: float) -> Actions:
+        """These, their homes' first, are sent into a chain of the present plan, probes in a call of their own.
 
         Whether a sequence is a probe is drawn here, once: one that begins anew is what it was.
         """
@@ -76,29 +190,28 @@ class Steps(Generic[I, W]):
         for flight in flights:
             home = flight.home
             assert home is not None, "a service has sequences, or inputs of none"
-            home.layout = self._calls.itinerary.layout
+            home.layout = route.layout
             if home.is_probe is None:
                 home.is_probe = looks and self._probe_share > 0 and self._rng.random() < self._probe_share
         parts = [[each for each in flights if self._is_probe(each) is wanted] for wanted in (False, True)]
-        return [self._enter(part, now_s, is_first=True) for part in parts if part]
+        return [self._enter(route, part, now_s, is_first=True) for part in parts if part]
 
     def send(self, now_s: float) -> Actions:
         """All that are due, in a call for every replica that has some of their sequences."""
         due, self.due = self.due, []
-        by_replica, homeless = self._by_replica(due, self._calls.itinerary.first.slot, DUE)
+        by_replica, homeless = self._by_replica(due, None, DUE)
         actions = self._lose(homeless, now_s)
-        for rows in by_replica:
-            actions.append(self._enter([due[row] for row in rows], now_s, is_first=False))
+        for route, rows in by_replica:
+            actions.append(self._enter(route, [due[row] for row in rows], now_s, is_first=False))
         return actions
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
         """Of a call's inputs those that are waited for go on to a block, each to its sequence's replica there."""
-        leg = self._calls.itinerary.at(block)
-        by_replica, homeless = self._by_replica(flights, leg.slot, call)
+        by_replica, homeless = self._by_replica(flights, block, call)
         actions = self._lose(homeless, now_s)
-        for rows in by_replica:
+        for route, rows in by_replica:
             going = [flights[row] for row in rows]
-            onward = self._calls.begin(leg, going, going, now_s, call.epoch, call.watch, False)
+            onward = self._calls.begin(route, route.at(block), going, going, now_s, call.epoch, call.watch, False)
             part = None if len(rows) == len(flights) else tuple(rows)
             actions.append(SendCall(onward, block, payload, None, part))
         return actions
@@ -119,13 +232,14 @@ class Steps(Generic[I, W]):
         return due
 
     def _by_replica(
-        self, flights: Flights[I], slot: str, holder: object
-    ) -> tuple[Sequence[Sequence[int]], list[Flight[I]]]:
-        """Positions of those that a holder has and somebody waits for, and who of them has lost his home.
+        self, flights: Flights[I], block: int | None, holder: object
+    ) -> tuple[Iterable[tuple[ChainRoute[W], Sequence[int]]], list[Flight[I]]]:
+        """Positions of the flights that a holder has and that are awaited, by chain and replica of a block.
 
-        Nobody has them then. Probes are apart from others.
+        None is the block at which inputs enter. The second result are those whose blocks are elsewhere by now. No
+        holder has any of them then. Probes are apart from others.
         """
-        by_replica: dict[tuple[bool, str | frozenset[str]], list[int]] = {}
+        by_replica: dict[tuple[bool, str, str | frozenset[str]], tuple[ChainRoute[W], list[int]]] = {}
         homeless = []
         for row, flight in enumerate(flights):
             if flight.holder is not holder:
@@ -133,37 +247,35 @@ class Steps(Generic[I, W]):
             flight.holder, home = None, flight.home
             if flight.settled or home is None:
                 continue
-            if self._is_at_home(home):
-                where = self._is_probe(flight), home.replicas.get(slot, home.avoids)
-                by_replica.setdefault(where, []).append(row)
-            else:
+            chain = self._chains.of_layout(home.layout)
+            if chain is None:
                 homeless.append(flight)
-        return [*by_replica.values()], homeless
+                continue
+            slot = (chain.route.first if block is None else chain.route.at(block)).slot
+            where = self._is_probe(flight), slot, home.replicas.get(slot, home.avoids)
+            by_replica.setdefault(where, (chain.route, []))[1].append(row)
+        return by_replica.values(), homeless
 
     @property
     def _looks(self) -> bool:
         """Whether replicas see anything of probes under the present plan."""
-        return self._book is not None and self._book.can_look(self._calls.itinerary.placed.plan.policy)
+        return self._book is not None and self._book.can_look(self._chains.route.placed.plan.policy)
 
     def _is_probe(self, flight: Flight[I]) -> bool:
         return flight.home is not None and bool(flight.home.is_probe) and self._looks
 
-    def _enter(self, flights: Flights[I], now_s: float, *, is_first: bool) -> SendCall:
-        """Probes, or others, in one call to the model's first block; of a prompt's parts only the last makes a row.
+    def _enter(self, route: ChainRoute[W], flights: Flights[I], now_s: float, *, is_first: bool) -> SendCall:
+        """Probes, or others, in one call to a chain's first block; of a prompt's parts only the last makes a row.
 
         Where too many are open already probes are run as such all the same: their callers get the full model's answers.
         """
-        itinerary = self._calls.itinerary
         watch: Watch | None = "probe" if self._is_probe(flights[0]) else None
         if watch is not None and self._book is not None:
             says = [each for each in flights if each.home is not None and each.home.says]
-            self._book.begin(says, itinerary.placed.plan, "probe", now_s)
-        leg = itinerary.first
-        call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, is_first)
-        return SendCall(call, *itinerary.entrance(probe=call.probe))
-
-    def _is_at_home(self, home: KVPlacement | None) -> bool:
-        return home is not None and home.layout == self._calls.itinerary.layout
+            self._book.begin(says, route.plan, "probe", now_s)
+        leg = route.first
+        call = self._calls.begin(route, leg, flights, flights, now_s, leg.epoch, watch, is_first)
+        return SendCall(call, *route.entrance(probe=call.probe))
 
     def _lose(self, flights: Flights[I], now_s: float) -> Actions:
         if self._book is not None:
@@ -182,8 +294,9 @@ class Attempts(Generic[I, W]):
 
     def __init__(
         self,
+        chains: Chains[Flight[I], W],
         calls: Calls[I, W],
-        outcomes: Outcomes,
+        outcomes: Outcomes[I, W],
         probes: ExitObservations | None,
         steps: Steps[I, W],
         agenda: Agenda[I],
@@ -191,6 +304,7 @@ class Attempts(Generic[I, W]):
         most: int,
     ) -> None:
         """`most`: times an input is sent from the start."""
+        self._chains = chains
         self._calls = calls
         self._outcomes = outcomes
         self._probes = probes
@@ -254,10 +368,12 @@ class Attempts(Generic[I, W]):
                 self._agenda.hanging.add(until_s, flight)
         return actions
 
-    def begin(self, line: WaitQueue[I], now_s: float) -> Actions:
-        """Those whose pause is over by now wait in the line again."""
+    def begin(self, now_s: float) -> Actions:
+        """Those whose pause is over by now wait at the entrance of their chain again."""
         actions: Actions = []
         for pause in self._agenda.pauses.pop(now_s):
-            line.rejoin(again := pause.end())
+            again = pause.end()
+            for chain, mine in self._chains.apart(again):
+                chain.line.rejoin(mine)
             actions.append(Retried(pause.slot, len(again)))
         return actions

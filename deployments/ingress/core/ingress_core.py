@@ -10,9 +10,12 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NoReturn
 
-from deployments.ingress.core.attempts import HANG_S, Attempts, Steps
+from deployments.ingress.core.admission import Admission
+from deployments.ingress.core.attempts import HANG_S, Attempts, Calls, Steps
+from deployments.ingress.core.chains import Chains
 from deployments.ingress.core.inputs import (
     Actions,
     Agenda,
@@ -24,24 +27,30 @@ from deployments.ingress.core.inputs import (
     Rules,
     SendCall,
     Tokens,
-    W,
     Watch,
     picked,
 )
 from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import book_of
-from deployments.ingress.core.queue import Calls, WaitQueue
-from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
+from deployments.ingress.core.routes import KVPlacement, PlanRoute, W, lay_out
 from deployments.wire.messages import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.named import HopDtype
 from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan, placed_document
+from optimizer.plan import Plan
 
 
 def own_plan(placed: PlacedPlan, hop_dtype: HopDtype) -> dict[str, Any]:
     """Plain data, of which `parse_placed` reads the plan back."""
     return {**placed_document(placed), "hops": {"dtype": hop_dtype}}
+
+
+def admission_of(rules: Rules, plan: Plan) -> Admission | None:
+    """The admission control of a plan of one chain; None where everything is let in."""
+    if rules.slo_s is None or not rules.admits:
+        return None
+    return Admission(plan, slo_s=rules.slo_s, num_ingresses=rules.num_ingresses)
 
 
 SUSPENDED_RETRY_S = 5.0
@@ -72,25 +81,23 @@ class IngressCore(Generic[I, W]):
         self.ways = ways
         self._rules = rules
         self._rng = rng
-        self._calls: Calls[I, W] = Calls(
-            lay_out(placed, ways),
-            make_call,
-            calls_per_replica=rules.calls_per_replica,
-            kept_s=0.0 if rules.slo_s is None else rules.slack * rules.slo_s,
+        self._chains: Chains[Flight[I], W] = Chains(
+            lay_out(placed, ways), rules.calls_per_replica, partial(admission_of, rules)
         )
-        self.departures = self._calls.departures
+        kept_s = 0.0 if rules.slo_s is None else rules.slack * rules.slo_s
+        self._calls: Calls[I, W] = Calls(self._chains, make_call, kept_s=kept_s)
         self._probes = book_of(rules, outlive_s=HANG_S)
-        self._outcomes = Outcomes(rules, placed.plan, self._probes)
-        self._line: WaitQueue[I] = WaitQueue()
-        self._steps: Steps[I, W] = Steps(self._calls, self._outcomes, self._probes, rules, rng)
+        self._outcomes: Outcomes[I, W] = Outcomes(self._chains, rules, self._probes)
+        self._steps: Steps[I, W] = Steps(self._chains, self._calls, self._outcomes, self._probes, rules, rng)
         self._agenda: Agenda[I] = Agenda()
         self._attempts: Attempts[I, W] = Attempts(
-            self._calls, self._outcomes, self._probes, self._steps, self._agenda, most=rules.max_attempts
+            self._chains, self._calls, self._outcomes, self._probes, self._steps, self._agenda, most=rules.max_attempts
         )
 
     @property
     def itinerary(self) -> PlanRoute[W]:
-        return self._calls.itinerary
+        """The routes of the plan in force."""
+        return self._chains.route
 
     @property
     def placed(self) -> PlacedPlan:
@@ -102,7 +109,7 @@ class IngressCore(Generic[I, W]):
 
     @property
     def num_waiting(self) -> int:
-        return self._line.length
+        return sum([chain.line.length for chain in self._chains.active])
 
     @property
     def counts(self) -> IngressCounts:
@@ -121,8 +128,10 @@ class IngressCore(Generic[I, W]):
     @property
     def is_due(self) -> bool:
         """Whether a call would be made now."""
-        line, departures = self._line, self.departures
-        return line.length >= departures.least or line.tokens >= departures.least_tokens or bool(self._steps.due)
+        for chain in self._chains.active:
+            if chain.is_due:
+                return True
+        return bool(self._steps.due)
 
     # Plans
 
@@ -131,17 +140,17 @@ class IngressCore(Generic[I, W]):
         if placed.epoch < self.itinerary.epoch:
             return
         before = self.itinerary
-        self._calls.follow(lay_out(placed, self.ways, before))
+        self._chains.follow(lay_out(placed, self.ways, before), self.counts.tokens_per_input)
         if self._probes is not None and not self.itinerary.stays:
             self._probes.stop_staying()
         if placed.epoch > before.epoch:
-            self._outcomes.begin_plan(placed.plan)
+            self.counts.begin_plan()
         self.suspended = None
 
     def suspend(self, reason: str, now_s: float) -> Actions:
         """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
         self.suspended = reason
-        return self._outcomes.fail([*self._line.clear(), *self._steps.clear()], self._no_plan(), now_s)
+        return self._outcomes.fail([*self._chains.clear(), *self._steps.clear()], self._no_plan(), now_s)
 
     # In
 
@@ -173,11 +182,16 @@ class IngressCore(Generic[I, W]):
             outcomes.refuse(self._no_plan(), number)
         if outcomes.num_unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
-        self._line.join(flights := outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s))
-        self._calls.come(number, now_s, deadline_s, alone=self._line.length == number)
+        flights = outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s)
+        for chain, mine in self._chains.apart(flights):
+            chain.line.join(mine)
+            self._calls.come(chain, len(mine), now_s, deadline_s)
+            if chain.departures.held_until_s < self.wake_s:
+                self.wake_s = chain.departures.held_until_s
         if deadline_s < math.inf:
             self._agenda.deadlines.add(deadline_s, flights)
-            self.wake_s = min(self.wake_s, deadline_s, self.departures.held_until_s)
+            if deadline_s < self.wake_s:
+                self.wake_s = deadline_s
         return flights
 
     def step(
@@ -196,7 +210,7 @@ class IngressCore(Generic[I, W]):
         self._steps.check(home)
         [flight] = made = outcomes.take((given,), (tokens,), arrived_s, deadline_s, now_s)
         flight.home = home
-        (self._line if begins else self._steps).join(made)
+        (flight.chain.line if begins else self._steps).join(made)
         return flight
 
     def expire(self, flight: Flight[I], now_s: float) -> Actions:
@@ -212,21 +226,23 @@ class IngressCore(Generic[I, W]):
     # Out
 
     def pump(self, now_s: float) -> Actions:
-        """Send whatever may be sent now to the first stage."""
+        """Send whatever may be sent now to the first stages of the chains."""
         actions: Actions = self._steps.send(now_s) if self._steps.due else []
         itinerary, book, share = self.itinerary, self._probes, self._rules.probe_share
-        leg = itinerary.first
         unseen: Watch | None = "stay" if itinerary.stays else None
-        while self.is_due:
-            flights = self._line.leave(leg.budgets[0], itinerary.order, now_s)
-            if flights[0].home is not None:
-                actions += self._steps.settle_in(flights, now_s)
-                continue
-            watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
-            call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
-            actions.append(SendCall(call, *itinerary.entrance(probe=call.probe)))
-        if not self._line.length:
-            self.departures.release()
+        for chain in self._chains.active:
+            route, line = chain.route, chain.line
+            leg = route.first
+            while chain.is_due:
+                flights = line.leave(leg.budgets[0], itinerary.order, now_s)
+                if flights[0].home is not None:
+                    actions += self._steps.settle_in(route, flights, now_s)
+                    continue
+                watch = unseen if book is None else book.draw(flights, route.plan, share, self._rng, now_s)
+                call = self._calls.begin(route, leg, flights, flights, now_s, leg.epoch, watch, True)
+                actions.append(SendCall(call, *route.entrance(probe=call.probe)))
+            if not line.length:
+                chain.departures.release()
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
@@ -247,7 +263,7 @@ class IngressCore(Generic[I, W]):
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
-        return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s)
+        return self._outcomes.answer(call, mine, block, answers, mine[0].chain.present.route, now_s)
 
     def answer_early(
         self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()
@@ -258,10 +274,18 @@ class IngressCore(Generic[I, W]):
         """
         self.itinerary.check(block)
         mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
-        if mine and mine[0].home is not None:
-            self._outcomes.note(call, mine, block, self._calls.itinerary)
+        if not mine:
             return []
-        return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s) if mine else []
+        route = mine[0].chain.present.route
+        if mine[0].home is not None:
+            self._outcomes.note(call, mine, block, route)
+            return []
+        return self._outcomes.answer(call, mine, block, answers, route, now_s)
+
+    def hear(self, call: Call[I, W], busy: float, now_s: float) -> None:
+        """A replica that has a call said what share of its time it was busy, of late."""
+        for chain in self._chains.active:
+            chain.departures.hear(call.leg.slot, busy, now_s)
 
     def see(self, call: Call[I, W], seen: Iterable[tuple[Flight[I], Seen]]) -> None:
         """Exits said something of inputs that stay, which the call still has."""
@@ -289,16 +313,16 @@ class IngressCore(Generic[I, W]):
         if mine[0].settled and not any(self.is_awaited(call, flight) for flight in mine):
             call.release(mine)
             return []
-        itinerary = self._calls.itinerary
-        if itinerary.crossings and (crossing := itinerary.crossing(block, probe=call.probe)) is not None:
+        route = mine[0].chain.present.route
+        if route.crossings and (crossing := route.crossing(block, probe=call.probe)) is not None:
             awaited = [flight for flight in mine if self.is_awaited(call, flight)]
             crosses = self._calls.cross(call, mine, awaited, crossing, payload, now_s)
-            if call.watch != "probe" or block - 1 not in itinerary.placed.plan.prune:
+            if call.watch != "probe" or block - 1 not in route.plan.prune:
                 return [crosses]
             beside = self._attempts.go_whole(crosses.call, now_s)
             self.wake_s = min(self.wake_s, self._agenda.next_s())
             return [crosses, *beside]
-        call = self._calls.begin(itinerary.at(block), flights, mine, now_s, call.epoch, call.watch, False)
+        call = self._calls.begin(route, route.at(block), flights, mine, now_s, call.epoch, call.watch, False)
         return [SendCall(call, block, payload)]
 
     def fail(self, call: Call[I, W], flights: Flights[I], now_s: float) -> Actions:
@@ -312,14 +336,15 @@ class IngressCore(Generic[I, W]):
     def wake(self, now_s: float) -> Actions:
         """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause."""
         actions: Actions = []
-        self.departures.wake(now_s)
+        for chain in self._chains.active:
+            chain.departures.wake(now_s)
         for flights in self._agenda.deadlines.pop(now_s):
             actions += self._miss_deadline(flights, now_s)
         actions += self._attempts.hang_up(now_s)
-        actions += self._attempts.begin(self._line, now_s)
+        actions += self._attempts.begin(now_s)
         if self.suspended is not None:
-            actions += self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
-        self.wake_s = min(self._agenda.next_s(), self.departures.held_until_s)
+            actions += self._outcomes.fail(self._chains.clear(), self._no_plan(), now_s)
+        self.wake_s = min(self._agenda.next_s(), *[chain.departures.held_until_s for chain in self._chains.active])
         return actions
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
@@ -338,7 +363,7 @@ class IngressCore(Generic[I, W]):
             unanswered=self.num_unanswered,
             unanswered_tokens=self._outcomes.unanswered_tokens,
             waiting=self.num_waiting,
-            oldest_s=self._line.oldest_s(now_s),
+            oldest_s=self._chains.oldest_s(now_s),
             **self.counts.totals(),
         )
 
@@ -359,6 +384,6 @@ class IngressCore(Generic[I, W]):
         """Inputs get no answer, wherever they are."""
         waiting = [flight for flight in flights if flight.is_waiting]
         actions = self._outcomes.drop(flights, reason, error, now_s)
-        if waiting:
-            self._line.forget(waiting)
+        for chain, mine in self._chains.apart(waiting):
+            chain.line.forget(mine)
         return actions

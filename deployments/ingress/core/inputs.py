@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, compress
+from itertools import compress
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from deployments.ingress.core.routes import KVPlacement, StageRoute
+from deployments.ingress.core.chains import Chain
+from deployments.ingress.core.routes import KVPlacement, StageRoute, W
 from earlyexit.errors import OfframpError
 from earlyexit.network.wire import Seen, stacked
 from earlyexit.tasks.label import differ
@@ -128,7 +129,6 @@ def losses_of_answers(seen: Observations) -> float:
 
 
 I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
-W = TypeVar("W")
 
 
 WHOLE: Final = -1
@@ -143,6 +143,7 @@ class Flight(Generic[I]):
         "ahead_tokens",
         "arrived_s",
         "attempt",
+        "chain",
         "cost",
         "deadline_s",
         "holder",
@@ -153,9 +154,19 @@ class Flight(Generic[I]):
     )
 
     def __init__(
-        self, given: I, arrived_s: float, deadline_s: float, ahead: int, tokens: int = 1, ahead_tokens: int = 0
+        self,
+        given: I,
+        chain: Chain[Flight[I], Any],
+        arrived_s: float,
+        deadline_s: float,
+        *,
+        ahead: int = 0,
+        tokens: int = 1,
+        ahead_tokens: int = 0,
     ) -> None:
         self.input = given
+        self.chain = chain
+        """The chain that was drawn for it."""
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.tokens = tokens
@@ -163,7 +174,7 @@ class Flight(Generic[I]):
         self.cost = tokens
         """What it counts among those without an outcome: its length as it came, whatever other networks make of it."""
         self.ahead = ahead
-        """Inputs that had no outcome when it arrived."""
+        """Inputs of its chain that had no outcome when it arrived."""
         self.ahead_tokens = ahead_tokens
         """Of these."""
         self.attempt = 0
@@ -180,7 +191,7 @@ class Flight(Generic[I]):
 
     def whole(self) -> Flight[I]:
         """The same as it came, to go beside it when it loses words; nobody waits for an answer to this one."""
-        made = Flight(self.input, self.arrived_s, self.deadline_s, 0, self.cost)
+        made = Flight(self.input, self.chain, self.arrived_s, self.deadline_s, tokens=self.cost)
         made.attempt, made.settled = WHOLE, True
         return made
 
@@ -199,21 +210,6 @@ class Due:
 DUE = Due()
 Tokens = Sequence[int] | None
 """The lengths of a request's inputs, one each; None where inputs have none."""
-
-
-def flights_of(
-    inputs: Sequence[I], tokens: Tokens, arrived_s: float, deadline_s: float, ahead: int, ahead_tokens: int
-) -> list[Flight[I]]:
-    """A request's inputs."""
-    if len(inputs) == 1:  # as most requests have, and a comprehension costs as much as the flight
-        return [Flight(inputs[0], arrived_s, deadline_s, ahead, 1 if tokens is None else tokens[0], ahead_tokens)]
-    if tokens is None:
-        tokens = (1,) * len(inputs)
-    before = accumulate(tokens, initial=ahead_tokens)
-    return [
-        Flight(each, arrived_s, deadline_s, ahead + k, size, so_far)
-        for k, (each, size, so_far) in enumerate(zip(inputs, tokens, before, strict=False))
-    ]
 
 
 Flights = Sequence[Flight[I]]

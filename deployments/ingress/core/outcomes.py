@@ -9,12 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
-from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import numpy as np
 
-from deployments.ingress.core.admission import Admission
+from deployments.ingress.core.chains import Chains
 from deployments.ingress.core.inputs import (
     Actions,
     Answered,
@@ -25,14 +24,12 @@ from deployments.ingress.core.inputs import (
     I,
     Rules,
     Tokens,
-    flights_of,
     picked,
 )
 from deployments.ingress.core.probes import ExitObservations
-from deployments.ingress.core.routes import PlanRoute
+from deployments.ingress.core.routes import ChainRoute, W
 from deployments.wire.messages import BUCKET
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
-from optimizer.plan import Plan
 
 PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
@@ -159,7 +156,6 @@ class IngressCounts:
             self._latencies[int(bucket)] += int(number)
 
 
-_cost_of = attrgetter("cost")
 LONGEST_RETRY_S = 30.0
 """A rate measured under little load says little about a full queue, and a limit that has fallen little about a long
 input; nobody is sent away for longer."""
@@ -196,59 +192,49 @@ LATE = "deadline"
 """The reason of whoever missed its deadline; the kind of a DeadlineError."""
 
 
-class Outcomes:
-    """The end of every input of one ingress."""
+class Outcomes(Generic[I, W]):
+    """The beginning and the end of every input of one ingress."""
 
-    def __init__(self, rules: Rules, plan: Plan, probes: ExitObservations | None) -> None:
+    def __init__(self, chains: Chains[Flight[I], W], rules: Rules, probes: ExitObservations | None) -> None:
         self.num_unanswered = 0
-        self.unanswered_tokens = 0
-        """Of these."""
+        """Inputs without an outcome, in all chains."""
         self.counts = IngressCounts(rules.slo_s)
-        self._admission: Admission | None = None
-        if rules.slo_s is not None and rules.admits:
-            self._admission = Admission(plan, slo_s=rules.slo_s, num_ingresses=rules.num_ingresses)
+        self._chains = chains
         self._probes = probes
         self._rate = AnswerRate()
 
-    def begin_plan(self, plan: Plan) -> None:
-        """Another plan is in force."""
-        self.counts.begin_plan()
-        if self._admission is not None:
-            self._admission.follow(plan, self.counts.tokens_per_input)
+    @property
+    def unanswered_tokens(self) -> int:
+        """Tokens of the inputs without an outcome."""
+        return sum([chain.unanswered_tokens for chain in self._chains.active])
 
     def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
-        """Refuse what cannot be answered in the seconds that are left: raises AdmissionError.
-
-        Where tokens count, nothing is shorter than one: whoever is refused now would be when its length is known.
-        """
-        if self._admission is None:
-            return
-        if self._admission.counts_tokens:
-            coming = num_coming * (self.counts.tokens_per_input or 1.0)
-            late_s = self._admission.late_s(num_inputs, left_s, unanswered=self.unanswered_tokens + coming, now_s=now_s)
-        else:
-            unanswered = self.num_unanswered + num_coming
-            late_s = self._admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
+        """Refuse inputs that cannot be answered in the seconds that are left: raises AdmissionError."""
+        per_input = self.counts.tokens_per_input or 1.0
+        late_s = self._chains.late_s(num_inputs, num_coming, per_input, left_s, now_s)
         if late_s > 0:
             self._refuse_late(num_inputs, left_s, late_s)
 
     def take(
         self, inputs: Sequence[I], tokens: Tokens, arrived_s: float, deadline_s: float, now_s: float
     ) -> list[Flight[I]]:
-        """A request's inputs; where tokens count, and these are too many to be in time: raises AdmissionError."""
-        num_inputs = num_tokens = len(inputs)
-        if tokens is not None:
-            num_tokens = sum(tokens)
-        admission = self._admission
-        if admission is not None and admission.counts_tokens:
-            left_s = deadline_s - now_s
-            late_s = admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
-            if late_s > 0:
-                self._refuse_late(num_inputs, left_s, late_s)
-        flights = flights_of(inputs, tokens, arrived_s, deadline_s, self.num_unanswered, self.unanswered_tokens)
-        self.counts.take(num_inputs, num_tokens)
-        self.num_unanswered += num_inputs
-        self.unanswered_tokens += num_tokens
+        """Draw the chains of a request's inputs. Raises AdmissionError where their tokens would be late."""
+        if tokens is None:
+            tokens = (1,) * len(inputs)
+        drawn, left_s = self._chains.draw(len(inputs)), deadline_s - now_s
+        late_s = self._chains.tokens_late_s(drawn, tokens, left_s, now_s)
+        if late_s > 0:
+            self._refuse_late(len(inputs), left_s, late_s)
+        self.counts.take(len(inputs), sum(tokens))
+        self.num_unanswered += len(inputs)
+        flights = []
+        for chain, given, size in zip(drawn, inputs, tokens, strict=True):
+            ahead, ahead_tokens = chain.num_unanswered, chain.unanswered_tokens
+            chain.num_unanswered += 1
+            chain.unanswered_tokens += size
+            flights.append(
+                Flight(given, chain, arrived_s, deadline_s, ahead=ahead, tokens=size, ahead_tokens=ahead_tokens)
+            )
         return flights
 
     def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
@@ -280,28 +266,29 @@ class Outcomes:
         flights: Flights[Any],
         block: int,
         answers: Sequence[Any],
-        itinerary: PlanRoute[Any],
+        route: ChainRoute[Any],
         now_s: float,
     ) -> Actions:
-        """Inputs are answered, those that have no outcome yet."""
-        self.note(call, flights, block, itinerary)
+        """Inputs of a chain are answered, those that have no outcome yet."""
+        self.note(call, flights, block, route)
         fresh, answers = picked(flights, answers, _settled_now(flights))
         if not fresh:
             return []
         num_tokens = self._leave(fresh)
         self._rate.record(len(fresh), now_s)
         latencies_s = [now_s - flight.arrived_s for flight in fresh]
-        self.counts.answer(block, latencies_s, num_tokens, by_present_plan=call.epoch == itinerary.epoch)
-        if self._admission is not None and block >= itinerary.last_split:
+        self.counts.answer(block, latencies_s, num_tokens, by_present_plan=call.epoch == route.epoch)
+        admission = fresh[0].chain.present.admission
+        if admission is not None and block >= route.last_split:
             for flight, latency_s in zip(fresh, latencies_s, strict=True):
-                self._admission.answered(latency_s, *self._admission.cost_of(flight), now_s)
+                admission.answered(latency_s, *admission.cost_of(flight), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
 
-    def note(self, call: Call[Any, Any], flights: Flights[Any], block: int, itinerary: PlanRoute[Any]) -> None:
+    def note(self, call: Call[Any, Any], flights: Flights[Any], block: int, route: ChainRoute[Any]) -> None:
         """An exit let watched inputs leave; the first one counts."""
         if call.watch is not None and self._probes is not None:
             for flight in flights:
-                self._probes.answered(flight, block, itinerary.ramps)
+                self._probes.answered(flight, block, route.ramps)
 
     def fail(self, flights: Flights[Any], error: OfframpError, now_s: float) -> Actions:
         """Inputs get an error, for good."""
@@ -320,17 +307,22 @@ class Outcomes:
 
     def _leave(self, flights: Flights[Any]) -> int:
         """Inputs have their outcome; how many tokens they have."""
-        num_tokens: int = sum(map(_cost_of, flights))
+        num_tokens = 0
         self.num_unanswered -= len(flights)
-        self.unanswered_tokens -= num_tokens
+        for flight in flights:
+            chain, cost = flight.chain.present, flight.cost
+            chain.num_unanswered -= 1
+            chain.unanswered_tokens -= cost
+            num_tokens += cost
         return num_tokens
 
     def _learn_lateness(self, flights: Iterable[Flight[Any]], now_s: float) -> None:
         """What was dropped for its deadline would have taken longer still: left out, only the quick would be known."""
-        if self._admission is not None:
-            for flight in flights:
+        for flight in flights:
+            admission = flight.chain.present.admission
+            if admission is not None:
                 until_s = now_s if math.isinf(flight.deadline_s) else max(now_s, flight.deadline_s)
-                self._admission.given_up(until_s - flight.arrived_s, *self._admission.cost_of(flight), now_s)
+                admission.given_up(until_s - flight.arrived_s, *admission.cost_of(flight), now_s)
 
 
 def _settled_now(flights: Flights[Any]) -> list[bool]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import insort_left, insort_right
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from itertools import compress
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
-from deployments.ingress.core.inputs import Call, Flight, I, SendCall, W, Watch
-from deployments.ingress.core.routes import Crossing, PlanRoute, StageRoute, least_to_call
-from earlyexit.engine.filling import MOST_BATCHES, patience
+from deployments.ingress.core.routes import StageRoute, least_to_call
+from earlyexit.engine.filling import patience
 from earlyexit.engine.order import Order, take_from
 from earlyexit.network.split import Budget
 
@@ -34,10 +32,10 @@ class BatchingPolicy:
     that one call is one batch.
     """
 
-    def __init__(self, first: StageRoute[Any], calls_per_replica: int) -> None:
+    def __init__(self, first: StageRoute[Any], calls_per_replica: int, unheard: Mapping[str, int]) -> None:
+        """`unheard`: calls of new inputs that nothing has come back from, by slot; see `update`."""
         self._calls_per_replica = calls_per_replica
-        self._unheard: Counter[str] = Counter()
-        """Calls of new inputs that nothing has come back from, by slot."""
+        self._unheard = unheard
         self._busy: dict[str, tuple[float, float]] = {}
         """By slot, how busy it said it was, and when."""
         self.gap_s = LONGEST_GAP_S
@@ -55,12 +53,7 @@ class BatchingPolicy:
         """New inputs enter by this leg from now on."""
         self._first = first
         self.held_until_s = math.inf
-        self._update()
-
-    def count(self, slot: str, change: int) -> None:
-        """So many more calls of new inputs are unheard of, or fewer."""
-        self._unheard[slot] += change
-        self._update()
+        self.update()
 
     def hear(self, slot: str, busy: float, now_s: float) -> None:
         """A replica said what share of its time it was busy, of late."""
@@ -82,7 +75,7 @@ class BatchingPolicy:
     def hold_until(self, until_s: float) -> None:
         """Those who wait leave then, or as soon as they are a batch."""
         self.held_until_s = until_s
-        self._update()
+        self.update()
 
     def wake(self, now_s: float) -> None:
         """Who was held until now leaves."""
@@ -93,15 +86,16 @@ class BatchingPolicy:
         """Nobody is held any more, until the next comes."""
         if self.held_until_s < math.inf:
             self.held_until_s = math.inf
-            self._update()
+            self.update()
 
     @property
     def _fills(self) -> bool:
         return self._first.assignment.dispatch == "filling"
 
-    def _update(self) -> None:
+    def update(self) -> None:
+        """Take note of how many calls are unheard of now."""
         leg, budget = self._first, self._first.budgets[0]
-        unheard, replicas = self._unheard[leg.slot], leg.stage.replicas
+        unheard, replicas = self._unheard.get(leg.slot, 0), leg.stage.replicas
         several = self._fills and len(leg.stage.splits) > 1
         self.least, self.least_tokens = least_to_call(
             budget,
@@ -125,7 +119,31 @@ def length_class(tokens: int) -> int:
     return 1 << max(0, tokens - 1).bit_length()
 
 
-class WaitQueue(Generic[I]):
+class Waiting(Protocol):
+    """An input that may wait to be sent."""
+
+    @property
+    def arrived_s(self) -> float: ...
+
+    @property
+    def since_s(self) -> float:
+        """Since when it waits."""
+        ...
+
+    @property
+    def deadline_s(self) -> float: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+
+Q = TypeVar("Q", bound=Waiting)
+
+
+class WaitQueue(Generic[Q]):
     """Inputs that wait to be sent, the earliest deadline first, equal ones in their order of arrival.
 
     Where all have the same SLO that is first in, first out. Those that are sent again have their old place.
@@ -137,10 +155,10 @@ class WaitQueue(Generic[I]):
         self.length = 0
         self.tokens = 0
         """Of all who wait."""
-        self._flights: deque[Flight[I]] = deque()
+        self._flights: deque[Q] = deque()
         """Those that were settled meanwhile are passed over when their turn comes."""
 
-    def join(self, flights: Sequence[Flight[I]]) -> None:
+    def join(self, flights: Sequence[Q]) -> None:
         """A request's inputs, which have one deadline, wait."""
         waiting = self._flights
         if not waiting or not flights or flights[0].deadline_s >= waiting[-1].deadline_s:
@@ -151,14 +169,14 @@ class WaitQueue(Generic[I]):
         self.length += len(flights)
         self.tokens += sum(map(_tokens_of, flights))
 
-    def rejoin(self, flights: Sequence[Flight[I]]) -> None:
+    def rejoin(self, flights: Sequence[Q]) -> None:
         """Wait once more, before those of equal deadlines that arrived at the same time or later."""
         for flight in reversed(flights):
             insort_left(self._flights, flight, key=_place_of)
         self.length += len(flights)
         self.tokens += sum(map(_tokens_of, flights))
 
-    def __iter__(self) -> Iterator[Flight[I]]:
+    def __iter__(self) -> Iterator[Q]:
         """Those who wait, the earliest deadline first."""
         return (flight for flight in self._flights if not flight.settled)
 
@@ -170,7 +188,7 @@ class WaitQueue(Generic[I]):
             since_s[length] = min(since_s.get(length, now_s), flight.since_s)
         return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
 
-    def leave(self, budget: Budget, order: Order, now_s: float) -> list[Flight[I]]:
+    def leave(self, budget: Budget, order: Order, now_s: float) -> list[Q]:
         """The next ones, as many as a batch holds: at least one, if anybody waits."""
         if not self.length:
             return []
@@ -182,14 +200,14 @@ class WaitQueue(Generic[I]):
         self.tokens -= sum(map(_tokens_of, leaving))
         return leaving
 
-    def clear(self) -> list[Flight[I]]:
+    def clear(self) -> list[Q]:
         """Everybody, who waits no more."""
         waiting = list(self)
         self.length = self.tokens = 0
         self._flights.clear()
         return waiting
 
-    def forget(self, gone: Sequence[Flight[I]]) -> None:
+    def forget(self, gone: Sequence[Q]) -> None:
         """These, who waited here, were settled just now."""
         self.length -= len(gone)
         self.tokens -= sum(map(_tokens_of, gone))
@@ -199,20 +217,20 @@ class WaitQueue(Generic[I]):
         if len(flights) > 2 * self.length + MANY_GONE:
             self._flights = deque(flight for flight in flights if not flight.settled)
 
-    def _first(self, most: int) -> list[Flight[I]]:
+    def _first(self, most: int) -> list[Q]:
         flights, number = self._flights, min(most, self.length)
         if self.length == len(flights):  # nobody was settled here
             return [flights.popleft()] if number == 1 else [flights.popleft() for _ in range(number)]
-        leaving: list[Flight[I]] = []
+        leaving: list[Q] = []
         while len(leaving) < number:
             flight = flights.popleft()
             if not flight.settled:
                 leaving.append(flight)
         return leaving
 
-    def _first_within(self, budget: Budget) -> list[Flight[I]]:
+    def _first_within(self, budget: Budget) -> list[Q]:
         flights, number = self._flights, self.length
-        leaving: list[Flight[I]] = []
+        leaving: list[Q] = []
         tokens = 0
         while len(leaving) < number:
             flight = flights[0]
@@ -224,116 +242,8 @@ class WaitQueue(Generic[I]):
             flights.popleft()
         return leaving
 
-    def _chosen(self, budget: Budget, order: Order, now_s: float) -> list[Flight[I]]:
+    def _chosen(self, budget: Budget, order: Order, now_s: float) -> list[Q]:
         waiting = list(self)
         leaving = take_from(waiting, order, budget, now_s)
         self._flights = deque(waiting)
         return leaving
-
-
-class Calls(Generic[I, W]):
-    """They go by the itinerary of the moment in which they begin."""
-
-    def __init__(
-        self, itinerary: PlanRoute[W], make: type[Call[I, W]], *, calls_per_replica: int, kept_s: float
-    ) -> None:
-        """`make`: their class.
-
-        `kept_s`: what a stage that waits for a full batch leaves of every deadline, for what nobody expects.
-        """
-        self.itinerary = itinerary
-        self.departures = BatchingPolicy(itinerary.first, calls_per_replica)
-        self._make = make
-        self._kept_s = kept_s
-        self._open: Counter[int] = Counter()
-        """By the epoch by which they were sent."""
-
-    @property
-    def oldest_epoch(self) -> int:
-        """Of the plans by which they were sent; the present one where there are none."""
-        return min(self._open, default=self.itinerary.epoch)
-
-    def follow(self, itinerary: PlanRoute[W]) -> None:
-        self.itinerary = itinerary
-        self.departures.follow(itinerary.first)
-
-    def come(self, number: int, now_s: float, deadline_s: float, *, alone: bool) -> None:
-        """So many inputs of a request wait to be sent; `alone`: nobody else does."""
-        departures, first = self.departures, self.itinerary.first
-        departures.come(number, now_s)
-        if not alone or deadline_s == math.inf or not (share := departures.share(now_s)):
-            return
-        took_s = first.expected_s
-        left_s = deadline_s - now_s - took_s - self.itinerary.reserve_s(first) - self._kept_s
-        # Who waits on a guess of no time waits for ever: it counts as none that is left.
-        wait_s = share * max(0.0, min(left_s, MOST_BATCHES * took_s))
-        if wait_s > departures.gap_s:
-            departures.hold_until(now_s + wait_s)
-
-    def begin(
-        self,
-        leg: StageRoute[W],
-        flights: Sequence[Flight[I]],
-        mine: Sequence[Flight[I]],
-        now_s: float,
-        epoch: int,
-        watch: Watch | None,
-        is_first: bool,
-    ) -> Call[I, W]:
-        """A call; `mine`: of the flights, those that it really has, where others only travel along."""
-        reserve_s = self.itinerary.reserve_s(leg) + self._kept_s
-        if reserve_s == math.inf:
-            reserve_s = max(0.0, *[flight.deadline_s - now_s for flight in mine])
-        call = self._make(leg, flights, now_s, epoch, reserve_s, watch, is_first)
-        for flight in mine:
-            flight.holder = call
-        call.num_inside = len(mine)
-        self._open[leg.epoch] += 1
-        if is_first:
-            self.departures.count(leg.slot, +1)
-        return call
-
-    def part(self, call: Call[I, W], number: int, now_s: float, took_time: bool = True) -> None:
-        """A part of a call's reply came back, with so many inputs in it."""
-        if took_time:
-            call.leg.learn(now_s - call.started_s)
-        call.num_inside -= number
-        if not call.num_inside:
-            epoch = call.leg.epoch
-            self._open[epoch] -= 1
-            if not self._open[epoch]:
-                del self._open[epoch]
-        if not call.heard:  # the first part tells that its batch has run: another may be sent
-            call.heard = True
-            if call.is_first:
-                self.departures.count(call.leg.slot, -1)
-
-    def take_away(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
-        """What a call will not bring to an end; gives those of the inputs that it had."""
-        mine = list(compress(flights, call.release(flights)))
-        if mine:
-            self.part(call, len(mine), now_s, took_time=False)
-        return mine
-
-    def cross(
-        self,
-        call: Call[I, W],
-        mine: Sequence[Flight[I]],
-        awaited: Sequence[Flight[I]],
-        crossing: Crossing,
-        payload: Any,
-        now_s: float,
-    ) -> SendCall:
-        """Have inputs enter the next network; of `mine`, which have left a call, those that are awaited."""
-        for flight in mine:
-            flight.holder = None
-        leg = self.itinerary.at(crossing.block)
-        entering = self.begin(leg, awaited, awaited, now_s, call.epoch, call.watch, False)
-        return SendCall(entering, crossing.block, payload, crossing.network)
-
-    def enter_last(self, flights: Sequence[Flight[I]], now_s: float, epoch: int, watch: Watch) -> SendCall:
-        """Have inputs enter the last network of a chain, with nothing from those before."""
-        networks = self.itinerary.placed.plan.networks
-        first = networks[-2]
-        call = self.begin(self.itinerary.at(first), flights, flights, now_s, epoch, watch, False)
-        return SendCall(call, first, None, len(networks) - 1)

@@ -274,9 +274,10 @@ class Crossing(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageRoute(Generic[W]):
-    """One stage of a plan on its slot; of a stage with blocks of several networks, those of one."""
+    """One stage of a chain on its slot; of a stage with blocks of several networks, those of one."""
 
     index: int
+    """Its place in the chain."""
     slot: str
     first: int
     """Its first block."""
@@ -308,29 +309,25 @@ class StageRoute(Generic[W]):
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
-class PlanRoute(Generic[W]):
-    """The stages of one plan, in their order."""
+class ChainRoute(Generic[W]):
+    """The stages of one chain of a plan, in their order."""
 
-    def __init__(self, placed: PlacedPlan, legs: tuple[StageRoute[W], ...], block_s: Sequence[float]) -> None:
-        """`block_s`: what blocks were expected to take before, those too that this plan leaves out."""
-        self.placed = placed
+    def __init__(self, plan: Plan, legs: tuple[StageRoute[W], ...], block_s: Sequence[float]) -> None:
+        """`plan`: the chain's. `block_s`: what blocks were expected to take before, also blocks that it leaves out."""
+        self.plan = plan
         self.legs = legs
-        self.order = placed.plan.order.build()
-        self.avoided = placed.avoided_ids
-        self.ramps = frozenset(placed.plan.ramps)
-        self.stays = placed.plan.after_answer == "stay"
-        self.last_split = placed.plan.splits[-1].first
-        plan = placed.plan
+        self.ramps = frozenset(plan.ramps)
+        self.last_split = plan.splits[-1].first
         self.entry = plan.entry
         self.used = plan.used
         self.network = self.used[0]
-        """Which inputs enter first."""
+        """The network that inputs enter first."""
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
         """Where survivors go that wait for a block to which no hidden state can be sent: a network's first, and any of
         a network that the plan leaves out. None where there is one network."""
         self._all_crossings = crossings_of_all(plan)
         self._block_s = tuple(block_s)
-        self._later = tuple(legs[leg.index + 1 :] for leg in legs)
+        self._later = tuple(legs[position + 1 :] for position in range(len(legs)))
         self.layout: Layout = tuple((leg.slot, leg.first, leg.first + leg.num_blocks) for leg in legs)
         """Where sequences have their keys and values."""
         hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
@@ -338,16 +335,11 @@ class PlanRoute(Generic[W]):
 
     @property
     def epoch(self) -> int:
-        return self.placed.epoch
+        return self.plan.epoch
 
     @property
     def first(self) -> StageRoute[W]:
         return self.legs[0]
-
-    def check(self, block: int) -> None:
-        """Raise ExecutionError for a block that the model does not have."""
-        if not 0 <= block < len(self._leg_of):
-            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {len(self._leg_of) - 1}")
 
     def at(self, block: int) -> StageRoute[W]:
         """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
@@ -388,35 +380,65 @@ class PlanRoute(Generic[W]):
         return sum_s
 
 
-def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: PlanRoute[W] | None = None) -> PlanRoute[W]:
-    """A plan's itinerary, with what the one before it has learnt.
+class PlanRoute(Generic[W]):
+    """A plan on its slots: the routes of its chains, and what all of them have in common."""
 
-    Raises PlanError for a slot that nobody can reach, and for a plan of another model.
+    def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute[W], ...]) -> None:
+        self.placed = placed
+        self.chains = chains
+        self.order = placed.plan.order.build()
+        self.avoided = placed.avoided_ids
+        self.stays = placed.plan.after_answer == "stay"
+        self.used = placed.plan.used
+        self._num_blocks = placed.plan.num_blocks
+
+    @property
+    def epoch(self) -> int:
+        return self.placed.epoch
+
+    @property
+    def legs(self) -> tuple[StageRoute[W], ...]:
+        """The stages of all chains, one chain after the other."""
+        return tuple(leg for chain in self.chains for leg in chain.legs)
+
+    def check(self, block: int) -> None:
+        """Raise ExecutionError for a block that the model does not have."""
+        if not 0 <= block < self._num_blocks:
+            raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
+
+
+def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: PlanRoute[W] | None = None) -> PlanRoute[W]:
+    """A plan's routes, with what the routes of the plan before it have learnt.
+
+    Raises PlanError for a slot that cannot be reached, and for a plan of another model.
     """
     missing = sorted(set(placed.slots) - set(transports))
     if missing:
         raise PlanError(f"the plan needs slots {missing}; there are {sorted(transports)}")
-    plan = placed.plan
     if before is not None:
-        _check_follows(plan, before.placed.plan)
-    block_s = [0.0] * plan.num_blocks if before is None else before.seconds_per_block
-    legs: list[StageRoute[W]] = []
-    for slot, stage in zip(placed.slots, plan.stages, strict=True):
-        assignment = Assignment.of(plan, stage)
-        for splits in _by_network(stage, plan.networks):
-            first, end = splits[0].first, splits[-1].end
-            leg = StageRoute(
-                index=len(legs),
-                slot=slot,
-                first=first,
-                stage=stage,
-                assignment=assignment,
-                transport=transports[slot],
-                budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
-                expected_s=sum(block_s[first:end]),
-            )
-            legs.append(leg)
-    return PlanRoute(placed, tuple(legs), block_s)
+        _check_follows(placed.plan, before.placed.plan)
+    slots, chains = iter(placed.slots), list[ChainRoute[W]]()
+    for number, plan in enumerate(placed.plan.chains):
+        of_before = None if before is None else before.chains[min(number, len(before.chains) - 1)]
+        block_s = [0.0] * plan.num_blocks if of_before is None else of_before.seconds_per_block
+        legs: list[StageRoute[W]] = []
+        for stage in plan.stages:
+            slot, assignment = next(slots), Assignment.of(plan, stage)
+            for splits in _by_network(stage, plan.networks):
+                first, end = splits[0].first, splits[-1].end
+                leg = StageRoute(
+                    index=len(legs),
+                    slot=slot,
+                    first=first,
+                    stage=stage,
+                    assignment=assignment,
+                    transport=transports[slot],
+                    budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
+                    expected_s=sum(block_s[first:end]),
+                )
+                legs.append(leg)
+        chains.append(ChainRoute(plan, tuple(legs), block_s))
+    return PlanRoute(placed, tuple(chains))
 
 
 def crossings_of(plan: Plan) -> dict[int, Crossing]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +16,7 @@ from earlyexit.errors import (
     OverloadedError,
     StageUnavailableError,
 )
+from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_scene import CoreScene, plan
 
 # At the door
@@ -125,7 +127,14 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(seed: int) -> N
     assert scene.log[-1].startswith(f"{scene.now_s:g} send"), "nothing that has ended is still waited for"
 
 
-def happen_at_random(scene: CoreScene, rng: random.Random, submitted: str) -> None:
+def any_plan(rng: random.Random, epoch: int) -> PlacedPlan:
+    """Two stages."""
+    return plan(epoch=epoch, replicas=rng.randint(1, 3), cut=rng.randint(1, 3))
+
+
+def happen_at_random(
+    scene: CoreScene, rng: random.Random, submitted: str, make: Callable[[random.Random, int], PlacedPlan] = any_plan
+) -> None:
     for index, call in enumerate(scene.calls):
         some = "".join(flight.input for flight in call.flights if rng.random() < 0.5)
         match rng.randint(0, 11):
@@ -141,4 +150,4 @@ def happen_at_random(scene: CoreScene, rng: random.Random, submitted: str) -> No
         scene.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
     if rng.random() < 0.1:
         epoch = scene.core.itinerary.epoch + rng.randint(0, 1)
-        scene.follow(plan(epoch=epoch, replicas=rng.randint(1, 3), cut=rng.randint(1, 3)))
+        scene.follow(make(rng, epoch))

@@ -126,7 +126,7 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     scene.submit("a")
     scene.go_on(0, "a", block=2)
     assert scene.log[-1] == "0 send 1: a to first for block 4 of network 2"
-    itinerary = scene.core.itinerary
+    [itinerary] = scene.core.itinerary.chains
     assert [itinerary.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
     assert (itinerary.entry, itinerary.network, itinerary.used) == (0, 0, (0, 2))
     assert [itinerary.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
@@ -180,7 +180,7 @@ def test_of_a_single_network_nothing_is_entered_but_at_its_begin() -> None:
     [sent] = scene.core.pump(0.0)
     assert isinstance(sent, SendCall)
     assert (sent.block, sent.payload, sent.enters) == (0, None, 0)
-    assert not scene.core.itinerary.crossings
+    assert not scene.core.itinerary.chains[0].crossings
 
 
 def test_admission_counts_what_inputs_cost_as_they_came() -> None:

@@ -98,7 +98,7 @@ def test_a_piece_weighs_its_tokens_at_every_stage() -> None:
     first, later = scene.calls
     assert first.leg.weigh(0, first.flights) == (PARTS, PARTS)
     assert later.leg.weigh(2, later.flights) == (3 * PARTS // 4, PARTS)
-    assert CoreScene(plan()).core.itinerary.first.weigh(0, first.flights) == (3, 4)
+    assert CoreScene(plan()).core.itinerary.legs[0].weigh(0, first.flights) == (3, 4)
 
 
 # Admission: what is inside is counted by what it costs

@@ -19,7 +19,7 @@ def loaded(busy: float, placed: PlacedPlan | None = None) -> CoreScene:
     scene = CoreScene(placed or plan(dispatch="filling"))
     scene.submit("x")
     scene.now_s = 1.0
-    scene.core.departures.hear(SLOT, busy, 1.0)
+    scene.core.hear(scene.calls[0], busy, 1.0)
     scene.answer(0, "x")
     return scene
 

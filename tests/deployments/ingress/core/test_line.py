@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,17 +21,17 @@ NAMES: list[OrderName] = ["arrival", "deadline", "shortest", "das"]
 
 
 def flight(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tokens: int = 1) -> Flight[str]:
-    return Flight(name, arrived_s, deadline_s, 0, tokens)
+    return Flight(name, cast("Any", None), arrived_s, deadline_s, tokens=tokens)
 
 
-def line_of(*flights: Flight[str]) -> WaitQueue[str]:
-    line: WaitQueue[str] = WaitQueue()
+def line_of(*flights: Flight[str]) -> WaitQueue[Flight[str]]:
+    line: WaitQueue[Flight[str]] = WaitQueue()
     for each in flights:
         line.join([each])
     return line
 
 
-def gone(line: WaitQueue[str], budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
+def gone(line: WaitQueue[Flight[str]], budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
     return "".join(each.input for each in line.leave(budget, order, now_s))
 
 
@@ -77,7 +77,7 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
 @pytest.mark.parametrize("tokens", [None, 50])
 def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
     rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
-    line: WaitQueue[str] = WaitQueue()
+    line: WaitQueue[Flight[str]] = WaitQueue()
     waiting: dict[str, Flight[str]] = {}
     for step in range(400):
         what = rng.choice("jjjlgr")

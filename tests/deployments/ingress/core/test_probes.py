@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ SCORES: tuple[Score, ...] = ("entropy", "confidence")
 
 
 def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
-    return Flight(serial, 1.5, deadline_s, 0)
+    return Flight(serial, cast("Any", None), 1.5, deadline_s)
 
 
 def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, Seen]:

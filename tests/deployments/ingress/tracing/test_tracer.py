@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Scene:
     def flight(self, serial: int) -> LiveFlight:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
         query = Query(key="", encoded=encoded, serial=serial, request_id="r", settle=lambda flight, outcome: None)
-        return Flight(query, 0.0, 1.0, 0)
+        return Flight(query, cast("Any", None), 0.0, 1.0)
 
 
 def test_a_sampled_request_is_told_with_what_became_of_it() -> None:
