@@ -145,13 +145,15 @@ def test_a_request_is_told_in_forty_lines_whose_steps_name_files() -> None:
 
 
 def test_the_plan_on_the_page_of_planning_is_accepted() -> None:
-    text, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
-    plan = parse_plan(yaml.safe_load(text), ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4)))
+    text, side_by_side, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
+    shape = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4))
+    plan = parse_plan(yaml.safe_load(text), shape)
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
+    assert parse_plan(yaml.safe_load(side_by_side), shape).shares == (0.75, 0.25)
 
 
 def test_the_problems_on_the_page_of_planning_are_accepted(tmp_path: Path) -> None:
-    _, text, with_lengths, of_steps, of_a_chain, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
+    _, _, text, with_lengths, of_steps, of_a_chain, *_ = fenced(read(ROOT / "docs" / "planning.md"), "yaml")
     path = tmp_path / "problem.yaml"
     path.write_text(text, encoding="utf-8")
     problem = read_problem(path).problem
