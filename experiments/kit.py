@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 WIDE = 200
-"""Characters of a line where nobody reads along."""
+"""Characters of a line that goes to a file."""
 
 
 class Spread(NamedTuple):

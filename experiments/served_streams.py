@@ -97,7 +97,7 @@ def optimal(records: ExitRecords, times: ExitTimes) -> Answered:
 def same_threshold(records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]) -> dict[int, float]:
     """The one threshold for all of these ramps that saves most while at most the budget is lost on these inputs.
 
-    On a grid of the scores' quantiles, which is exact to one in 200 of them. Nobody leaves where none keeps it.
+    On a grid of the scores' quantiles, which is exact to one in 200 of them. No input leaves where none keeps it.
     """
     columns = [records.ramps.index(ramp) for ramp in ramps]
     grid = np.quantile(records.scores_NR[:, columns], np.linspace(0, 1, GRID + 1))
@@ -249,7 +249,7 @@ class Controller(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Nobody watches."""
+    """Thresholds that nothing watches."""
 
     thresholds: Mapping[int, float]
 
@@ -398,7 +398,7 @@ def _timed(found: Replayed, probes_K: BoolArray, records: ExitRecords, times: Ex
     return Answered(answer_s_N=np.concatenate(answer_s), losses_N=found.losses_N, whole_s=times.whole_s)
 
 
-# How a stream is served: which ramps, who sets their thresholds, and what of it changes on the way.
+# How a stream is served: which ramps, what sets their thresholds, and what of it changes on the way.
 
 TunerName = Literal["guarantee", "apparate"]
 PROBE_SHARE = 0.05
@@ -425,7 +425,7 @@ class Budgets:
 
 
 class PlannedRamps(TunedThresholds):
-    """Ramps are chosen every period by the last inputs of which all were seen; new ones let nobody out at first."""
+    """Ramps are chosen every period by the last inputs of which all were seen; new ones let no input out at first."""
 
     def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], known: Observations, budgets: Budgets) -> None:
         """`known`: inputs from before, all ramps of which were seen."""

@@ -203,7 +203,7 @@ class Served:
 
     @property
     def in_time_N(self) -> BoolArray:
-        """Who was answered by the deadline: what callers count."""
+        """Which requests were answered by the deadline: what callers count."""
         return self.done_s_N <= self.stream.deadlines_s
 
     def per_s(self, counted_N: BoolArray) -> float:
@@ -236,7 +236,7 @@ class _Device:
         self._choosing_s: list[float] = []
 
     def next_batch(self) -> Batch[int] | None:
-        """Of those who have arrived; where nobody waits, of who arrives next. None at the end."""
+        """Of requests that have arrived; where none waits, of the next that arrives. None at the end."""
         while True:
             self._arrive()
             began_s = time.thread_time()
@@ -310,7 +310,7 @@ ARRIVAL, DAS, SHORTEST, DEADLINE = (
     OrderSpec(name="shortest", overdue_s=math.inf),
     OrderSpec(name="deadline", overdue_s=math.inf),
 )
-"""Eta and q of DAS are a half each: what the paper's theorem is told for. Nobody is overdue: the
+"""Eta and q of DAS are a half each: what the paper's theorem is told for. No request is overdue: the
 paper has no such rule, its deadlines end every wait."""
 
 ANY = 10_000
@@ -386,7 +386,7 @@ REQUESTS: Mapping[Effort, int] = {"full": 12_000, "quick": 1500}
 SCHEDULED, UTILITY = "scheduled per s", "utility per s, scheduled"
 """Of those whose batch began before their deadline: what the paper counts."""
 ANSWERED, UTILITY_ANSWERED = "answered per s", "utility per s, answered"
-"""Of those who were answered before it."""
+"""Of those that were answered before it."""
 WAIT = "longest wait s"
 SHARE = "answered share"
 """Of all requests."""

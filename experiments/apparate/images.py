@@ -134,7 +134,7 @@ def cars(_rng: np.random.Generator, _share: float) -> Images:
 
 
 def people(_rng: np.random.Generator, _share: float) -> Images:
-    """People who come to a table, through three days and nights."""
+    """People at a table, through three days and nights."""
     images = video_tiles(PEOPLE, PEOPLE_TILES)
     return np.stack([darker(image, 0.5 * night(k / len(images))) for k, image in enumerate(images)])
 

@@ -118,7 +118,7 @@ def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
     facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=len(material.learn), seed=SEED)
     truth_N = unknown_N[: len(material.inputs)]
     records = records_from_outputs(outputs, "confidence", ramped.task, truth_N, provenance=facts)
-    return replace(records, true_losses_NE=None)  # nobody labelled the inputs: the full model is right by definition
+    return replace(records, true_losses_NE=None)  # the inputs have no labels: the full model is right by definition
 
 
 def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
@@ -160,7 +160,7 @@ def _text_stream(name: str, folder: Path) -> Material:
 
 
 def train_sentiment(known: Any, folder: Path) -> None:
-    """MiniLM, all of it, on phrases of SST-2: the model that nobody made for ramps, so without any."""
+    """MiniLM, all of it, on phrases of SST-2: a model that was not made for ramps, so without any."""
     from earlyexit.network.checkpoint import RampOptions
 
     job = TrainJob(

@@ -4,7 +4,7 @@
 
 One thread, one process, no Ray, no HTTP, tokens ready. As many sequences are under way as `--concurrency` says; when
 one ends, the next begins (continuous batching). Exits are scripted: which tokens leave after block `--ramp` is drawn by
-`--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of those who leave alone; so costs
+`--share`, the prompt runs whole, and the ramp is a norm and the full model's head, of leaving tokens alone; so costs
 are real and what is said is not, and all sides say as many tokens. With `--calibrated` the folder's own ramps and
 thresholds decide, and nothing ends an answer but its length. Sides take turns within each round; medians.
 The last table has all numbers at once beside each other. Minutes: about 15 for `--rounds 1 --tokens 16`.
@@ -114,7 +114,7 @@ class Engine:
         return self.made
 
     def reset(self, waiting: Sequence[Job], chunk: int) -> None:
-        """Forget earlier runs; whoever `waiting` begins where another ends."""
+        """Forgets earlier runs; of `waiting` one begins where another ends."""
         self._jobs, self._chunk, self.made = list(waiting)[::-1], chunk, list[TokenTimes]()
 
     def begin(self, job: Job, due_s: float) -> None:

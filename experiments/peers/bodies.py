@@ -17,7 +17,7 @@ class Prediction:
     score: float
     """Softmax probability of the label."""
     exit: int
-    """The last block: nobody leaves early."""
+    """The last block: no input leaves early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

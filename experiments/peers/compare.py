@@ -234,7 +234,7 @@ def _started(bench: Loaded, result: Mapping[str, Any], name: str) -> Iterator[li
 
 
 def _idle_cores(server: Server) -> float:
-    """What it takes of a core while nobody asks it anything."""
+    """What it takes of a core without requests."""
     before_s = server.cpu_s()
     time.sleep(IDLE_S)
     return (server.cpu_s() - before_s) / IDLE_S

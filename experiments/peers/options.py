@@ -34,7 +34,7 @@ class ServerOptions(BaseModel):
     wait_s: float = Field(default=0.0, ge=0)
     """How long a batch waits to be filled."""
     slo_s: float = Field(default=1.0, gt=0)
-    """How late an answer may be; told to those who drop what would be later (BentoML)."""
+    """How late an answer may be; told to servers that drop what would be later (BentoML)."""
     max_queued: int = Field(default=2000, ge=1)
     """Requests that wait before more are refused, where a server can say so."""
     port: int = Field(default=8100, ge=1, le=65535)

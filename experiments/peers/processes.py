@@ -26,7 +26,7 @@ from experiments.peers.options import VARIABLE, ServerOptions
 LOGS = ROOT / "runs" / "peers" / "logs"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MARK = "OFFRAMP_PEER_RUN"
-"""An environment variable that every process of a server inherits, whoever its parent is."""
+"""An environment variable that every process of a server inherits, whatever its parent is."""
 START_S = 120.0
 STOP_S = 20.0
 """How long a server may take to end by itself; Ray takes about 4 s."""
@@ -194,7 +194,7 @@ def wait_until_ready(
 def _answers(url: str, ask: Callable[[str], httpx.Response]) -> bool:
     try:
         return ask(url).status_code == httpx.codes.OK
-    except httpx.TransportError:  # nobody listens yet, or somebody who is not ready
+    except httpx.TransportError:  # no server listens yet, or one that is not ready
         return False
 
 

@@ -1,7 +1,7 @@
 """Apparate, figure 17: with a longer SLO batches and queues grow, and exits save a smaller part of the latency.
 
-Simulated: one accelerator whose inputs stay after their answer, arrivals as Azure's functions and Twitter had them. Who
-leaves where is replayed first: Apparate's tuner on the best ramps of the stream's first inputs.
+Simulated: one accelerator whose inputs stay after their answer, arrivals as Azure's functions and Twitter had them.
+Where inputs leave is replayed first: Apparate's tuner on the best ramps of the stream's first inputs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMES_SLO = (1, 2, 4)
 SHORTEST_SLO = 2.0
 """Of the model's time at batch 1 (section 5.1)."""
 ROOM = 0.5
-"""Of the SLO, what the largest batch may take: who has just missed one waits for it, and is in time with the next."""
+"""Of the SLO, what the largest batch may take: an input that has just missed one is in time with the next."""
 LOAD = 0.5
 """Of what full batches carry."""
 NUM_INPUTS: Mapping[Effort, int] = {"full": 16_000, "quick": 2_000}
@@ -90,7 +90,7 @@ def largest_batch(table: LatencyTable, slo_s: float) -> int:
 
 
 def decisions_of(case: Case, ramps: tuple[int, ...], served: Replay) -> ByRamp:
-    """Who leaves where under the thresholds that were in force when each input came."""
+    """Where inputs leave under the thresholds that were in force when each input came."""
     records = case.stream.served
     sure_NR = np.zeros(records.scores_NR.shape, dtype=bool)
     for index, thresholds in enumerate(served.settings):

@@ -127,7 +127,7 @@ def fig07_run(effort: Effort) -> StudyResult:
 FIG07_STUDY = declare("fig07_homogeneous", fig07_run, paper=FIG07_PAPER, needs=(BERT12_SST2,))
 
 
-# ResNet-50 on E3's 16 V100, and who leaves it where: as recorded of CIFAR's ResNet-32, at equal depths.
+# ResNet-50 on E3's 16 V100, and where inputs leave it: as recorded of CIFAR's ResNet-32, at equal depths.
 
 MOST_LOST = 0.02
 """Of answers that differ from the full model's: E3's exits lose less (section 5)."""

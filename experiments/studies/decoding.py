@@ -54,7 +54,7 @@ T5_HEAD: Final = T5_WIDTH * 32128
 T5_COPY: Final = 2 * T5_WIDTH * 384 / T5_LAYER
 """Its own keys and values: those of the encoder are there from the beginning."""
 ONE_EXIT: Final = (1.0, 1.0, *(0.3,) * 6)
-"""70 % leave after layer 2, nobody elsewhere: E3 says of the exits no more."""
+"""70 % leave after layer 2, none elsewhere: E3 says of the exits no more."""
 EVERY_LAYER: Final = (1.0, 0.6, 0.3, 0.25, 0.21, 0.18, 0.15, 0.13)
 """As many by layer 2, and others before and behind it: made up so that a token runs 8 / 2.84 layers."""
 

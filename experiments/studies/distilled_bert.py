@@ -44,7 +44,7 @@ COUNTS: tuple[tuple[int, Mapping[int, int]], ...] = (
 
 Only shares were printed, but to the last digit: of inputs that left, and per ramp of answers that are the full model's.
 They are ratios of whole numbers, and these are the fewest inputs of which counts give exactly them; no other counts of
-so many inputs do. The ramp after the last block is none: who gets there has run everything.
+so many inputs do. The ramp after the last block is none: an input that gets there has run everything.
 """
 
 
@@ -137,7 +137,7 @@ def cut(problem: PlanProblem, num_blocks: int) -> PlanProblem:
 
 
 def imdb(run: ImdbRun) -> Workload:
-    """Inputs that leave where those of Apparate's run did; who is sure at a ramp stays sure."""
+    """Inputs that leave where those of Apparate's run did; an input that is sure at a ramp stays sure."""
     rng = np.random.default_rng(SEED)
     decisions = nested(run.survival_N, RAMPS, rng, num_rows=NUM_ROWS)
     words = f"DistilBERT on IMDB as Apparate recorded it: {1 - run.survival_N[-1]:.0%} leave early"

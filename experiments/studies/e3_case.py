@@ -29,14 +29,14 @@ def even_exits(problem: PlanProblem) -> Workload:
 
 
 def exits_at_once(problem: PlanProblem) -> Workload:
-    """Half leave after the block in the middle, nobody elsewhere: the other extreme of what E3's figure 3 allows."""
+    """Half leave after the block in the middle, none elsewhere: the other extreme of what E3's figure 3 allows."""
     middle = problem.num_blocks // 2
     survival_N = tuple(1.0 if block < middle else 0.5 for block in range(problem.num_blocks))
-    return made_up(f"made up: half of the inputs leave after block {middle}, nobody elsewhere", survival_N, problem)
+    return made_up(f"made up: half of the inputs leave after block {middle}, none elsewhere", survival_N, problem)
 
 
 def made_up(words: str, survival_N: tuple[float, ...], problem: PlanProblem) -> Workload:
-    """Inputs that leave so, in random order; who is sure at a ramp stays sure."""
+    """Inputs that leave so, in random order; an input that is sure at a ramp stays sure."""
     rng = np.random.default_rng(SEED)
     decisions = nested(survival_N, problem.ramps, rng, num_rows=NUM_ROWS)
     return workload(words, decisions, rng.permutation(NUM_ROWS), problem)

@@ -51,7 +51,7 @@ class Shrinking:
 def shrinking(last_MB: IntArray, table: LatencyTable) -> Shrinking:
     """Of batches (M) of inputs (B), by the last block that each enters.
 
-    Per second of accelerator: a block that nobody enters takes none, and batches that were drawn count by the time
+    Per second of accelerator: a block that no input enters takes none, and batches that were drawn count by the time
     that they take, not each as much as the next.
     """
     batch, num_blocks = last_MB.shape[1], len(table.block_s_NB)

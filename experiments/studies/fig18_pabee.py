@@ -133,7 +133,7 @@ def _most(problem: PlanProblem, inputs: Workload, row: Row) -> float | None:
 
 
 def _cells(found: Patience, inputs: Workload) -> tuple[float | None, ...]:
-    """Who leaves at once does so as soon as the rule lets any, one block after the patience."""
+    """Inputs that leave at once do so as soon as the rule lets any, one block after the patience."""
     right = None if found.accuracy is None else 100 * found.accuracy
     at_once = 1 - min(inputs.survival_N[: found.patience + 2])
     return found.patience, 100 * found.agreement, right, 100 * at_once, sum(inputs.survival_N)

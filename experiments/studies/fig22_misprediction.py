@@ -113,7 +113,7 @@ def cases(cluster: PlanProblem, inputs: Workload, effort: Effort) -> list[Case]:
     if effort == "quick":
         return [first]
     llama_cluster = llama_of(LLAMA_GPUS, LLAMA_SLO_S)
-    words = "made up: half of the prompts leave after layer 25, nobody elsewhere"
+    words = "made up: half of the prompts leave after layer 25, none elsewhere"
     llama_inputs = made_up(words, LLAMA_EXITS, llama_cluster)
     return [
         first,

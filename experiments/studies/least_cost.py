@@ -229,7 +229,7 @@ def usd_per_hour(needs: Needs) -> dict[str, tuple[float | None, ...]]:
 
 
 def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyResult:
-    """Costs of the baselines over e3's, the largest batch first, then the other cases; who buys what."""
+    """Costs of the baselines over e3's, the largest batch first, then the other cases; what each side buys."""
     labels, usd = list(found.by_label), usd_per_hour(found.needs)
     by_batch = len(found.batches)
     return StudyResult(
@@ -243,7 +243,7 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
         best=largest_ratios(usd, "best", lower_is_better=True),
         tables=(
             Table(
-                "Who holds the rate with what, and what the cost model asks for",
+                "What each side holds the rate with, and what the cost model asks for",
                 ("", "side", "buys", "USD/h", "in time", "cost model", "USD/h", "in time"),
                 tuple(
                     (label, side, *(["no plan"] if each is None else [*each.cells()]))

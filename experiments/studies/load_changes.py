@@ -134,7 +134,7 @@ class Case:
 
     @property
     def shut(self) -> dict[int, float]:
-        """Nobody leaves."""
+        """Thresholds at which no input leaves."""
         return never(self.served.score, self.served.ramps)
 
     @property
@@ -222,7 +222,7 @@ def by_pame(case: Case) -> Served:
 
 
 def tuned(name: str, case: Case) -> Served:
-    """The same ramp; tuned on the history first, in which nobody leaves until the tuner says so."""
+    """The same ramp; tuned on the history first, in which no input leaves until the tuner says so."""
     shut = {case.place.ramp: SCORES[case.served.score].never}
     controller = TunedThresholds(make_tuner(name, case.question), shut)
     whole = tuned_replay(joined(case.history, case.served), controller, batch=BATCH)

@@ -71,7 +71,7 @@ class Device:
         self._latency_s_N = np.full(len(rows_N), np.nan)
 
     def run(self) -> Saturated:
-        """Until everybody is answered."""
+        """Until all inputs are answered."""
         members = [Member(sample_id="", payload=Item(number)) for number in range(len(self._rows_N))]
         self._engine.submit(0, members, 0.0)
         self._begin()

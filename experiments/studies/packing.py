@@ -42,7 +42,7 @@ from simulator.inputs import IntArray, truncated_normal
 
 
 class Rows(Layout):
-    """Slots of one length as the whole of a batch: what is nobody's is computed like a token, and thrown away."""
+    """Slots of one length as the whole of a batch: what belongs to no input is computed and thrown away."""
 
     def __init__(self, lengths_B: IntArray, slots: list[list[int]], slot_length: int) -> None:
         super().__init__(lengths_B.astype(np.int32))
@@ -51,12 +51,12 @@ class Rows(Layout):
 
     @property
     def uniform(self) -> bool:
-        """Whether there is no padding, and nobody beside another."""
+        """Whether there is no padding, and no slot with two inputs."""
         return self.num_tokens == self.num_inputs * self.longest
 
     @cached_property
     def position_N(self) -> Tensor:
-        """Of every place; 0 where it is nobody's."""
+        """Of every place; 0 where it belongs to no input."""
         return self.spread(torch.from_numpy(self._positions()))
 
     def spread(self, values_N: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ FIG15_ORDERS: Mapping[str, OrderSpec] = {
 }
 """The paper's names: DAS, shortest job first, first come first served, earliest deadline first."""
 OVERLOAD = 1.5
-"""Of what the device can do: below it every order serves everybody. The paper does not say."""
+"""Of what the device can do: below it every order serves all requests. The paper does not say."""
 BATCHES, VARIANCES, ROWS = (10, 16, 32, 64), (10.0, 20.0, 50.0, 100.0), (100, 200, 300, 400)
 MIDDLE = 16
 """The batch where variance and row length change (section 6.2.4)."""

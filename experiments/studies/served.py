@@ -213,7 +213,7 @@ def mean_saved(found: Found, kind: str, side: str) -> float:
 
 
 def lost_without(found: Found) -> dict[str, float | None]:
-    """By kind: how much of the mover's savings those have who leave the ramps as they are."""
+    """By kind: how much of the mover's savings is lost where ramps stay as they are."""
     kinds = dict.fromkeys(KINDS[name] for name in found)
     saved = {kind: (mean_saved(found, kind, EVEN), mean_saved(found, kind, MOVED)) for kind in kinds}
     return {kind: 100 * (1 - even / moved) if moved > 0 else None for kind, (even, moved) in saved.items()}

@@ -41,7 +41,7 @@ LEAST_SLOS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
-    """Inputs, who leaves where, and the survival that follows, which is what a planner is told."""
+    """Inputs, where each leaves, and the survival that follows, which is what a planner is told."""
 
     words: str
     decisions: Decisions
@@ -98,7 +98,7 @@ class Savings:
 
 
 def savings(survival_N: Sequence[float], table: LatencyTable, ramps: Sequence[int], batch: int = 1) -> Savings:
-    """With all ramps active: a block, and the ramp after it, costs whoever reaches it its part of a full batch."""
+    """With all ramps active: a block, and the ramp after it, costs an input that reaches it its part of a batch."""
     size = np.array(float(batch))
     block_s_N, ramp_s_E = table.blocks_at(size), table.ramps_at(size)
     whole_s = float(block_s_N.sum())
@@ -118,7 +118,7 @@ def decide(problem: PlanProblem, strategies: Sequence[Strategy] = SIDES) -> dict
 
 
 def plan_of(stages: tuple[Stage, ...], *, rate_per_s: float, latency_s: float) -> Plan:
-    """Stages as a service takes them. Thresholds are not read: who leaves where is the workload's."""
+    """Stages as a service takes them. Thresholds are not read: where inputs leave is the workload's."""
     return Plan(
         stages=stages,
         policy=PolicySpec(name="entropy", thresholds=ENTROPY),

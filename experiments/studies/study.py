@@ -127,7 +127,7 @@ class About:
     """What the paper quotes for E3."""
     how: How
     exits: str
-    """What decides who leaves: "recorded: BERT-base on SST-2 dev, entropy 0.4", "synthetic: half leave at ramp 5"."""
+    """What decides which inputs leave: "recorded: BERT-base on SST-2 dev, entropy 0.4"."""
     hardware: str
     """What it stands for and what it runs on: "16 V100 (TensorRT's published times), simulated on one core"."""
     minutes: float
