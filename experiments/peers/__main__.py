@@ -2,7 +2,7 @@
 
     python -m experiments.peers {clinc150,mpnet,bert-base} [--dtype bfloat16] [--inputs 8]
 
-Measures and plans, takes the compute-bound limit, sweeps every peer's settings. Then come rounds. In its turn a server
+Measures, plans and sweeps every peer's settings. Then come rounds. In its turn a server
 is alone on the machine: started, warmed up, given a light and a heavier rate, the same for all, and asked for its
 sustained rate: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Told are processor
 time per answer, sustained rate, latency, memory, and whether the answers are right. Writes runs/peers/*.json; `python

@@ -20,7 +20,6 @@ from typing import Any
 from earlyexit.backends.backends import BackendName
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
-from experiments.peers.limit import compute_limit
 from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
@@ -42,7 +41,7 @@ LIGHT_LOAD, HEAVY_LOAD = 0.3, 0.7
 rate for all sides."""
 SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
-"""Of the requests that the engine alone could answer within the SLO: the workers of a closed loop."""
+"""Of the requests that the planner says stock answers within the SLO: the workers of a closed loop."""
 START_SHARE = 0.9
 """Of its closed loop: where a side's search for its sustained rate starts."""
 SATURATED_S = 4.0
@@ -119,8 +118,7 @@ def compare(asked: Asked, num_rounds: int) -> dict[str, Any]:
     prepared = _dispatching(prepare(workload, asked.dtype, asked.machine), asked.dispatch)
     result = _document(asked, prepared)
     with loaded(asked, workload, prepared) as bench:
-        result["limit_per_s"] = _limits(bench)
-        swept = _sweeps(bench, result["limit_per_s"]["stock"])
+        swept = _sweeps(bench)
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
         keep(result, asked.result)
         for _ in range(num_rounds):
@@ -140,6 +138,7 @@ def _document(asked: Asked, prepared: Prepared) -> dict[str, Any]:
         "stock_s": prepared.stock_s,
         "slo_s": prepared.slo_s,
         "problem": problem_document(prepared.problem),
+        "predicted_per_s": {name: plan.predicted["rate_per_s"] for name, plan in prepared.plans.items()},
         "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
         "rounds": [],
     }
@@ -151,27 +150,16 @@ def _dispatching(prepared: Prepared, dispatch: PlanDispatch | None) -> Prepared:
     return replace(prepared, plans={name: replace(plan, dispatch=dispatch) for name, plan in prepared.plans.items()})
 
 
-def _limits(bench: Loaded) -> dict[str, float]:
-    """Inputs per second of the engine alone, by plan."""
-    found = {}
-    for name, plan in bench.prepared.plans.items():
-        if name not in (*bench.asked.sides, "stock"):
-            continue
-        found[name] = compute_limit(bench.workload, plan, bench.asked.dtype, bench.asked.machine)
-        splits = [(split.first, split.end, split.batch, len(split.ramps)) for split in plan.splits]
-        print(f"engine alone, {name:<12} {found[name]:8.1f} inputs/s   splits (first, end, batch, ramps) {splits}")
-    return found
-
-
-def _workers(bench: Loaded, limit_per_s: float) -> int:
+def _workers(bench: Loaded) -> int:
     """Of a closed loop: so many that they wait about as long as the SLO allows.
 
     Then batches are full, and what is set badly shows as answers too late.
     """
-    return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * limit_per_s / bench.asked.inputs_per_request))
+    predicted_per_s = float(bench.prepared.plans["stock"].predicted["rate_per_s"])
+    return max(2, round(SWEPT_SHARE * bench.prepared.slo_s * predicted_per_s / bench.asked.inputs_per_request))
 
 
-def _sweeps(bench: Loaded, limit_per_s: float) -> dict[str, list[Tried]]:
+def _sweeps(bench: Loaded) -> dict[str, list[Tried]]:
     """What every peer did with each of its settings, best first."""
     asked, slo_s = bench.asked, bench.prepared.slo_s
     batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
@@ -186,7 +174,7 @@ def _sweeps(bench: Loaded, limit_per_s: float) -> dict[str, list[Tried]]:
             batch=batch,
             port=asked.port + 1000,
         )
-        swept[name] = sweep(name, tried, short, _workers(bench, limit_per_s), partial(_print_tried, name))
+        swept[name] = sweep(name, tried, short, _workers(bench), partial(_print_tried, name))
     return swept
 
 
@@ -244,7 +232,7 @@ def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int
     per_s = best_closed_per_s(result)
     turns = [each["sides"][side.name] for each in result["rounds"] if side.name in each["sides"]]
     before = [sustained(each) or 0.0 for each in turns]
-    closed = side.saturate(_workers(bench, result["limit_per_s"]["stock"]), SATURATED_S)  # which warms it up
+    closed = side.saturate(_workers(bench), SATURATED_S)  # which warms it up
     turn = Turn(
         workload=bench.workload,
         drawn=bench.drawn,

@@ -21,7 +21,7 @@ COLUMNS = (
     "sustained, requests/s",
     "x best peer",
     "x early-exit",
-    "of the engine alone",
+    "of the plan's rate",
     "p50 / p99 ms at light load",
     "MiB",
     "cores when idle",
@@ -101,7 +101,7 @@ def _sides(result: Mapping[str, Any]) -> Iterator[str]:
     yield _row(COLUMNS)
     yield f"|{'---|' * len(COLUMNS)}"
     for side in _names(result):
-        limit, own = result["limit_per_s"].get(side), spread(_each(result, side, sustained).values())
+        limit, own = result["predicted_per_s"].get(side), spread(_each(result, side, sustained).values())
         server = SERVICE if side in OURS else side
         held = [each["servers"][server] for each in result["rounds"] if server in each["servers"]]
         reached = own and limit and own.median * result["inputs_per_request"] / limit

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from experiments.pame_cases import (
     KINDS,
@@ -19,14 +19,36 @@ from experiments.pame_cases import (
 )
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars, Lines
-from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest
+from experiments.studies.study import Comparison, Effort, Study, StudyResult, Table, declare, largest
 from optimizer.pame.search import Candidate, SearchOptions, find_exits
 from optimizer.risk import Guarantee
 
-# PAME, figure 9: mean and tail latency of batched inputs with the exits that are found, beside the model without.
-
 DIVISIONS: Mapping[Effort, int] = {"full": 10, "quick": 2}
 """Random halves of the records, one to find exits by, one to judge them: the paper has one division."""
+LARGE = 2
+"""Of a task's three batch sizes."""
+Divisions = Mapping[str, Sequence[Case]]
+"""By task: every division of its records."""
+
+
+def _study(name: str, compare: Callable[[Divisions], StudyResult]) -> Study:
+    """On every task whose records are there."""
+
+    def run(effort: Effort) -> StudyResult:
+        divisions = [cases(seed=seed) for seed in range(DIVISIONS[effort])]
+        by_name = {case.name: [of[place] for of in divisions] for place, case in enumerate(divisions[0])}
+        return telling_absent(compare(by_name), tuple(KINDS))
+
+    return declare(name, run, needs=(BERT12_SST2,))
+
+
+def mean_percent(of: Sequence[Judged], name: str) -> float:
+    """Of a share, over divisions."""
+    return 100 * fmean(getattr(each, name) for each in of)
+
+
+# PAME, figure 9: mean and tail latency of batched inputs with the exits that are found, beside the model without.
+
 FIG09_PAPER: Mapping[str, tuple[float, float]] = {
     "sst2": (44.8, 37.2),
     "cifar10": (41.0, 23.7),
@@ -37,102 +59,76 @@ FIG09_PAPER: Mapping[str, tuple[float, float]] = {
 PAPER_PRECISION = 99.68
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
 """Of agreement with the full model, in the place of the paper's search for thresholds."""
-SIZES = ("S", "M", "L")
 FIG09_COLUMNS = (
     *("", "batch", "mean saved (%)", "tail saved (%)", "slower batches (%)", "precision kept (%)"),
     *("least of the divisions (%)", "exits"),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One task at one batch size, over all divisions."""
 
     name: str
     batch: int
     judged: Sequence[Judged]
 
-    @property
-    def mean_saved(self) -> float:
-        return 100 * fmean(each.mean_saved for each in self.judged)
-
-    @property
-    def tail_saved(self) -> float:
-        return 100 * fmean(each.tail_saved for each in self.judged)
-
-    @property
-    def precision(self) -> float:
-        return 100 * fmean(each.precision for each in self.judged)
+    def percent(self, name: str) -> float:
+        return mean_percent(self.judged, name)
 
     def cells(self) -> tuple[str | float, ...]:
         """For a table."""
         slower = 100 * fmean(each.times.slower for each in self.judged)
         least = 100 * min(each.precision for each in self.judged)
         exits = fmean(len(each.found.ramps) for each in self.judged)
-        return self.name, self.batch, self.mean_saved, self.tail_saved, slower, self.precision, least, exits
+        saved = (self.percent("mean_saved"), self.percent("tail_saved"))
+        return self.name, self.batch, *saved, slower, self.percent("precision"), least, exits
 
 
-def rows_of(divisions: Sequence[Sequence[Case]]) -> list[Row]:
-    """Every task at every of its batch sizes."""
-    by_name = {case.name: [of[place] for of in divisions] for place, case in enumerate(divisions[0])}
-    return [
-        Row(name=name, batch=batch, judged=[judged(case, batch) for case in of])
-        for name, of in by_name.items()
-        for batch in of[0].kind.batches
-    ]
-
-
-def promised_rows(divisions: Sequence[Sequence[Case]]) -> list[Row]:
-    """The same with thresholds that have a guarantee, over the divisions in which one could be given."""
+def promised_rows(divisions: Divisions) -> list[Row]:
+    """With thresholds that have a guarantee, over the divisions in which one could be given."""
     rows: list[Row] = []
-    for place, case in enumerate(divisions[0]):
-        for batch in case.kind.batches:
-            given = [found for of in divisions if (found := promised(of[place], batch, GUARANTEE)) is not None]
+    for name, of in divisions.items():
+        for batch in of[0].kind.batches:
+            given = [found for case in of if (found := promised(case, batch, GUARANTEE)) is not None]
             if given:
-                rows.append(Row(name=f"{case.name}, {len(given)} of {len(divisions)}", batch=batch, judged=given))
+                rows.append(Row(f"{name}, {len(given)} of {len(of)}", batch, given))
     return rows
 
 
-def fig09_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
+def fig09_compare(divisions: Divisions) -> StudyResult:
     """Of each task the mean over its batch sizes, as the paper quotes it."""
-    rows, with_promise = rows_of(divisions), promised_rows(divisions)
-    names = list(dict.fromkeys(row.name for row in rows))
-    told: list[Comparison] = []
-    for name in names:
-        mine, (mean, tail) = [row for row in rows if row.name == name], FIG09_PAPER[name]
-        task = KINDS[name].task
-        told.append(Comparison(f"{task} ({name}): mean saved (%)", fmean(row.mean_saved for row in mine), mean))
-        told.append(Comparison(f"{task} ({name}): tail saved (%)", fmean(row.tail_saved for row in mine), tail))
-    told.append(Comparison("precision kept (%), over all", fmean(row.precision for row in rows), PAPER_PRECISION))
-    labels = tuple(f"{row.name} {SIZES[place % 3]}" for place, row in enumerate(rows))
-    series = {"mean": tuple(row.mean_saved for row in rows), "tail": tuple(row.tail_saved for row in rows)}
-    return StudyResult(
-        comparisons=tuple(told),
-        pictures=(Bars("Latency saved by exits", "task and batch size", "saved (%)", labels, series),),
-        tables=(
-            Table("By task and batch size, means of all divisions", FIG09_COLUMNS, tuple(row.cells() for row in rows)),
-            Table(
-                "Thresholds by Learn-then-Test, budget 1 %, confidence 90 %, means of the divisions that have some",
-                FIG09_COLUMNS,
-                tuple(row.cells() for row in with_promise),
-            ),
+    rows = [
+        Row(name, batch, [judged(case, batch) for case in of])
+        for name, of in divisions.items()
+        for batch in of[0].kind.batches
+    ]
+    told = []
+    for name in divisions:
+        mine, task = [row for row in rows if row.name == name], KINDS[name].task
+        for words, paper in zip(("mean", "tail"), FIG09_PAPER[name], strict=True):
+            ours = fmean(row.percent(f"{words}_saved") for row in mine)
+            told.append(Comparison(f"{task} ({name}): {words} saved (%)", ours, paper))
+    kept = fmean(row.percent("precision") for row in rows)
+    labels = tuple(f"{row.name} {'SML'[place % 3]}" for place, row in enumerate(rows))
+    series = {words: tuple(row.percent(f"{words}_saved") for row in rows) for words in ("mean", "tail")}
+    tables = {
+        "By task and batch size, means of all divisions": rows,
+        "Thresholds by Learn-then-Test, budget 1 %, confidence 90 %, means of the divisions that have some": (
+            promised_rows(divisions)
         ),
+    }
+    return StudyResult(
+        comparisons=(*told, Comparison("precision kept (%), over all", kept, PAPER_PRECISION)),
+        pictures=(Bars("Latency saved by exits", "task and batch size", "saved (%)", labels, series),),
+        tables=tuple(Table(title, FIG09_COLUMNS, tuple(row.cells() for row in of)) for title, of in tables.items()),
     )
 
 
-def fig09_run(effort: Effort) -> StudyResult:
-    """Every task whose records are there."""
-    result = fig09_compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
-    return telling_absent(result, tuple(KINDS))
-
-
-FIG09_STUDY = declare("pame_fig09_latency", fig09_run, needs=(BERT12_SST2,))
+FIG09_STUDY = _study("pame_fig09_latency", fig09_compare)
 
 
 # PAME, figure 12: the first exit at every place, by what the search expects of it and on inputs that it never saw.
 
-LARGE = 2
-"""Of a task's three batch sizes."""
 PAPER_ERROR = 5.0
 """Largest relative error of an estimate (%): "less than 5 %"."""
 PAPER_PLACE = 13 / 33
@@ -144,27 +140,18 @@ FIG12_COLUMNS = (
 NAMES: Mapping[Effort, Sequence[str]] = {"full": tuple(KINDS), "quick": ("sst2",)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """One candidate, its times as shares of the time without exits."""
 
     ramp: int
     expected: float
     found: float
+    error: float
+    """Of what was expected, in percent."""
     slower_expected: float
     slower: float
     precision: float
-    is_chosen: bool
-
-    @property
-    def error(self) -> float:
-        """Of what was expected, in percent."""
-        return 100 * (self.expected / self.found - 1)
-
-    def cells(self) -> tuple[str | float, ...]:
-        """A row of a table."""
-        shares = (100 * self.slower_expected, 100 * self.slower, 100 * self.precision)
-        return str(self.ramp), self.expected, self.found, self.error, *shares, "chosen" if self.is_chosen else ""
+    chosen: str
 
 
 def places(case: Case) -> list[Place]:
@@ -176,59 +163,50 @@ def places(case: Case) -> list[Place]:
         if each.configured is None or each.configured.setting.threshold is None:
             return None
         alone = judged_thresholds(case, found, {each.ramp: each.configured.setting.threshold})
-        return Place(
-            ramp=each.ramp,
-            expected=each.mean_s / step.matrix.whole_s,
-            found=alone.times.mean_s / alone.times.whole_s,
-            slower_expected=each.slower,
-            slower=alone.times.slower,
-            precision=alone.precision,
-            is_chosen=step.chosen is each,
-        )
+        expected, mean = each.mean_s / step.matrix.whole_s, alone.times.mean_s / alone.times.whole_s
+        shares = (100 * each.slower, 100 * alone.times.slower, 100 * alone.precision)
+        chosen = "chosen" if step.chosen is each else ""
+        return Place(each.ramp, expected, mean, 100 * (expected / mean - 1), *shares, chosen)
 
     return [known for known in map(place, step.candidates) if known is not None]
 
 
-def fig12_compare(found: Mapping[str, Sequence[Place]], blocks: Mapping[str, int]) -> StudyResult:
-    """By task: where the first exit is, and how far estimates are off."""
-    told: list[Comparison] = []
-    for name, known in found.items():
-        chosen = next((each.ramp for each in known if each.is_chosen), None)
-        share = None if chosen is None else 100 * (chosen + 1) / blocks[name]
-        told.append(Comparison(f"{name}: largest error of an estimated mean (%)", _worst(known), PAPER_ERROR))
+def fig12_run(effort: Effort) -> StudyResult:
+    """Every task whose records are there, at its large batch; GLUE's alone with quick effort."""
+    known = {case.name: (case, places(case)) for case in cases(NAMES[effort])}
+    told = []
+    for name, (case, found) in known.items():
+        chosen = next((each.ramp for each in found if each.chosen), None)
+        share = None if chosen is None else 100 * (chosen + 1) / case.search.num_blocks
+        worst = largest(abs(each.error) for each in found)
+        told.append(Comparison(f"{name}: largest error of an estimated mean (%)", worst, PAPER_ERROR))
         told.append(Comparison(f"{name}: first exit, of the blocks (%)", share, 100 * PAPER_PLACE))
-    return StudyResult(
+    result = StudyResult(
         comparisons=tuple(told),
         pictures=tuple(
             Lines(
                 f"Mean answer time with one exit ({name})",
                 "after block",
                 "of the time without",
-                tuple(float(each.ramp) for each in known),
+                tuple(float(each.ramp) for each in found),
                 {
-                    "expected": tuple(each.expected for each in known),
-                    "on other inputs": tuple(each.found for each in known),
+                    "expected": tuple(each.expected for each in found),
+                    "on other inputs": tuple(each.found for each in found),
                 },
             )
-            for name, known in found.items()
-            if known
+            for name, (_, found) in known.items()
+            if found
         ),
         tables=tuple(
-            Table(f"{name}, means over the time without exits", FIG12_COLUMNS, tuple(each.cells() for each in known))
-            for name, known in found.items()
+            Table(
+                f"{name}, means over the time without exits",
+                FIG12_COLUMNS,
+                tuple((str(each.ramp), *each[1:]) for each in found),
+            )
+            for name, (_, found) in known.items()
         ),
     )
-
-
-def _worst(known: Sequence[Place]) -> float | None:
-    return largest(abs(each.error) for each in known)
-
-
-def fig12_run(effort: Effort) -> StudyResult:
-    """Every task whose records are there, at its large batch; GLUE's alone with quick effort."""
-    known = cases(NAMES[effort])
-    blocks = {case.name: case.search.num_blocks for case in known}
-    return telling_absent(fig12_compare({case.name: places(case) for case in known}, blocks), NAMES[effort])
+    return telling_absent(result, NAMES[effort])
 
 
 FIG12_STUDY = declare("pame_fig12_places", fig12_run, needs=(BERT12_SST2,))
@@ -236,75 +214,55 @@ FIG12_STUDY = declare("pame_fig12_places", fig12_run, needs=(BERT12_SST2,))
 
 # PAME, figure 14: the share of inputs that moves on after the first exit, by how much precision must be kept.
 
-TOLERANCES = (0.98, 0.99, 0.995)
 FIG14_PAPER: Mapping[float, float | None] = {0.98: 12.6, 0.99: 21.6, 0.995: None}
 """Share that moves on (%), over all tasks; at 0.995 "more than half leave"."""
 FIG14_COLUMNS = (
-    "",
-    "eta",
-    "moves on (%)",
-    "precision kept (%)",
-    "least of the divisions (%)",
-    "divisions with an exit",
+    *("", "eta", "moves on (%)", "precision kept (%)"),
+    *("least of the divisions (%)", "divisions with an exit"),
 )
 
 
-def moving_on(each: Judged) -> float:
-    """After the first exit; all where there is none."""
-    return 100 * (each.moving[0] if each.moving else 1.0)
+def moving_on(of: Sequence[Judged]) -> float:
+    """After the first exit, over divisions; all where there is none."""
+    return fmean(100 * (each.moving[0] if each.moving else 1.0) for each in of)
 
 
-def fig14_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
+def fig14_compare(divisions: Divisions) -> StudyResult:
     """The first exit alone, every task at its large batch."""
     found = {
-        (case.name, eta): [
-            judged(of[place], of[place].kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for of in divisions
-        ]
-        for place, case in enumerate(divisions[0])
-        for eta in TOLERANCES
+        (name, eta): [judged(case, case.kind.batches[LARGE], SearchOptions(kept=eta), most_exits=1) for case in of]
+        for name, of in divisions.items()
+        for eta in FIG14_PAPER
     }
-    names = tuple(dict.fromkeys(name for name, _ in found))
-    by_eta = {eta: [fmean(map(moving_on, found[name, eta])) for name in names] for eta in TOLERANCES}
+    by_eta = {eta: [moving_on(found[name, eta]) for name in divisions] for eta in FIG14_PAPER}
+    series = {f"eta {eta}": tuple(values) for eta, values in by_eta.items()}
+    title = "Inputs that move on after the first exit"
     return StudyResult(
         comparisons=tuple(
-            Comparison(f"moves on after the first exit (%), eta {eta}", fmean(by_eta[eta]), FIG14_PAPER[eta])
-            for eta in TOLERANCES
+            Comparison(f"moves on after the first exit (%), eta {eta}", fmean(by_eta[eta]), paper)
+            for eta, paper in FIG14_PAPER.items()
         ),
-        pictures=(
-            Bars(
-                "Inputs that move on after the first exit",
-                "task",
-                "moves on (%)",
-                names,
-                {f"eta {eta}": tuple(by_eta[eta]) for eta in TOLERANCES},
-            ),
-        ),
-        tables=(Table("By task", FIG14_COLUMNS, tuple(_cells(name, eta, of) for (name, eta), of in found.items())),),
+        pictures=(Bars(title, "task", "moves on (%)", tuple(divisions), series),),
+        tables=(Table("By task", FIG14_COLUMNS, tuple(_cells(*key, of) for key, of in found.items())),),
     )
 
 
 def _cells(name: str, eta: float, of: Sequence[Judged]) -> tuple[str | float, ...]:
     precisions = [100 * each.precision for each in of]
     with_exit = f"{sum(bool(each.moving) for each in of)} of {len(of)}"
-    return name, eta, fmean(map(moving_on, of)), fmean(precisions), min(precisions), with_exit
+    return name, eta, moving_on(of), fmean(precisions), min(precisions), with_exit
 
 
-def fig14_run(effort: Effort) -> StudyResult:
-    """Every task whose records are there."""
-    result = fig14_compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
-    return telling_absent(result, tuple(KINDS))
-
-
-FIG14_STUDY = declare("pame_fig14_moving_on", fig14_run, needs=(BERT12_SST2,))
+FIG14_STUDY = _study("pame_fig14_moving_on", fig14_compare)
 
 
 # PAME, figure 15: what a second exit wins, and those after it.
 
 MOST = 5
 """Exits; searches that found fewer stay at what they have."""
-PAPER_MEAN, PAPER_TAIL = 0.8, 5.0
+SAVED = ("mean_saved", "tail_saved", "precision")
+PAPER_TAKES = {"mean": 0.8, "tail": 5.0}
 """What the second exit takes of mean and tail latency (%), QNLI."""
-FIG15_COLUMNS = ("", "exits", "mean saved (%)", "tail saved (%)", "precision kept (%)")
 
 
 def by_number(case: Case) -> list[Judged]:
@@ -313,50 +271,39 @@ def by_number(case: Case) -> list[Judged]:
     return [judged_exits(case, found, found.ramps[:count]) for count in range(MOST + 1)]
 
 
-def fig15_compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
+def fig15_compare(divisions: Divisions) -> StudyResult:
     """Every task at its large batch."""
-    found = {case.name: [by_number(of[place]) for of in divisions] for place, case in enumerate(divisions[0])}
-    saved = {name: [_saved([each[count] for each in of]) for count in range(MOST + 1)] for name, of in found.items()}
-    told: list[Comparison] = []
-    for name, by_count in saved.items():
-        (mean_1, tail_1, _), (mean_2, tail_2, _) = by_count[1], by_count[2]
-        told.append(Comparison(f"{name}: the second exit takes of the mean (%)", _less(mean_1, mean_2), PAPER_MEAN))
-        told.append(Comparison(f"{name}: the second exit takes of the tail (%)", _less(tail_1, tail_2), PAPER_TAIL))
+    saved = {}
+    for name, of in divisions.items():
+        by_count = zip(*map(by_number, of), strict=True)
+        saved[name] = [[mean_percent(each, figure) for figure in SAVED] for each in by_count]
     return StudyResult(
-        comparisons=tuple(told),
+        comparisons=tuple(
+            Comparison(
+                f"{name}: the second exit takes of the {words} (%)",
+                100 * (1 - (100 - by_count[2][at]) / (100 - by_count[1][at])),
+                paper,
+            )
+            for name, by_count in saved.items()
+            for at, (words, paper) in enumerate(PAPER_TAKES.items())
+        ),
         pictures=(
             Lines(
                 "Mean latency saved, by number of exits",
                 "exits",
                 "saved (%)",
                 tuple(map(float, range(MOST + 1))),
-                {name: tuple(mean for mean, _, _ in by_count) for name, by_count in saved.items()},
+                {name: tuple(row[0] for row in by_count) for name, by_count in saved.items()},
             ),
         ),
         tables=(
             Table(
                 "By number of exits, means of all divisions",
-                FIG15_COLUMNS,
+                ("", "exits", "mean saved (%)", "tail saved (%)", "precision kept (%)"),
                 tuple((name, count, *row) for name, by_count in saved.items() for count, row in enumerate(by_count)),
             ),
         ),
     )
 
 
-def _saved(of: Sequence[Judged]) -> tuple[float, float, float]:
-    means = (fmean(each.mean_saved for each in of), fmean(each.tail_saved for each in of))
-    return 100 * means[0], 100 * means[1], 100 * fmean(each.precision for each in of)
-
-
-def _less(before: float, after: float) -> float:
-    """By how much of itself a latency falls, from what it was saved before and after (%)."""
-    return 100 * (1 - (100 - after) / (100 - before))
-
-
-def fig15_run(effort: Effort) -> StudyResult:
-    """Every task whose records are there."""
-    result = fig15_compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
-    return telling_absent(result, tuple(KINDS))
-
-
-FIG15_STUDY = declare("pame_fig15_number", fig15_run, needs=(BERT12_SST2,))
+FIG15_STUDY = _study("pame_fig15_number", fig15_compare)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
-from experiments.studies.side_by_side import Row, simulated
+from experiments.studies.side_by_side import simulated
 from experiments.studies.sides import BATCHES, Workload, decide, equal_cluster, facing, mixed_cluster, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
 from optimizer.decision import Planned, Strategy
@@ -25,35 +25,31 @@ PAPER = Ratios(over_stock=1.32, over_early_exit=1.70)
 """Over stock: what section 5 says of all language models, without a figure's number."""
 PAPER_OF: dict[Strategy, float | None] = {"early-exit": PAPER.over_early_exit, "stock": PAPER.over_stock}
 BASELINES: tuple[Strategy, ...] = ("stock", "early-exit")
-READINGS = ("one type", "all types", "16 V100")
-"""What a baseline may use: the type of the mixed cluster that suits it best; all of them side by side, each a service
-of its own that holds the whole model and gets the load that it bears; or the 16 V100 of the same price."""
-FAIR = "all types"
+ALL_TYPES, EQUAL, ONE_TYPE = "all types", "16 V100", "one type"
+"""What a baseline may use: all types side by side, each a service of its own that holds the whole model and gets the
+load that it bears; the 16 V100 of the same price; or the type of the mixed cluster that suits it best."""
+READINGS = (ONE_TYPE, ALL_TYPES, EQUAL)
 
 Case = tuple[PlanProblem, PlanProblem, Workload]
 """A mixed cluster, an equal one of its price, and what they serve."""
+Rates = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtBatch:
     """Goodputs with batches up to one size, in inputs per second; None without a plan."""
 
-    mixed: Mapping[str, float | None]
+    mixed: Rates
     """Pipelines over all types."""
     by_type: Mapping[str, Mapping[str, float]]
     """By accelerator type and strategy: a service on that type alone; 0 without a plan."""
-    equal: Mapping[str, float | None]
+    equal: Rates
     """On the 16 V100."""
-
-    @property
-    def on_equal(self) -> float | None:
-        """How many times e3's goodput there its goodput on the mixed cluster is."""
-        return ratio(self.mixed["e3"], self.equal["e3"])
 
     def baseline(self, strategy: str, reading: str) -> float | None:
         """What the strategy does by that reading."""
         alone = [rates[strategy] for rates in self.by_type.values()]
-        return {"one type": max(alone), "all types": sum(alone), "16 V100": self.equal.get(strategy)}[reading]
+        return {ONE_TYPE: max(alone), ALL_TYPES: sum(alone), EQUAL: self.equal.get(strategy)}[reading]
 
     def times(self, pipeline: str, strategy: str, reading: str) -> float | None:
         """How many times the baseline's goodput the pipeline's on the mixed cluster is."""
@@ -89,27 +85,19 @@ def at_batches(case: Case, batches: tuple[int, ...], pipelines: tuple[Strategy, 
     found: dict[int, AtBatch] = {}
     alone: dict[str, Mapping[str, float]] = {name: dict.fromkeys(BASELINES, 0.0) for name in mixed.devices}
 
-    def row(problem: PlanProblem, names: tuple[Strategy, ...]) -> Row:
-        return simulated(problem, decide(problem, names), inputs, "quick")
+    def rates(problem: PlanProblem, names: tuple[Strategy, ...]) -> Rates:
+        row = simulated(problem, decide(problem, names), inputs, "quick")
+        return {name: point.rate_per_s for name, point in row.items()}
 
     for batch in batches:
         limited, limited_equal = (with_batch_limit(facing(each, inputs), batch) for each in (mixed, equal))
-        rows = {"mixed": row(limited, pipelines)}
+        pipelined = rates(limited, pipelines)
         for name in (each for each in mixed.devices if each in limited.latency):
-            rows[name] = row(on_type(limited, name), BASELINES)
-            alone[name] = better_of(alone[name], rows[name])
-        rows["equal"] = row(limited_equal, (*BASELINES, "e3"))
-        found[batch] = AtBatch(mixed=_rates(rows["mixed"]), by_type=dict(alone), equal=_rates(rows["equal"]))
+            now = rates(on_type(limited, name), BASELINES)
+            alone[name] = {side: max(before, now[side] or 0.0) for side, before in alone[name].items()}
+        on_equal = rates(limited_equal, (*BASELINES, "e3"))
+        found[batch] = AtBatch(mixed=pipelined, by_type=dict(alone), equal=on_equal)
     return found
-
-
-def better_of(before: Mapping[str, float], row: Row) -> dict[str, float]:
-    """Goodput by strategy of a service that may stay as it was before."""
-    return {name: max(rate_per_s, row[name].rate_per_s or 0.0) for name, rate_per_s in before.items()}
-
-
-def _rates(row: Row) -> dict[str, float | None]:
-    return {name: point.rate_per_s for name, point in row.items()}
 
 
 def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str, Case]:
@@ -123,53 +111,53 @@ def cases(mixed: PlanProblem, equal: PlanProblem, inputs: Workload) -> dict[str,
     }
 
 
-def compare(case: Case, others: Mapping[str, Case], effort: Effort) -> StudyResult:
-    """The figure, by every reading of it; at the largest batch, what it would be in every other case."""
-    mixed, equal, inputs = case
-    found = at_batches(case, BATCHES[effort], PIPELINES[effort])
+def run(effort: Effort) -> StudyResult:
+    """Recorded exits on E3's clusters, by every reading of it; in full at the largest batch also every other case."""
+    case, pipelines = (mixed_cluster(), equal_cluster(), sst2()), PIPELINES[effort]
+    found = at_batches(case, BATCHES[effort], pipelines)
+    others = cases(*case) if effort == "full" else {}
     in_cases = {
         name: at_batches(other, (LARGEST_BATCH // 2, LARGEST_BATCH), ("e3",))[LARGEST_BATCH]
         for name, other in others.items()
     }
     return StudyResult(
-        comparisons=(*_comparisons(found, PIPELINES[effort]), *_of_cases(in_cases)),
-        pictures=(_goodputs(found, PIPELINES[effort]), _readings(found)),
+        comparisons=(*_comparisons(found, pipelines), *_of_cases(in_cases)),
+        pictures=(_goodputs(found, pipelines), _readings(found)),
         e3=_ratios(found, "e3"),
-        best=_ratios(found, "best") if "best" in PIPELINES[effort] else Ratios(),
-        tables=(_of_clusters(mixed, equal), _of_chains(mixed, inputs, found)),
+        best=_ratios(found, "best") if "best" in pipelines else Ratios(),
+        tables=(_of_clusters(*case[:2]), _of_chains(case[0], case[2], found)),
     )
+
+
+def _ratios(found: Found, pipeline: str) -> Ratios:
+    over_stock, over_early_exit = (_largest(found, pipeline, strategy, ALL_TYPES) for strategy in BASELINES)
+    return Ratios(over_stock=over_stock, over_early_exit=over_early_exit)
 
 
 def _largest(found: Found, pipeline: str, strategy: str, reading: str) -> float | None:
     return largest(each.times(pipeline, strategy, reading) for each in found.values())
 
 
-def _ratios(found: Found, pipeline: str) -> Ratios:
-    over_stock, over_early_exit = (_largest(found, pipeline, strategy, FAIR) for strategy in BASELINES)
-    return Ratios(over_stock=over_stock, over_early_exit=over_early_exit)
-
-
 def _comparisons(found: Found, pipelines: tuple[Strategy, ...]) -> Iterator[Comparison]:
     for pipeline in pipelines:
         for strategy, paper in PAPER_OF.items():
-            for reading in ("all types", "16 V100", "one type"):
-                yield Comparison(
-                    f"{pipeline} / {strategy} on {reading}, largest",
-                    _largest(found, pipeline, strategy, reading),
-                    paper if pipeline == "e3" else None,
-                )
+            for reading in (ALL_TYPES, EQUAL, ONE_TYPE):
+                times = _largest(found, pipeline, strategy, reading)
+                name = f"{pipeline} / {strategy} on {reading}, largest"
+                yield Comparison(name, times, paper if pipeline == "e3" else None)
     for batch, each in found.items():
-        yield Comparison(f"e3 on all types / e3 on 16 V100, batch {batch}", each.on_equal)
+        times = ratio(each.mixed["e3"], each.equal["e3"])
+        yield Comparison(f"e3 on all types / e3 on 16 V100, batch {batch}", times)
 
 
 def _of_cases(in_cases: Mapping[str, AtBatch]) -> Iterator[Comparison]:
     for case, at in in_cases.items():
         for strategy, paper in PAPER_OF.items():
-            for reading in ("all types", "16 V100"):
+            for reading in (ALL_TYPES, EQUAL):
                 name = f"{case}: e3 / {strategy} on {reading}, batch {LARGEST_BATCH}"
                 yield Comparison(name, at.times("e3", strategy, reading), paper)
     for case, at in in_cases.items():
-        yield Comparison(f"{case}: e3 on all types / e3 on 16 V100", at.on_equal)
+        yield Comparison(f"{case}: e3 on all types / e3 on 16 V100", ratio(at.mixed["e3"], at.equal["e3"]))
 
 
 def _goodputs(found: Found, pipelines: tuple[Strategy, ...]) -> Bars:
@@ -177,7 +165,7 @@ def _goodputs(found: Found, pipelines: tuple[Strategy, ...]) -> Bars:
     series = {
         f"{strategy}, {reading}": tuple(each.baseline(strategy, reading) for each in points)
         for strategy in BASELINES
-        for reading in ("all types", "16 V100")
+        for reading in (ALL_TYPES, EQUAL)
     }
     series |= {name: tuple(each.mixed[name] for each in points) for name in pipelines}
     series["e3, 16 V100"] = tuple(each.equal["e3"] for each in points)
@@ -215,20 +203,12 @@ def _of_chains(mixed: PlanProblem, inputs: Workload, found: Found) -> Table:
     rows: dict[str, float] = {}
     for batch in found:
         limited = with_batch_limit(facing(mixed, inputs), batch)
-        alone = [solve(on_type(limited, name)) for name in limited.devices]
-        total = sum(each.figures.rate_per_s for each in alone if isinstance(each, Planned))
-        chain = solve(limited)
+        chain, *alone = (solve(each) for each in (limited, *(on_type(limited, name) for name in limited.devices)))
         assert isinstance(chain, Planned), "one type has a plan, so all together have"
-        rows[f"the best plans of every type alone, over the best chain, batch {batch}"] = (
-            total / chain.figures.rate_per_s
-        )
+        total = sum(each.figures.rate_per_s for each in alone if isinstance(each, Planned))
+        over = total / chain.figures.rate_per_s
+        rows[f"the best plans of every type alone, over the best chain, batch {batch}"] = over
     return facts(rows)
-
-
-def run(effort: Effort) -> StudyResult:
-    """Recorded exits on E3's two clusters of the same price."""
-    case = mixed_cluster(), equal_cluster(), sst2()
-    return compare(case, cases(*case) if effort == "full" else {}, effort)
 
 
 STUDY = declare(__name__, run, paper=PAPER, needs=(BERT12_SST2,))

@@ -17,8 +17,8 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
 from experiments.studies.sides import SEED, SIDES, Workload, decide, equal_cluster, facing, scenario, serve, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
-from offramp.load.arrivals import CountReplay, Process
-from offramp.load.traces import CountTrace, read_counts
+from offramp.load.arrivals import CountReplay
+from offramp.load.traces import read_counts
 from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
@@ -41,25 +41,12 @@ PAPER = Ratios(over_stock=1.16, over_early_exit=1.29)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Requests as they come."""
-
-    words: str
-    arrivals_s: FloatArray
-    duration_s: float
-
-    @property
-    def peak_per_s(self) -> float:
-        """Requests of the worst second."""
-        return float(np.bincount(self.arrivals_s.astype(np.int64)).max())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """Every side under one traffic, on one cluster."""
 
     name: str
-    traffic: Traffic
+    arrivals_s: FloatArray
+    duration_s: float
     sides: Mapping[str, Figures | None]
     """None without a plan."""
     stock_per_s: float | None
@@ -74,23 +61,16 @@ class Case:
         return largest_ratios({name: (rate_per_s,) for name, rate_per_s in self.goodputs.items()}, side)
 
 
-def _traffic(words: str, process: Process, duration_s: float) -> Traffic:
-    arrivals_s = process.draw(duration_s, np.random.default_rng(SEED))
-    return Traffic(words=words, arrivals_s=arrivals_s, duration_s=duration_s)
-
-
-def twitter(trace: CountTrace, every: int, *, first_s: int = BURSTY_HOUR_S) -> Traffic:
+def twitter(every: int) -> CountReplay:
     """The bursty hour, one in so many of its seconds."""
-    counts_B = trace.counts_B[first_s : first_s + HOUR_S : every]
-    process = CountReplay(counts_B=counts_B, bin_s=1.0, rate_per_s=RATE_PER_S)
-    return _traffic(f"Twitter, a bursty hour, one in {every} seconds", process, float(len(counts_B)))
+    counts_B = read_counts(require_data(TWITTER)).counts_B[BURSTY_HOUR_S : BURSTY_HOUR_S + HOUR_S : every]
+    return CountReplay(counts_B=counts_B, bin_s=1.0, rate_per_s=RATE_PER_S)
 
 
-def azure(trace: CountTrace, every: int) -> Traffic:
+def azure(every: int) -> CountReplay:
     """The first hour, whose minutes last so much less; the trace tells no seconds."""
-    bin_s = trace.bin_s / every
-    process = CountReplay(counts_B=trace.counts_B, bin_s=bin_s, rate_per_s=RATE_PER_S)
-    return _traffic(f"Azure Functions, the first hour, {bin_s:g} s a minute", process, HOUR_S / every)
+    trace = read_counts(require_data(AZURE))
+    return CountReplay(counts_B=trace.counts_B, bin_s=trace.bin_s / every, rate_per_s=RATE_PER_S)
 
 
 def devices_for(cluster: PlanProblem, mean_per_s: float) -> int:
@@ -109,38 +89,42 @@ def with_count(cluster: PlanProblem, count: int) -> PlanProblem:
     return replace(cluster, devices={device: replace(supply, count=count)})
 
 
-def case(words: str, cluster: PlanProblem, inputs: Workload, load: Traffic) -> Case:
+def case(words: str, cluster: PlanProblem, inputs: Workload, process: CountReplay, duration_s: float) -> Case:
     """Every side, with admission."""
     problem = facing(cluster, inputs)
-    decisions = decide(problem)
-    planned = {side: each for side, each in decisions.items() if isinstance(each, Planned)}
+    arrivals_s = process.draw(duration_s, np.random.default_rng(SEED))
+    planned = {side: each for side, each in decide(problem).items() if isinstance(each, Planned)}
     served = {
-        side: serve(scenario(problem, each, inputs, load.arrivals_s, load.duration_s, admission=True)).figures()
+        side: serve(scenario(problem, each, inputs, arrivals_s, duration_s, admission=True)).figures()
         for side, each in planned.items()
     }
     ((device, supply),) = cluster.devices.items()
     return Case(
         name=f"{words}, {supply.count} {device}",
-        traffic=load,
+        arrivals_s=arrivals_s,
+        duration_s=duration_s,
         sides={side: served.get(side) for side in SIDES},
         stock_per_s=planned["stock"].figures.rate_per_s if "stock" in planned else None,
     )
 
 
-def cases(cluster: PlanProblem, inputs: Workload, main: Traffic, second: Traffic | None) -> list[Case]:
-    """On as many accelerators as the rule says, and on half; with a second traffic also that, and E3's case."""
-    limited = with_batch_limit(cluster, LARGEST_BATCH)
-    count = devices_for(limited, RATE_PER_S)
+def cases(effort: Effort) -> list[Case]:
+    """On as many accelerators as the rule says, and on half; in full also a second traffic, and E3's case."""
+    cluster, inputs, every = equal_cluster(), sst2(), EVERY[effort]
+    limited, main = with_batch_limit(cluster, LARGEST_BATCH), twitter(every)
+    seconds, count = float(len(main.counts_B)), devices_for(limited, RATE_PER_S)
     whole, half = (with_count(limited, number) for number in (count, max(1, count // 2)))
-    found = [case("Twitter", each, inputs, main) for each in (whole, half)]
-    if second is not None:
-        found.append(case("Twitter, E3's case", with_count(like_e3(cluster), count), even_exits(cluster), main))
-        found.append(case("Azure", whole, inputs, second))
+    found = [case("Twitter", each, inputs, main, seconds) for each in (whole, half)]
+    if effort == "full":
+        of_e3 = with_count(like_e3(cluster), count)
+        found.append(case("Twitter, E3's case", of_e3, even_exits(cluster), main, seconds))
+        found.append(case("Azure", whole, inputs, azure(every), HOUR_S / every))
     return found
 
 
-def compare(found: list[Case]) -> StudyResult:
-    """The paper's figure is the first case."""
+def run(effort: Effort) -> StudyResult:
+    """BERT-base's recorded exits; the paper's figure is the first case. Quick effort has less of the hour."""
+    found = cases(effort)
     bars = Bars(
         f"Bursts, a mean of {RATE_PER_S:,.0f} requests/s",
         "trace and cluster",
@@ -153,7 +137,7 @@ def compare(found: list[Case]) -> StudyResult:
         pictures=(bars,),
         e3=found[0].ratios("e3"),
         best=found[0].ratios("best"),
-        tables=tuple(_table(each) for each in found),
+        tables=tuple(map(_table, found)),
     )
 
 
@@ -166,7 +150,8 @@ def _comparisons(found: Case) -> tuple[Comparison, ...]:
 
 
 def _table(found: Case) -> Table:
-    mean_per_s = len(found.traffic.arrivals_s) / found.traffic.duration_s
+    mean_per_s = len(found.arrivals_s) / found.duration_s
+    peak_per_s = float(np.bincount(found.arrivals_s.astype(np.int64)).max())
     share = "" if found.stock_per_s is None else f", {mean_per_s / found.stock_per_s:.0%} of what stock can do"
     rows = tuple(
         (side, each.goodput_per_s, 100 * (1 - each.in_slo_share), 1e3 * each.p99_s, 100 * each.utilisation)
@@ -175,17 +160,10 @@ def _table(found: Case) -> Table:
         for side, each in found.sides.items()
     )
     return Table(
-        f"{found.name}: mean {mean_per_s:,.0f}/s{share}, worst second {found.traffic.peak_per_s:,.0f}",
+        f"{found.name}: mean {mean_per_s:,.0f}/s{share}, worst second {peak_per_s:,.0f}",
         ("side", "goodput", "late or refused (%)", "p99 (ms)", "busy (%)"),
         rows,
     )
-
-
-def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits; quick effort has less of the hour, and nothing else."""
-    main = twitter(read_counts(require_data(TWITTER)), EVERY[effort])
-    second = azure(read_counts(require_data(AZURE)), EVERY[effort]) if effort == "full" else None
-    return compare(cases(equal_cluster(), sst2(), main, second))
 
 
 STUDY = declare(__name__, run, paper=PAPER, needs=(BERT12_SST2, TWITTER, AZURE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -129,11 +129,6 @@ def bench(cluster: PlanProblem, records: ExitRecords, *, time_scale: float, prob
     )
 
 
-def stretch(time_scale: float) -> float:
-    """Of published times."""
-    return E3_SLOWER * time_scale
-
-
 def phases(records: ExitRecords) -> tuple[Phase, ...]:
     """80:20, 50:50 and 20:80."""
     thresholds = dict.fromkeys(records.ramps, ENTROPY)
@@ -218,115 +213,113 @@ services that are not full."""
 CLUSTERS = {"homogeneous": equal_cluster, "heterogeneous": mixed_cluster}
 RUNS: Mapping[Effort, tuple[tuple[str, Load], ...]] = {
     "full": (
-        ("homogeneous", "closed"),
-        ("heterogeneous", "closed"),
-        ("homogeneous", "open"),
-        ("heterogeneous", "open"),
+        *(("homogeneous", "closed"), ("heterogeneous", "closed")),
+        *(("homogeneous", "open"), ("heterogeneous", "open")),
     ),
     "quick": (("homogeneous", "closed"),),
 }
 
-Played = Mapping[str, Any]
-"""What the sides did on one cluster under one load, per unstretched second, as plain data.
-
-`mixes`; `predicted_per_s` of the best plan for each, which `omniscient` has; by side, `goodput_per_s` in the period
-that begins one period after each switch, `bins_per_s` over time, `settled_s` after each switch, until the last plan of
-the scored periods was followed (None where none was put in force), and `plans` in force with reason and second.
-"""
+Rates = Mapping[str, tuple[float | None, ...]]
+"""By side, per unstretched second."""
 
 
-def play_all(on: Bench, load: Load, sides: Sequence[Side] = SIDES) -> Played:
+class Played(NamedTuple):
+    """What the sides did on one cluster under one load."""
+
+    mixes: tuple[str, ...]
+    predicted_per_s: tuple[float, ...]
+    """Of the best plan for each mix, which `omniscient` has."""
+    after: Rates
+    """Goodput in the period that begins one period after each switch."""
+    over_time: Rates
+    """In bins."""
+    results: Mapping[str, Controlled | None]
+
+
+def play_all(on: Bench, load: Load) -> Played:
     """Sides one after the other, with the same inputs."""
-    results = {side: play(on, side, load, seed=SEED) for side in sides}
+    results: dict[str, Controlled | None] = {side: play(on, side, load, seed=SEED) for side in SIDES}
     bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(on.duration_s / BIN_S))]
-    scored = [phase.scored_s for phase in on.phases]
-    return {
-        "mixes": tuple(phase.name for phase in on.phases),
-        "predicted_per_s": tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
-        "goodput_per_s": {side: _rates(on, result, scored) for side, result in results.items()},
-        "bin_s": BIN_S,
-        "bins_per_s": {side: _rates(on, result, bins) for side, result in results.items()},
-        "settled_s": {side: _settled(on, result) for side, result in results.items()},
-        "plans": {side: _plans(result) for side, result in results.items()},
-    }
+
+    def rates(spans: Sequence[tuple[float, float]]) -> Rates:
+        return {
+            side: (None,) * len(spans)
+            if result is None
+            else tuple(result.outcome.figures_between(*span).goodput_per_s * on.time_scale for span in spans)
+            for side, result in results.items()
+        }
+
+    return Played(
+        mixes=tuple(phase.name for phase in on.phases),
+        predicted_per_s=tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
+        after=rates([phase.scored_s for phase in on.phases]),
+        over_time=rates(bins),
+        results=results,
+    )
 
 
-def _rates(on: Bench, result: Controlled | None, spans: Sequence[tuple[float, float]]) -> tuple[float | None, ...]:
-    if result is None:
-        return (None,) * len(spans)
-    return tuple(result.outcome.figures_between(*span).goodput_per_s * on.time_scale for span in spans)
-
-
-def _settled(on: Bench, result: Controlled | None) -> tuple[float | None, ...]:
-    """The controller says "plan" when a change is over."""
+def settled_s(phases: Sequence[Phase], result: Controlled | None) -> list[float | None]:
+    """Per switch, when the last plan before its scored period ends was in force: the controller then says "plan"."""
     said_s = [] if result is None else [float(each["at_s"]) for each in result.said if each["kind"] == "plan"]
-    return tuple(
+    return [
         max((at_s - phase.start_s for at_s in said_s if phase.start_s <= at_s < phase.scored_s[1]), default=None)
-        for phase in on.phases[1:]
-    )
-
-
-def _plans(result: Controlled | None) -> tuple[Mapping[str, Any], ...]:
-    plans = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
-    return tuple({"at_s": each.at_s, "reason": each.reason, "plan": each.placed["plan"]["chains"]} for each in plans)
-
-
-def result_of(played: Mapping[str, Played]) -> StudyResult:
-    """What the study gives, of the runs of one effort by cluster and load; its ratios are those of the first."""
-    first = next(iter(played.values()))["goodput_per_s"]
-    return StudyResult(
-        comparisons=tuple(each for name, one in played.items() for each in _comparisons(name, one)),
-        pictures=tuple(picture for name, one in played.items() for picture in _pictures(name, one)),
-        e3=largest_ratios(first, "e3"),
-        best=largest_ratios(first, "best"),
-        tables=tuple(_table(name, one) for name, one in played.items()),
-    )
+        for phase in phases[1:]
+    ]
 
 
 def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
     """The paper gives a figure of its closed loop, where inputs are hardest."""
-    rates, last = played["goodput_per_s"], played["mixes"][-1]
+    rates, last = played.after, played.mixes[-1]
     e3, best = (ratio(rates[side][-1], rates["stock"][-1]) for side in ("e3", "best"))
     yield Comparison(f"{name}: e3 / stock, {last}", e3, WORST if "closed" in name else None)
     yield Comparison(f"{name}: best / stock, {last}", best)
     for other in ("omniscient", "first plan"):
-        for mix, ours, theirs in zip(played["mixes"], rates["best"], rates[other], strict=True):
+        for mix, ours, theirs in zip(played.mixes, rates["best"], rates[other], strict=True):
             yield Comparison(f"{name}: best / {other}, {mix}", ratio(ours, theirs))
 
 
-def _table(name: str, played: Played) -> Table:
+def _table(name: str, on: Bench, played: Played) -> Table:
     """How the controlled sides followed, and how near to what is predicted the best plans come."""
-    mixes, rows = played["mixes"], dict[str, str | float | None]()
+    rows = dict[str, str | float | None]()
     for side in CONTROLLED:
-        rows[f"{side}: changes of plan"] = len(played["plans"][side]) - 1
-        for mix, settled_s in zip(mixes[1:], played["settled_s"][side], strict=True):
-            rows[f"{side}: last plan in force after the switch to {mix} (s)"] = settled_s
-    for mix, did, predicted in zip(
-        mixes, played["goodput_per_s"]["omniscient"], played["predicted_per_s"], strict=True
-    ):
+        result = played.results[side]
+        in_force = [] if result is None else [plan for plan in result.plans if plan.outcome == "in force"]
+        rows[f"{side}: changes of plan"] = len(in_force) - 1
+        for mix, at_s in zip(played.mixes[1:], settled_s(on.phases, result), strict=True):
+            rows[f"{side}: last plan in force after the switch to {mix} (s)"] = at_s
+    for mix, did, predicted in zip(played.mixes, played.after["omniscient"], played.predicted_per_s, strict=True):
         rows[f"omniscient, {mix}: goodput over what is predicted"] = ratio(did, predicted)
     return Table(name, ("", ""), tuple(rows.items()))
 
 
 def _pictures(name: str, played: Played) -> tuple[Bars, Lines]:
-    over, unit = played["bins_per_s"], "goodput (inputs/s)"
+    over, unit = played.over_time, "goodput (inputs/s)"
     x = tuple((index + 0.5) * BIN_S / PERIOD_S for index in range(len(over["best"])))
-    mixes, after = played["mixes"], played["goodput_per_s"]
     return (
-        Bars(f"Goodput after each switch: {name}", "easy : hard inputs (%)", unit, mixes, after),
+        Bars(f"Goodput after each switch: {name}", "easy : hard inputs (%)", unit, played.mixes, played.after),
         Lines(f"Goodput over time: {name}", "planning periods", unit, x, over),
     )
 
 
 def run(effort: Effort) -> StudyResult:
-    """Both clusters, closed and open loop; quick: equal accelerators in a closed loop, fewer inputs."""
+    """Both clusters, closed and open loop; quick: equal accelerators in a closed loop, fewer inputs.
+
+    The ratios are those of the first cluster and load.
+    """
     records, time_scale = bert12_sst2("entropy"), TIME_SCALE[effort]
-    played = {}
+    found: dict[str, tuple[Bench, Played]] = {}
     for cluster, load in RUNS[effort]:
-        problem = CLUSTERS[cluster](stretch(time_scale))
+        problem = CLUSTERS[cluster](E3_SLOWER * time_scale)
         on = bench(problem, records, time_scale=time_scale, probe_share=PROBES[effort])
-        played[f"{cluster}, {load} loop"] = play_all(on, load)
-    return result_of(played)
+        found[f"{cluster}, {load} loop"] = on, play_all(on, load)
+    _, first = next(iter(found.values()))
+    return StudyResult(
+        comparisons=tuple(each for name, (_, one) in found.items() for each in _comparisons(name, one)),
+        pictures=tuple(picture for name, (_, one) in found.items() for picture in _pictures(name, one)),
+        e3=largest_ratios(first.after, "e3"),
+        best=largest_ratios(first.after, "best"),
+        tables=tuple(_table(name, on, one) for name, (on, one) in found.items()),
+    )
 
 
 FIG16_STUDY = declare("fig16_adaptation", run, needs=(BERT12_SST2,))

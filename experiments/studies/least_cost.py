@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -43,15 +44,13 @@ CHEAPEST_MOST = 4.0
 class Need:
     """What a strategy needs for a rate."""
 
-    proposed: Planned
-    """The planner's plan for the rate."""
-    proposed_share: float
-    """Of inputs that were in time under it."""
     planned: Planned
     """The cheapest that held the rate, of the plans that the planner gives for rates near it."""
     share: float
-    asked_per_s: float
-    """What the planner was asked for to get it."""
+    """Of inputs that were in time under it."""
+    proposed: Planned
+    """The planner's plan for the rate."""
+    proposed_share: float
 
     @property
     def usd_per_hour(self) -> float:
@@ -73,19 +72,13 @@ class Need:
 
 
 def _told(stages: tuple[Stage, ...]) -> str:
-    counts = sorted(accelerators(stages).items(), reverse=True)
-    return " + ".join(f"{count} {device}" for device, count in counts)
-
-
-def accelerators(stages: tuple[Stage, ...]) -> dict[str, int]:
-    """Accelerators by type."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for stage in stages:
-        counts[stage.device] = counts.get(stage.device, 0) + stage.replicas
-    return counts
+        counts[stage.device] += stage.replicas
+    return " + ".join(f"{count} {device}" for device, count in sorted(counts.items(), reverse=True))
 
 
-def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort, *, rate_per_s: float) -> Need | None:
+def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort) -> Need | None:
     """Ask the planner for more where its plan does not hold the rate in simulation, and for less where it does.
 
     The cost model charges a whole batch of 1 for what is left of one, and knows no chance; simulation does neither.
@@ -100,7 +93,7 @@ def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort,
 
     def share(planned: Planned) -> float:
         if planned.stages not in shares:
-            outcome = serve(poisson(problem, planned, inputs, rate_per_s, effort))
+            outcome = serve(poisson(problem, planned, inputs, RATE_PER_S, effort))
             shares[planned.stages] = outcome.figures().in_slo_share
         return shares[planned.stages]
 
@@ -108,18 +101,12 @@ def need(problem: PlanProblem, side: Strategy, inputs: Workload, effort: Effort,
         planned = plan_for(asked_per_s)
         return planned is not None and share(planned) >= SHARE
 
-    proposed, asked_per_s = plan_for(rate_per_s), least_that_holds(rate_per_s, holds)
+    proposed, asked_per_s = plan_for(RATE_PER_S), least_that_holds(RATE_PER_S, holds)
     if proposed is None or asked_per_s is None:
         return None
     held = plan_for(asked_per_s)
     assert held is not None, "it was simulated"
-    return Need(
-        proposed=proposed,
-        proposed_share=share(proposed),
-        planned=held,
-        share=share(held),
-        asked_per_s=asked_per_s,
-    )
+    return Need(planned=held, share=share(held), proposed=proposed, proposed_share=share(proposed))
 
 
 def least_that_holds(rate_per_s: float, holds: Callable[[float], bool]) -> float | None:
@@ -153,71 +140,63 @@ def _bracket(rate_per_s: float, holds: Callable[[float], bool]) -> tuple[float, 
     return asked_per_s, None
 
 
-# What every side needs for a fixed rate, by batch limit: the form of E3's figures 14 and 15 (section 5.3).
+# What every side needs for 6,000 inputs/s, by batch limit: the form of E3's figures 14 and 15 (section 5.3).
 
 BASELINES = ("stock", "early-exit")
-
 Needs = Mapping[str, tuple[Need | None, ...]]
 """By side, one per batch limit; None where no plan holds the rate."""
-Case = tuple[PlanProblem, Workload]
-"""Circumstances that are asked for at the largest batch alone."""
+Row = Mapping[str, Need | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedRate:
     """All needs."""
 
-    rate_per_s: float
     batches: tuple[int, ...]
     needs: Needs
     cases: Mapping[str, Needs]
-    """By name; at the largest batch."""
+    """Other circumstances, by name; at the largest batch."""
 
     @property
-    def by_label(self) -> dict[str, dict[str, Need | None]]:
+    def by_label(self) -> dict[str, Row]:
         """By "batch 8" and side; then every case."""
-        rows = {
+        rows: dict[str, Row] = {
             f"batch {batch}": {side: row[at] for side, row in self.needs.items()}
             for at, batch in enumerate(self.batches)
         }
-        of_cases = {
+        return rows | {
             f"batch {self.batches[-1]}, {name}": {side: row[-1] for side, row in needs.items()}
             for name, needs in self.cases.items()
         }
-        return rows | of_cases
 
 
-def e3_cases(cluster: PlanProblem, published: PlanProblem, inputs: Workload) -> dict[str, Case]:
-    """Accelerators as fast as published; E3's, which a batch of 8 does not fill; and its exits and ramps, too."""
-    return {
+def fixed_rate(cluster: PlanProblem, published: PlanProblem, inputs: Workload, effort: Effort) -> FixedRate:
+    """What every side needs at each batch limit; in full also in other circumstances at the largest.
+
+    They are accelerators as fast as published; E3's, which a batch of 8 does not fill; and its exits and ramps, too.
+    """
+    cases = {
         "published speed": (published, inputs),
         "flat times": (flat(cluster, LARGEST_BATCH), inputs),
         "E3's circumstances": (like_e3(cluster), even_exits(cluster)),
     }
-
-
-def fixed_rate(
-    cluster: PlanProblem, inputs: Workload, cases: Mapping[str, Case], effort: Effort, *, rate_per_s: float
-) -> FixedRate:
-    """What every side needs: at each batch limit, and in other cases at the largest."""
     batches = BATCHES[effort]
     return FixedRate(
-        rate_per_s=rate_per_s,
         batches=batches,
-        needs=_needs(cluster, inputs, batches, effort, rate_per_s),
-        cases={name: _needs(*case, batches[-1:], effort, rate_per_s) for name, case in cases.items()},
+        needs=_needs(cluster, inputs, batches, effort),
+        cases={name: _needs(*case, batches[-1:], effort) for name, case in cases.items()} if effort == "full" else {},
     )
 
 
-def _needs(cluster: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort, rate_per_s: float) -> Needs:
+def _needs(cluster: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort) -> Needs:
     """With more accelerators than the rate takes."""
     plenty = {name: replace(supply, count=PLENTY) for name, supply in cluster.devices.items()}
     problem = facing(replace(cluster, devices=plenty), inputs)
     limited = [with_batch_limit(problem, batch) for batch in batches]
-    return {side: tuple(need(each, side, inputs, effort, rate_per_s=rate_per_s) for each in limited) for side in SIDES}
+    return {side: tuple(need(each, side, inputs, effort) for each in limited) for side in SIDES}
 
 
-def dearer(row: Mapping[str, Need | None]) -> dict[str, float | None]:
+def dearer(row: Row) -> dict[str, float | None]:
     """How many times e3's cost each baseline has."""
     usd = {side: None if each is None else each.usd_per_hour for side, each in row.items()}
     return {other: ratio(usd[other], usd["e3"]) for other in BASELINES}
@@ -230,13 +209,13 @@ def usd_per_hour(needs: Needs) -> dict[str, tuple[float | None, ...]]:
 
 def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyResult:
     """Costs of the baselines over e3's, the largest batch first, then the other cases; what each side buys."""
-    labels, usd = list(found.by_label), usd_per_hour(found.needs)
-    by_batch = len(found.batches)
+    rows, usd, by_batch = found.by_label, usd_per_hour(found.needs), len(found.batches)
+    labels = [*reversed(list(rows)[:by_batch]), *list(rows)[by_batch:]]
     return StudyResult(
         comparisons=tuple(
             Comparison(f"{other} / e3, {label}", value)
-            for label in [*reversed(labels[:by_batch]), *labels[by_batch:]]
-            for other, value in dearer(found.by_label[label]).items()
+            for label in labels
+            for other, value in dearer(rows[label]).items()
         ),
         pictures=(Bars(title, "largest batch", unit, tuple(map(str, found.batches)), series),),
         e3=largest_ratios(usd, "e3", lower_is_better=True),
@@ -247,7 +226,7 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
                 ("", "side", "buys", "USD/h", "in time", "cost model", "USD/h", "in time"),
                 tuple(
                     (label, side, *(["no plan"] if each is None else [*each.cells()]))
-                    for label, row in found.by_label.items()
+                    for label, row in rows.items()
                     for side, each in row.items()
                 ),
             ),
@@ -255,40 +234,34 @@ def result_of(found: FixedRate, title: str, unit: str, series: Values) -> StudyR
     )
 
 
-# E3, figure 14: the V100 that 6,000 inputs/s take.
-
-
-def fig14_compare(found: FixedRate) -> StudyResult:
-    """Accelerators by side and batch limit."""
-    numbers = {side: tuple(None if each is None else each.number for each in row) for side, row in found.needs.items()}
-    return result_of(found, f"V100 that hold {found.rate_per_s:,.0f} inputs/s", "V100", numbers)
-
-
 def fig14_run(effort: Effort) -> StudyResult:
-    """On E3's V100; quick effort has one batch limit and no other cases."""
-    cluster, inputs = equal_cluster(), sst2()
-    cases = e3_cases(cluster, equal_cluster(1.0), inputs) if effort == "full" else {}
-    return fig14_compare(fixed_rate(cluster, inputs, cases, effort, rate_per_s=RATE_PER_S))
+    """The V100 that 6,000 inputs/s take, by side and batch limit; quick effort has one limit and no other cases."""
+    found = fixed_rate(equal_cluster(), equal_cluster(1.0), sst2(), effort)
+    numbers = {side: tuple(None if each is None else each.number for each in row) for side, row in found.needs.items()}
+    return result_of(found, f"V100 that hold {RATE_PER_S:,.0f} inputs/s", "V100", numbers)
 
 
 FIG14_STUDY = declare("fig14_gpus_needed", fig14_run, needs=(BERT12_SST2,))
-
-
-# E3, figure 15: what 6,000 inputs/s cost least on V100, P100 and K80.
 
 LEAST, FIG15_MOST = 1.35, 1.78
 """How many times as much the others cost; E3's abstract says 1.78 x where section 5.3 says 78 %."""
 
 
-def fig15_compare(found: FixedRate, cluster: PlanProblem, inputs: Workload) -> StudyResult:
-    """Costs; the cluster and its inputs, for what a baseline could cost on several types.
+def fig15_run(effort: Effort) -> StudyResult:
+    """What 6,000 inputs/s cost least on E3's three types; and what a baseline could cost on several types.
 
     The extremes are over all batch limits and both baselines; the paper does not say which of them it means.
     """
-    title = f"Least cost of {found.rate_per_s:,.0f} inputs/s on V100, P100 and K80"
+    cluster, inputs = mixed_cluster(), sst2()
+    found = fixed_rate(cluster, mixed_cluster(1.0), inputs, effort)
+    title = f"Least cost of {RATE_PER_S:,.0f} inputs/s on V100, P100 and K80"
     result = result_of(found, title, "USD/h", usd_per_hour(found.needs))
     rows = [found.by_label[f"batch {batch}"] for batch in found.batches]
     times = [each for row in rows for each in dearer(row).values() if each is not None]
+    in_fractions = {}
+    for batch in found.batches:
+        device, usd = least_in_fractions(facing(with_batch_limit(cluster, batch), inputs))
+        in_fractions[f"stock at batch {batch} in fractions of a {device}, the cheapest per input (USD/h)"] = usd
     return replace(
         result,
         comparisons=(
@@ -296,20 +269,11 @@ def fig15_compare(found: FixedRate, cluster: PlanProblem, inputs: Workload) -> S
             Comparison("a baseline / e3, least", min(times, default=None), LEAST),
             *result.comparisons,
         ),
-        tables=(*result.tables, _in_fractions(cluster, inputs, found)),
+        tables=(*result.tables, facts(in_fractions)),
     )
 
 
-def _in_fractions(cluster: PlanProblem, inputs: Workload, found: FixedRate) -> Table:
-    """Whether the baselines, each on one type of accelerator, lose by that."""
-    rows: dict[str, float] = {}
-    for batch in found.batches:
-        device, usd = least_in_fractions(facing(with_batch_limit(cluster, batch), inputs), found.rate_per_s)
-        rows[f"stock at batch {batch} in fractions of a {device}, the cheapest per input (USD/h)"] = usd
-    return facts(rows)
-
-
-def least_in_fractions(problem: PlanProblem, rate_per_s: float) -> tuple[str, float]:
+def least_in_fractions(problem: PlanProblem) -> tuple[str, float]:
     """The type of accelerator that is cheapest for stock, and USD per hour for the rate if parts of it could be had.
 
     By the cost model. No mix of types that each run the whole model costs less.
@@ -319,16 +283,9 @@ def least_in_fractions(problem: PlanProblem, rate_per_s: float) -> tuple[str, fl
         one = {device: Supply(count=1, usd_per_hour=supply.usd_per_hour)}
         decision = solve(replace(problem, devices=one, objective=MaximizeRate()), "stock")
         if isinstance(decision, Planned):
-            costs[device] = rate_per_s / decision.figures.rate_per_s * supply.usd_per_hour
+            costs[device] = RATE_PER_S / decision.figures.rate_per_s * supply.usd_per_hour
     device = min(costs, key=lambda name: costs[name])
     return device, costs[device]
-
-
-def fig15_run(effort: Effort) -> StudyResult:
-    """On E3's three types; quick effort has one batch limit and no other cases."""
-    cluster, inputs = mixed_cluster(), sst2()
-    cases = e3_cases(cluster, mixed_cluster(1.0), inputs) if effort == "full" else {}
-    return fig15_compare(fixed_rate(cluster, inputs, cases, effort, rate_per_s=RATE_PER_S), cluster, inputs)
 
 
 FIG15_STUDY = declare("fig15_cost", fig15_run, needs=(BERT12_SST2,))

@@ -96,13 +96,6 @@ def of_kind(records: ExitRecords, kind: str) -> ExitRecords:
     return records.subset(np.arange(index * size, (index + 1) * size))
 
 
-if __name__ == "__main__":
-    found = recorded()
-    for kind in KINDS:
-        part = of_kind(found, kind)
-        print(f"{kind}: last ramp agrees {1 - part.losses_NR[:, -1].mean():.1%}")
-
-
 # PAME, figure 16: inputs change, and the exit moves later or its threshold goes up; beside tuning with a guarantee.
 
 BATCH = 16

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,48 +127,17 @@ MOST_LATE = 0.02
 NUM_INPUTS: Mapping[Effort, int] = {"full": 40_000, "quick": 4_000}
 CIFAR10 = records_file("cifar10")
 """Of a jointly trained ResNet-32, where there is one."""
-PAPER: Mapping[str, Any] = {"exits": 1.289, "overlapping": 1.313, "late": {4: 0.02, 6: 0.03, 8: 0.12}}
-"""Times stock's throughput, without and with parallel batches; late shares by threshold, at 4 no more than that."""
+PAPER_EXITS, PAPER_OVERLAPPING = 1.289, 1.313
+"""Times stock's throughput, without and with parallel batches."""
+PAPER_LATE = {4: 0.02, 6: 0.03, 8: 0.12}
+"""Late shares by threshold, at 4 no more than that."""
 SEED = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
-    """Recorded inputs on an accelerator, with one exit."""
-
-    words: str
-    table: LatencyTable
-    decisions: ByRamp
-    rows_N: IntArray
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.table.block_s_NB)
-
-    def stock_s(self, batch: int) -> float:
-        """Of a batch without exits."""
-        return float(self.table.blocks_at(np.array(float(batch))).sum())
-
-    def overlapping(self, ramp: int, batch: int, below: int) -> Saturated:
-        """One split with the exit inside."""
-        whole = Split(first=0, end=self.num_blocks, batch=batch, ramps=(ramp,), overlap_below=below or None)
-        return Device((whole,), self.table, self.decisions, self.rows_N).run()
-
-    def fused(self, ramp: int, batch: int) -> Saturated:
-        """Cut after the exit, whose survivors wait for a full batch."""
-        splits = (
-            Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,)),
-            Split(first=ramp + 1, end=self.num_blocks, batch=batch),
-        )
-        return Device(splits, self.table, self.decisions, self.rows_N).run()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One way to run one exit at one batch."""
 
     name: str
-    below: int | None
     times_stock: float
     mean: float
     """Latency, in seconds of the batch without exits."""
@@ -179,42 +149,40 @@ class Row:
         return self.name, self.times_stock, self.mean, 100 * self.late, 100 * self.alone
 
 
-def row_of(name: str, below: int | None, ran: Saturated, stock_s: float, batch: int) -> Row:
-    """Against the model without exits at the same batch."""
-    return Row(
-        name=name,
-        below=below,
-        times_stock=ran.per_s * stock_s / batch,
-        mean=float(ran.latency_s_N.mean()) / stock_s,
-        late=ran.late_share(stock_s),
-        alone=ran.alone_share,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """Recorded inputs on an accelerator, with one exit."""
 
+    words: str
+    table: LatencyTable
+    decisions: ByRamp
+    rows_N: IntArray
 
-def best_exit(case: Case, batch: int) -> int:
-    """PAME's: the least mean latency of those that make few late (section 6.4); the fewest late where all make many."""
-    found = {
-        ramp: row_of("", 0, case.overlapping(ramp, batch, 0), case.stock_s(batch), batch)
-        for ramp in case.decisions.ramps
-    }
-    few = [ramp for ramp, row in found.items() if row.late <= MOST_LATE]
-    return min(few, key=lambda ramp: found[ramp].mean) if few else min(found, key=lambda ramp: found[ramp].late)
+    def row(self, name: str, splits: Sequence[Split], batch: int) -> Row:
+        """What these splits do, against the model without exits at the same batch."""
+        stock_s = float(self.table.blocks_at(np.array(float(batch))).sum())
+        ran = Device(splits, self.table, self.decisions, self.rows_N).run()
+        mean, late = float(ran.latency_s_N.mean()) / stock_s, ran.late_share(stock_s)
+        return Row(name, ran.per_s * stock_s / batch, mean, late, ran.alone_share)
 
+    def overlapping(self, ramp: int, batch: int, below: int) -> Row:
+        """One split with the exit inside."""
+        end = len(self.table.block_s_NB)
+        name = f"fewer than {below}" if below else "one at a time"
+        whole = Split(first=0, end=end, batch=batch, ramps=(ramp,), overlap_below=below or None)
+        return self.row(name, (whole,), batch)
 
-def rows_of(case: Case, batch: int) -> tuple[int, list[Row]]:
-    """The exit, and every way to run it."""
-    ramp, stock_s = best_exit(case, batch), case.stock_s(batch)
-    rows = [
-        row_of(
-            f"fewer than {below}" if below else "one at a time",
-            below,
-            case.overlapping(ramp, batch, below),
-            stock_s,
-            batch,
-        )
-        for below in THRESHOLDS
-    ]
-    return ramp, [*rows, row_of("fused, two splits", None, case.fused(ramp, batch), stock_s, batch)]
+    def fused(self, ramp: int, batch: int) -> Row:
+        """Cut after the exit, whose survivors wait for a full batch."""
+        first = Split(first=0, end=ramp + 1, batch=batch, ramps=(ramp,))
+        rest = Split(first=ramp + 1, end=len(self.table.block_s_NB), batch=batch)
+        return self.row("fused, two splits", (first, rest), batch)
+
+    def best_exit(self, batch: int) -> int:
+        """PAME's: the least mean latency of those that make few late (section 6.4); else the fewest late."""
+        found = {ramp: self.overlapping(ramp, batch, 0) for ramp in self.decisions.ramps}
+        few = [ramp for ramp, row in found.items() if row.late <= MOST_LATE]
+        return min(few, key=lambda ramp: found[ramp].mean) if few else min(found, key=lambda ramp: found[ramp].late)
 
 
 def surest(records: ExitRecords) -> ByRamp:
@@ -246,8 +214,7 @@ def cases(effort: Effort) -> list[Case]:
         ramps, survival_N = (4, 9), (*(1.0,) * 5, *(0.5,) * 5, *(0.3,) * 6)
         decisions = nested(survival_N, ramps, rng, num_rows=2_000)
         rows_N = rng.integers(2_000, size=NUM_INPUTS[effort])
-        made_up = Case(words="made up", table=v100(KINDS["cifar10"], 16, 2), decisions=decisions, rows_N=rows_N)
-        return [made_up]
+        return [Case(words="made up", table=v100(KINDS["cifar10"], 16, 2), decisions=decisions, rows_N=rows_N)]
     found = []
     if CIFAR10.is_file():
         records = ExitRecords.load(CIFAR10)
@@ -255,48 +222,42 @@ def cases(effort: Effort) -> list[Case]:
     return [*found, case_of("SST-2, BERT-base", bert12_sst2("confidence"), KINDS["sst2"], effort)]
 
 
-def compare(case: Case, batch: int) -> tuple[list[Comparison], Table, list[Row], int]:
+def _comparisons(where: str, by_below: Mapping[int, Row], fused: Row) -> Iterator[Comparison]:
     """Beside the paper's, which are of images, averaged over its three data sets."""
-    ramp, rows = rows_of(case, batch)
-    by_below = {row.below: row for row in rows}
-    in_bounds = [row for row in rows if row.below is not None and row.late <= MOST_LATE]
-    best = max(in_bounds or rows[:1], key=lambda row: row.times_stock)
-    where = f"{case.words}, batch {batch}"
-    comparisons = [
-        Comparison(f"throughput over stock, {where}", by_below[0].times_stock, PAPER["exits"]),
-        Comparison(f"the same, parallel batches (tau_b {best.below}), {where}", best.times_stock, PAPER["overlapping"]),
-        *(
-            Comparison(f"late share at tau_b {below}, {where}", by_below[below].late, late)
-            for below, late in PAPER["late"].items()
-        ),
-        Comparison(f"throughput over stock, fused, {where}", by_below[None].times_stock),
-    ]
-    columns = ("one exit", "times stock's rate", "mean latency / stock's", "late (%)", "batches alone (%)")
-    title = f"{where}: exit after block {ramp}"
-    return comparisons, Table(title, columns, tuple(row.cells() for row in rows)), rows, ramp
+    in_bounds = [below for below, row in by_below.items() if row.late <= MOST_LATE] or [0]
+    best = max(in_bounds, key=lambda below: by_below[below].times_stock)
+    yield Comparison(f"throughput over stock, {where}", by_below[0].times_stock, PAPER_EXITS)
+    times = by_below[best].times_stock
+    yield Comparison(f"the same, parallel batches (tau_b {best}), {where}", times, PAPER_OVERLAPPING)
+    for below, late in PAPER_LATE.items():
+        yield Comparison(f"late share at tau_b {below}, {where}", by_below[below].late, late)
+    yield Comparison(f"throughput over stock, fused, {where}", fused.times_stock)
 
 
 def run(effort: Effort) -> StudyResult:
     """By case and batch."""
-    found = [(case, batch, compare(case, batch)) for case in cases(effort) for batch in BATCHES]
-    names = [f"{case.words}, {batch}" for case, batch, _ in found]
-    by_below = {
-        name: tuple(row.times_stock for row in rows if row.below is not None)
-        for name, (_, _, (_, _, rows, _)) in zip(names, found, strict=True)
-    }
-    title, x_label = "Batches that overlap, one exit", "next batch begins below (inputs inside)"
-    late = {
-        name: tuple(100 * row.late for row in rows if row.below is not None)
-        for name, (_, _, (_, _, rows, _)) in zip(names, found, strict=True)
-    }
-    x = tuple(map(float, THRESHOLDS))
+    comparisons, tables = list[Comparison](), list[Table]()
+    times: dict[str, tuple[float, ...]] = {}
+    late: dict[str, tuple[float, ...]] = {}
+    columns = ("one exit", "times stock's rate", "mean latency / stock's", "late (%)", "batches alone (%)")
+    for case, batch in product(cases(effort), BATCHES):
+        ramp, where, name = case.best_exit(batch), f"{case.words}, batch {batch}", f"{case.words}, {batch}"
+        by_below = {below: case.overlapping(ramp, batch, below) for below in THRESHOLDS}
+        fused = case.fused(ramp, batch)
+        comparisons += _comparisons(where, by_below, fused)
+        rows = tuple(row.cells() for row in (*by_below.values(), fused))
+        tables.append(Table(f"{where}: exit after block {ramp}", columns, rows))
+        times[name] = tuple(row.times_stock for row in by_below.values())
+        late[name] = tuple(100 * row.late for row in by_below.values())
+    x, title = tuple(map(float, THRESHOLDS)), "Batches that overlap, one exit"
+    x_label = "next batch begins below (inputs inside)"
     result = StudyResult(
-        comparisons=tuple(each for _, _, (comparisons, *_) in found for each in comparisons),
+        comparisons=tuple(comparisons),
         pictures=(
-            Lines(title, x_label, "throughput over stock", x, by_below),
+            Lines(title, x_label, "throughput over stock", x, times),
             Lines(title, x_label, "late inputs (%)", x, late),
         ),
-        tables=tuple(table for _, _, (_, table, _, _) in found),
+        tables=tuple(tables),
     )
     return telling_absent(result, ("cifar10",) if effort == "full" else ())
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from earlyexit.engine.order import OrderSpec
 from experiments import tcb_device
@@ -27,9 +25,17 @@ from experiments.tcb_device import (
     serve,
 )
 
-# TCB, figure 9: utility at rising rates, every side scheduled by DAS.
-
 VARIANCE = 20.0
+
+
+def simulated(effort: Effort, deadlines_s: tuple[float, float] = tcb_device.DEADLINES_S) -> ByRate:
+    """Every side scheduled by DAS at rising rates: figures 9 and 10."""
+    drawn = tcb_device.lengths(tcb_device.DRAWN, VARIANCE)
+    return by_rate(drawn, tcb_device.DAS, tcb_device.paper_device(), effort, deadlines_s=deadlines_s)
+
+
+# TCB, figure 9: utility at rising rates.
+
 FIG09_PAPER = {"TNB": 2.20, "TTB": 1.29}
 """TCB's total utility over theirs "after saturation" (section 6.2.1)."""
 HOLDS = {"TNB": 350.0, "TTB": 350.0, "TCB": 450.0}
@@ -42,27 +48,18 @@ DEADLINES_S: Mapping[str, tuple[float, float]] = {
 }
 
 
-def simulated(effort: Effort, deadlines_s: tuple[float, float] = tcb_device.DEADLINES_S) -> ByRate:
-    """Figures 9 and 10."""
-    drawn = tcb_device.lengths(tcb_device.DRAWN, VARIANCE)
-    return by_rate(drawn, tcb_device.DAS, tcb_device.paper_device(), effort, deadlines_s=deadlines_s)
-
-
-def fig09_compare(found: ByRate, others: Mapping[str, ByRate]) -> StudyResult:
-    """After saturation, and by other deadlines."""
-    ratios = (
-        Comparison(f"utility after saturation, TCB / {other}", found.last_over(UTILITY, other), paper)
-        for other, paper in FIG09_PAPER.items()
-    )
+def fig09_run(effort: Effort) -> StudyResult:
+    """After saturation, by three kinds of deadlines."""
+    others = {name: simulated(effort, deadlines_s) for name, deadlines_s in DEADLINES_S.items()}
+    found = others["as taken"]
+    holds = "rate of which 99 % is answered in time (requests/s)"
     return StudyResult(
         comparisons=(
-            *ratios,
             *(
-                Comparison(
-                    f"{side}: rate of which 99 % is answered in time (requests/s)", found.holds_per_s(side), paper
-                )
-                for side, paper in HOLDS.items()
+                Comparison(f"utility after saturation, TCB / {other}", found.last_over(UTILITY, other), paper)
+                for other, paper in FIG09_PAPER.items()
             ),
+            *(Comparison(f"{side}: {holds}", found.holds_per_s(side), paper) for side, paper in HOLDS.items()),
         ),
         pictures=(found.lines(UTILITY, "Utility, every side scheduled by DAS", "sum of 1 / tokens, per second"),),
         tables=(
@@ -80,34 +77,32 @@ def fig09_compare(found: ByRate, others: Mapping[str, ByRate]) -> StudyResult:
     )
 
 
-def fig09_run(effort: Effort) -> StudyResult:
-    """Simulated at all rates, by three kinds of deadlines."""
-    by_deadlines = {name: simulated(effort, deadlines_s) for name, deadlines_s in DEADLINES_S.items()}
-    return fig09_compare(by_deadlines["as taken"], by_deadlines)
-
-
 FIG09_STUDY = declare("tcb_fig09_utility", fig09_run)
 
 
-# TCB, figure 10: throughput at rising rates, every side scheduled by DAS.
+# TCB, figure 10: throughput at rising rates.
 
 FIG10_PAPER = {"TNB": 2.22, "TTB": 1.48}
 """The largest ratio of TCB's throughput to theirs (section 6.2.1)."""
 
 
-def fig10_compare(found: ByRate) -> StudyResult:
+def fig10_run(effort: Effort) -> StudyResult:
     """What is scheduled before its deadline, as the paper counts, and what is answered."""
-    counts = ((SCHEDULED, "scheduled"), (ANSWERED, "answered"))
+    found, full = simulated(effort), "packed, 6400 tokens"
     return StudyResult(
-        comparisons=tuple(
-            Comparison(f"{word} in time, TCB / {other}, where it is most", found.gap(measure, other), paper)
-            for measure, word in counts
-            for other, paper in FIG10_PAPER.items()
-        )
-        + tuple(
-            Comparison(f"answered in time, packed with as many tokens / {other}, where it is most", ours)
-            for other in (*FIG10_PAPER, "TCB")
-            for ours in (found.gap(ANSWERED, other, "packed, 6400 tokens"),)
+        comparisons=(
+            *(
+                Comparison(f"{word} in time, TCB / {other}, where it is most", found.gap(measure, other), paper)
+                for measure, word in ((SCHEDULED, "scheduled"), (ANSWERED, "answered"))
+                for other, paper in FIG10_PAPER.items()
+            ),
+            *(
+                Comparison(
+                    f"answered in time, packed with as many tokens / {other}, where it is most",
+                    found.gap(ANSWERED, other, full),
+                )
+                for other in (*FIG10_PAPER, "TCB")
+            ),
         ),
         pictures=(
             found.lines(SCHEDULED, "Throughput, every side scheduled by DAS", "scheduled in time per second"),
@@ -115,11 +110,6 @@ def fig10_compare(found: ByRate) -> StudyResult:
         ),
         tables=(found.table(),),
     )
-
-
-def fig10_run(effort: Effort) -> StudyResult:
-    """Simulated at all rates."""
-    return fig10_compare(simulated(effort))
 
 
 FIG10_STUDY = declare("tcb_fig10_throughput", fig10_run)
@@ -144,8 +134,7 @@ PAPER_SJF = 1.4
 """DAS over SJF by row length: "about 40 % higher"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(NamedTuple):
     """One part of the figure."""
 
     name: str
@@ -159,10 +148,10 @@ class Sweep:
         return [das / theirs for das, theirs in zip(of["DAS"], of[other], strict=True)]
 
 
-def swept(name: str, x: Sequence[float], sides: Sequence[tuple[Side, float]], cost: Cost, effort: Effort) -> Sweep:
+def swept(name: str, sides: Mapping[float, tuple[Side, float]], cost: Cost, effort: Effort) -> Sweep:
     """Every order at every point: a side and the variance of the lengths."""
     points: dict[str, list[tuple[float, ...]]] = {order: [] for order in FIG15_ORDERS}
-    for side, variance in sides:
+    for side, variance in sides.values():
         drawn = tcb_device.lengths(tcb_device.DRAWN, variance)
         per_s = OVERLOAD * tcb_device.capacity(side, drawn[: tcb_device.DRAWN // 2], cost)
         offered = tcb_device.stream(per_s, FIG15_REQUESTS[effort], drawn)
@@ -172,20 +161,7 @@ def swept(name: str, x: Sequence[float], sides: Sequence[tuple[Side, float]], co
         measure: {order: tuple(point[at] for point in each) for order, each in points.items()}
         for at, measure in enumerate(MEASURES)
     }
-    return Sweep(name=name, x=tuple(map(float, x)), found=found)
-
-
-def sweeps(effort: Effort) -> list[Sweep]:
-    """The figure's three parts."""
-    cost = tcb_device.paper_device()
-    by_batch = [(rows_of(batch), VARIANCE) for batch in BATCHES]
-    by_variance = [(rows_of(MIDDLE), variance) for variance in VARIANCES]
-    by_row = [(rows_of(MIDDLE, row), VARIANCE) for row in ROWS]
-    return [
-        swept("batch size", BATCHES, by_batch, cost, effort),
-        swept("variance", VARIANCES, by_variance, cost, effort),
-        swept("row length", ROWS, by_row, cost, effort),
-    ]
+    return Sweep(name, tuple(map(float, sides)), found)
 
 
 def rows_of(batch: int, row: int = tcb_device.ROW) -> Side:
@@ -193,21 +169,26 @@ def rows_of(batch: int, row: int = tcb_device.ROW) -> Side:
     return Side(scheme="rows", inputs=tcb_device.ANY, tokens=batch * row, row=row)
 
 
-def fig15_compare(found: Sequence[Sweep]) -> StudyResult:
+def fig15_run(effort: Effort) -> StudyResult:
     """DAS over the others, counted as the paper counts and by answers."""
-    by_row = next((each for each in found if each.name == "row length"), found[0])
-    ends = (("least", min), ("most", max))
+    cost = tcb_device.paper_device()
+    parts: Mapping[str, Mapping[float, tuple[Side, float]]] = {
+        "batch size": {batch: (rows_of(batch), VARIANCE) for batch in BATCHES},
+        "variance": {variance: (rows_of(MIDDLE), variance) for variance in VARIANCES},
+        "row length": {row: (rows_of(MIDDLE, row), VARIANCE) for row in ROWS},
+    }
+    found = [swept(name, sides, cost, effort) for name, sides in parts.items()]
     return StudyResult(
         comparisons=(
-            Comparison("utility by row length, DAS / SJF, most", max(by_row.das_over(UTILITY, "SJF")), PAPER_SJF),
+            Comparison("utility by row length, DAS / SJF, most", max(found[-1].das_over(UTILITY, "SJF")), PAPER_SJF),
             *(
                 Comparison(
                     f"all points, DAS / {other}, {word}, {end}",
-                    pick(ratio for each in found for ratio in each.das_over(measure, other)),
+                    pick(over for each in found for over in each.das_over(measure, other)),
                 )
                 for measure, word in ((UTILITY, "scheduled"), (UTILITY_ANSWERED, "answered"))
                 for other in list(FIG15_ORDERS)[1:]
-                for end, pick in ends
+                for end, pick in (("least", min), ("most", max))
             ),
         ),
         pictures=tuple(
@@ -229,11 +210,6 @@ def fig15_compare(found: Sequence[Sweep]) -> StudyResult:
     )
 
 
-def fig15_run(effort: Effort) -> StudyResult:
-    """Simulated."""
-    return fig15_compare(sweeps(effort))
-
-
 FIG15_STUDY = declare("tcb_fig15_orders", fig15_run)
 
 
@@ -252,28 +228,25 @@ def share(served: Served) -> float:
     return 100 * float(served.choosing_s.sum()) / float(served.batch_s.sum())
 
 
-def fig16_compare(
-    rates_per_s: tuple[float, ...], found: Mapping[str, tuple[Served, ...]], speed_up: float
-) -> StudyResult:
-    """At the paper's rate; and the same choices beside a V100 that runs as published."""
+def fig16_run(effort: Effort) -> StudyResult:
+    """Choices by the live engine on the simulated clock; their cost is real, beside a V100 as published."""
+    drawn, cost, rates = tcb_device.lengths(tcb_device.DRAWN, VARIANCE), tcb_device.paper_device(), RATES[effort]
+    streams = [tcb_device.stream(rate, FIG16_REQUESTS[effort], drawn) for rate in rates]
+    found: Mapping[str, Sequence[Served]] = {
+        name: [serve(each, tcb_device.TCB, order, cost) for each in streams] for name, order in FIG16_ORDERS.items()
+    }
     shares = {order: tuple(map(share, each)) for order, each in found.items()}
-    at = rates_per_s.index(PAPERS_RATE)
+    at, das, speed_up = rates.index(PAPERS_RATE), shares["DAS"], cost.token_s / published_v100().token_s
     return StudyResult(
         comparisons=(
-            Comparison("DAS at 400 requests/s (% of a batch)", shares["DAS"][at], FIG16_PAPER),
+            Comparison("DAS at 400 requests/s (% of a batch)", das[at], FIG16_PAPER),
             *(
                 Comparison(f"{order} at 400 requests/s (% of a batch)", of[at])
-                for order, of in shares.items()
-                if order != "DAS"
+                for order, of in list(shares.items())[1:]
             ),
-            Comparison(
-                f"DAS at {rates_per_s[-1]:g} requests/s, overloaded (% of a batch)",
-                shares["DAS"][-1],
-            ),
+            Comparison(f"DAS at {rates[-1]:g} requests/s, overloaded (% of a batch)", das[-1]),
         ),
-        pictures=(
-            Lines("Choosing a batch, beside running it", "requests per second", "% of a batch", rates_per_s, shares),
-        ),
+        pictures=(Lines("Choosing a batch, beside running it", "requests per second", "% of a batch", rates, shares),),
         tables=(
             Table(
                 f"Processor time of a choice; the published V100 is {speed_up:.0f} times as fast as this device",
@@ -281,33 +254,17 @@ def fig16_compare(
                 tuple(
                     (order, rate, *_costs(served))
                     for order, each in found.items()
-                    for rate, served in zip(rates_per_s, each, strict=True)
+                    for rate, served in zip(rates, each, strict=True)
                 ),
             ),
         ),
     )
 
 
-def _costs(served: Served) -> tuple[float, float | None, float | None, float]:
+def _costs(served: Served) -> tuple[float | None, ...]:
     microseconds, inputs = 1e6 * float(served.choosing_s.sum()), float(served.batch_inputs.sum())
     batches = float(len(served.batch_s))
-    return (
-        float(np.mean(served.batch_inputs)),
-        ratio(microseconds, batches),
-        ratio(microseconds, inputs),
-        share(served),
-    )
-
-
-def fig16_run(effort: Effort) -> StudyResult:
-    """Choices by the live engine on the simulated clock; what they cost is real."""
-    drawn, cost, rates = tcb_device.lengths(tcb_device.DRAWN, VARIANCE), tcb_device.paper_device(), RATES[effort]
-    streams = [tcb_device.stream(rate, FIG16_REQUESTS[effort], drawn) for rate in rates]
-    found = {
-        name: tuple(serve(each, tcb_device.TCB, order, cost) for each in streams)
-        for name, order in FIG16_ORDERS.items()
-    }
-    return fig16_compare(rates, found, cost.token_s / published_v100().token_s)
+    return inputs / batches, ratio(microseconds, batches), ratio(microseconds, inputs), share(served)
 
 
 FIG16_STUDY = declare("tcb_fig16_overhead", fig16_run)

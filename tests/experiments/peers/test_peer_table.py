@@ -33,7 +33,7 @@ def result() -> dict[str, Any]:
         "provenance": {"commit": "0123456789abcdef"},
         "stock_s": 0.004,
         "slo_s": 0.05,
-        "limit_per_s": {"offramp": 2200.0},
+        "predicted_per_s": {"offramp": 2200.0},
         "rounds": [
             {
                 "sides": {

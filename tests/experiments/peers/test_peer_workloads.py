@@ -10,7 +10,6 @@ import pytest
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
-from experiments.peers.limit import enough
 from experiments.peers.sides import settings
 from experiments.peers.turns import check_answers, per_input
 from experiments.peers.workloads import Workload
@@ -103,10 +102,3 @@ def test_requests_that_fill_a_batch_alone_leave_one_batch_size_to_try(workload: 
 
 def test_processor_time_is_told_per_input_of_what_was_spent_between() -> None:
     assert per_input({"ingress": 1.0}, {"ingress": 3.0, "stages": 4.0}, 2) == {"ingress": 1.0, "stages": 2.0}
-
-
-def test_a_limit_begins_with_a_few_inputs_then_runs_what_the_time_left_is_enough_for() -> None:
-    assert enough(0, 0.0, 8.0, 4500) == 256
-    assert enough(256, 2.0, 8.0, 4500) == 768, "128 a second for the 6 seconds left"
-    assert enough(256, 2.0, 8.0, 500) == 500, "no more than there are"
-    assert enough(1024, 7.9, 8.0, 4500) == 64, "a few at least"
