@@ -122,7 +122,8 @@ class ServeSettings(IngressSettings, ModelSettings):
     """Latency within which an answer counts, in wall-clock seconds: the latest deadline of any request. None: the
     requests' own timeouts alone."""
     slack: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
+    """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4). Without an SLO
+    such a stage leaves this share of the time from an input's arrival to its deadline."""
     ingress_replicas: int = Field(default=1, ge=1)
     listener: str | None = None
     """Where the only ingress gets the socket that callers reach (`deployments/local_ray/ports.py`).

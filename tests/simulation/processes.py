@@ -218,6 +218,7 @@ class Ingress:
             calls_per_replica=settings.calls_per_replica,
             max_attempts=MAX_ATTEMPTS,
             slo_s=settings.slo_s,
+            slack=settings.slack,
             admits=not watch.sequences,
             shape=SHAPE,
             loss=TokenTask(VOCABULARY).loss if watch.sequences else differ,

@@ -21,6 +21,8 @@ from tests.simulation.world import World, check
 
 MANY = 100_000
 SEEDS = 200
+FOUND = (1074, 2000, 2032, 2142)
+"""Seeds beyond these in which a law did not hold once."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
@@ -30,6 +32,11 @@ def test_the_laws_of_the_service_hold_whatever_goes_wrong(first: int) -> None:
         heard.update(line.split()[-1] for line in check(seed).watch.log)
     assert heard["answered"] > 500
     assert min(heard[each] for each in ("deadline", "left", "overloaded", "dies")) > 10, "faults and all kinds of ends"
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_the_laws_hold_where_they_did_not_once(seed: int) -> None:
+    assert check(seed).watch.log
 
 
 def test_equal_seeds_give_equal_runs_in_every_process() -> None:

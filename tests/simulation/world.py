@@ -43,6 +43,8 @@ FAULTS_S = 6.0
 """For so long faults happen."""
 FINISH_S = 240.0
 """After the faults everything is over within this time: a change of plan may wait 120 s for replicas first."""
+LAST_TIMEOUT_S = 20.0
+"""Of the requests after the faults."""
 NUM_INGRESSES = 2
 DEVICES = {"emulated:A": 3, "emulated:B": 2}
 SLOTS = 2
@@ -264,7 +266,8 @@ class World(Fleet):
             self._at(0.2 * k, partial(self._arrive, is_last=True))
         self._until(self.events.time_s + FINISH_S, done=lambda: len(self.outcomes) == 8)
         self.watch.expect(self.outcomes == ["answered"] * 8, "a service without faults answers")
-        self._until(self.events.time_s + 5.0)
+        # An input that was answered and stays may wait for a full batch until its deadline.
+        self._until(self.events.time_s + LAST_TIMEOUT_S + 5.0)
         if self.watch.wrong:
             return
         for ingress in self.ingresses:
@@ -320,7 +323,7 @@ class World(Fleet):
         if not alive:
             return
         ingress = rng.choice(alive)
-        timeout_s = 20.0 if is_last else None if self.is_patient else rng.choice((None, 0.05, 0.5, 2.0))
+        timeout_s = LAST_TIMEOUT_S if is_last else None if self.is_patient else rng.choice((None, 0.05, 0.5, 2.0))
         if self.sequences:
             prompt = [rng.randint(1, 99) for _ in range(rng.randint(1, 12))]
             leaves = rng.randint(0, 4) if not is_last and rng.random() < self.trouble.leaving else None

@@ -40,14 +40,11 @@ from earlyexit.errors import StageUnavailableError
 class Calls(Generic[I, W]):
     """The calls of one ingress. A call goes by the routes of the moment in which it begins."""
 
-    def __init__(self, chains: Chains[Flight[I], W], make: type[Call[I, W]], *, kept_s: float) -> None:
-        """`make`: the class of calls.
-
-        `kept_s`: the seconds of every deadline that a stage leaves for the unexpected when it waits for a full batch.
-        """
+    def __init__(self, chains: Chains[Flight[I], W], make: type[Call[I, W]], rules: Rules) -> None:
+        """`make`: the class of calls."""
         self._chains = chains
         self._make = make
-        self._kept_s = kept_s
+        self._slack, self._slo_s = rules.slack, rules.slo_s
         self._open: Counter[int] = Counter()
         """By the epoch by which they were sent."""
 
@@ -64,11 +61,20 @@ class Calls(Generic[I, W]):
         if not alone or deadline_s == math.inf or not (share := departures.share(now_s)):
             return
         took_s = first.expected_s
-        left_s = deadline_s - now_s - took_s - route.reserve_s(first) - self._kept_s
+        left_s = deadline_s - now_s - took_s - route.reserve_s(first) - self._kept_s(deadline_s - now_s)
         # An input that waits on a guess of no time would wait for ever, so such a guess leaves no time to wait.
         wait_s = share * max(0.0, min(left_s, MOST_BATCHES * took_s))
         if wait_s > departures.gap_s:
             departures.hold_until(now_s + wait_s)
+
+    def _kept_s(self, has_s: float) -> float:
+        """The seconds that a stage which waits for a full batch leaves for the unexpected: the way back, for example.
+
+        A share of the SLO or, without an SLO, of the time `has_s` that an input has.
+        """
+        if self._slo_s is not None:
+            return self._slack * self._slo_s
+        return 0.0 if has_s == math.inf else self._slack * has_s
 
     def begin(
         self,
@@ -82,7 +88,10 @@ class Calls(Generic[I, W]):
         is_first: bool,
     ) -> Call[I, W]:
         """A call; `mine`: of the flights, those that it really has, where others only travel along."""
-        reserve_s = route.reserve_s(leg) + self._kept_s
+        has_s = (
+            0.0 if self._slo_s is not None else max([each.deadline_s - each.arrived_s for each in mine], default=0.0)
+        )
+        reserve_s = route.reserve_s(leg) + self._kept_s(has_s)
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[flight.deadline_s - now_s for flight in mine])
         call = self._make(leg, flights, now_s, epoch, reserve_s, watch, is_first)

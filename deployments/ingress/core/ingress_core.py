@@ -84,8 +84,7 @@ class IngressCore(Generic[I, W]):
         self._chains: Chains[Flight[I], W] = Chains(
             lay_out(placed, ways), rules.calls_per_replica, partial(admission_of, rules)
         )
-        kept_s = 0.0 if rules.slo_s is None else rules.slack * rules.slo_s
-        self._calls: Calls[I, W] = Calls(self._chains, make_call, kept_s=kept_s)
+        self._calls: Calls[I, W] = Calls(self._chains, make_call, rules)
         self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes: Outcomes[I, W] = Outcomes(self._chains, rules, self._probes)
         self._steps: Steps[I, W] = Steps(self._chains, self._calls, self._outcomes, self._probes, rules, rng)

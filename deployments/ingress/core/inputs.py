@@ -33,7 +33,8 @@ class Rules:
     """Times an input is sent from the start, before its owner is told."""
     slo_s: float | None = None
     slack: float = 0.0
-    """Share of the SLO that stages which wait for full batches leave (E3 section 4)."""
+    """Share of the SLO that stages which wait for full batches leave (E3 section 4); without an SLO, of an input's time
+    from its arrival to its deadline."""
     num_ingresses: int = 1
     admits: bool = True
     """Whether what cannot be in time is refused; never where there is no SLO."""

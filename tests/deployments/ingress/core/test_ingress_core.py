@@ -160,6 +160,16 @@ def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_on
     assert [call.reserve_s for call in scene.calls] == [10.0, 2.5, 1.0 + 2.5]
 
 
+def test_without_an_slo_the_slack_is_a_share_of_the_time_that_inputs_have() -> None:
+    scene = CoreScene(plan(dispatch="deferred"), slack=0.25)
+    to_the_end(scene, "a", stage_s=1.0)
+    began_s = scene.now_s
+    scene.submit("b", deadline_s=began_s + 8.0)
+    assert scene.calls[-1].reserve_s == 1.0 + 2.0
+    scene.go_on(2, "b")
+    assert scene.calls[-1].reserve_s == 2.0
+
+
 # What a call does not have is passed over
 
 
