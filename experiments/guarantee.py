@@ -26,7 +26,7 @@ from experiments.data import RUNS, data_folder
 from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from experiments.trained import CLINC150
-from offramp.commands.calibrate import CalibrateJob
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
 from optimizer.risk import Guarantee

@@ -7,7 +7,7 @@ from pathlib import Path
 from earlyexit.network.checkpoint import copy_tokenizer, random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
-from offramp.commands.train import resolve_backbone
+from offramp.commands.packaged import resolve_backbone
 
 VOCABULARY = 30522
 """Of the packaged tokenizer."""

@@ -25,15 +25,14 @@ from random import Random
 from typing import Any
 
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.network.checkpoint import RampOptions
 from earlyexit.training.augmentation import Augmentation
 from experiments.data import RUNS, require_data
-from offramp.commands.calibrate import CalibrateJob, calibrate, outcome_figures
+from offramp.commands.calibrate import calibrate, outcome_figures
+from offramp.commands.jobs import CalibrateJob, TrainJob
+from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
-from offramp.commands.train import resolve_backbone, train
-from offramp.commands.train_job import TrainJob
-from optimizer.risk import Guarantee
+from offramp.commands.train import train
 from profiles.scores import Score
 
 Parts = tuple[LabelledRows, LabelledRows, LabelledRows]
@@ -101,8 +100,7 @@ class Trained:
 
     def calibration(self, source: str) -> CalibrateJob:
         """With the dtype in which the ramps learned."""
-        guarantee = Guarantee(budget=self.budget, confidence=0.90)
-        return CalibrateJob(policy=self.policy, guarantee=guarantee, dtype=self.job().dtype, source=source)
+        return CalibrateJob(policy=self.policy, budget=self.budget, dtype=self.job().dtype, source=source)
 
 
 def _resnet(blocks: tuple[int, ...], widths: tuple[int, ...], dilated: int, height: int, width: int) -> dict[str, Any]:
@@ -115,7 +113,9 @@ def _maps(name: str, task: str, ramps: tuple[int, ...], augmentation: Augmentati
         backbone="network.json",
         name=name,
         task=task,
-        ramps=RampOptions(style="bridge", head_style="maps", at=ramps),
+        ramp_style="bridge",
+        head_style="maps",
+        ramps=ramps,
         joint=True,
         augmentation=augmentation,
         epochs=epochs,
@@ -141,7 +141,8 @@ TRAINED: Mapping[str, Trained] = {
         job=lambda: TrainJob(
             backbone=str(require_data("resnet_cifar10/resnet32.th")),
             name="cifar10",
-            ramps=RampOptions(style="bridge", at=(2, 5, 8, 11)),
+            ramp_style="bridge",
+            ramps=(2, 5, 8, 11),
             joint=True,
             imitate=True,
             augmentation=Augmentation(patch=0.5),
@@ -176,7 +177,7 @@ def run(name: str, folder: Path | None = None) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         if made.network is not None:
             (folder / job.backbone).write_text(json.dumps(made.network), encoding="utf-8")
-            job = replace(job, backbone=str(folder / job.backbone))
+            job = job.model_copy(update={"backbone": str(folder / job.backbone)})
         with progress_bars() as progress:
             train(job, learn, folder, progress=progress)
     calibration = made.calibration(job.source)

@@ -18,9 +18,10 @@ import numpy as np
 
 from experiments.apparate import images, texts
 from experiments.data import RUNS, require_data
+from offramp.commands.jobs import TrainJob
+from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.train import resolve_backbone, train
-from offramp.commands.train_job import TrainJob
+from offramp.commands.train import train
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
@@ -161,12 +162,10 @@ def _text_stream(name: str, folder: Path) -> Material:
 
 def train_sentiment(known: Any, folder: Path) -> None:
     """MiniLM, all of it, on phrases of SST-2: a model that was not made for ramps, so without any."""
-    from earlyexit.network.checkpoint import RampOptions
-
     job = TrainJob(
         backbone=resolve_backbone("minilm"),
         name="sentiment",
-        ramps=RampOptions(at=()),
+        ramps=(),
         joint=True,
         epochs=1,
         learning_rate=1e-4,

@@ -59,14 +59,12 @@ def bench(
 
 def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
     """With their labels, where the file has some that are texts."""
-    from earlyexit.data.rows import read_labelled
     from earlyexit.data.text_tables import read_texts
     from offramp.client.inputs import inputs_of
-    from offramp.load.job import LabelledRows
 
     if job.data.suffix == ".txt":
         return read_texts(job.data), None
-    rows = read_labelled(job.data, **job.model_dump(include=set(LabelledRows.model_fields)))
+    rows = job.read(job.data)
     return inputs_of(rows.columns), None if rows.part_names else rows.labels
 
 

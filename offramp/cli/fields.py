@@ -39,7 +39,7 @@ def takes_fields(model: str, options: Mapping[str, str] | None = None) -> Callab
 
     `options` maps an option's parameter name to the field's path, such as `ingress.port`; the command receives the
     values as keyword arguments, None where one is not given. Without `options` every field is one, under its alias
-    where it has one, and the command receives the model as `job`.
+    where it has one, unless it is excluded, and the command receives the model as `job`.
     """
 
     def mark(command: CommandT) -> CommandT:
@@ -99,13 +99,15 @@ def with_options(function: Command) -> Command:
         if each.kind is not inspect.Parameter.VAR_KEYWORD and each.name != "job"
     ]
     if options is None:
-        fields = [parameter(each.alias or name, each, defaults=True) for name, each in shape.model_fields.items()]
+        declared = {each.alias or name: each for name, each in shape.model_fields.items() if not each.exclude}
+        fields = [parameter(name, each, defaults=True) for name, each in declared.items()]
     else:
         fields = [parameter(option, field_at(shape, path)) for option, path in options.items()]
 
     def command(*arguments: Any, **given: Any) -> Any:
         if options is None:
-            given["job"] = validated(shape, {each.name: given.pop(each.name) for each in fields})
+            stated = {each.name: given.pop(each.name) for each in fields}
+            given["job"] = validated(shape, {name: value for name, value in stated.items() if value is not None})
         return function(*arguments, **given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -131,8 +133,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect.Parameter:
     """Return the parameter of an option. With `defaults` it has the field's default, else None when it is left out."""
-    [kind] = _members(field.annotation)
+    kind = _members(field.annotation)[0]
     default: Any = (inspect.Parameter.empty if field.is_required() else field.default) if defaults else None
+    default = None if default == "" else default
     option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
     allowed: tuple[str, ...] = ()
     if get_origin(kind) is Literal:
@@ -140,7 +143,7 @@ def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect
         option |= completes(allowed)
     elif kind is str:
         option |= completes(tuple(map(str, field.examples or ())))
-    elif kind == tuple[int, ...]:  # numbers separated by commas
+    elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):  # numbers separated by commas
         kind, default = str, default and ",".join(map(str, default))
     elif get_origin(kind) is tuple:
         kind = list[str]
@@ -193,7 +196,7 @@ def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
     if not shows_default:
         return f"{first}."
     default = field.get_default(call_default_factory=True)
-    if default is None:
+    if default in (None, ""):
         [_, *unset] = said.split("None: ")
         words = unset[0].split(". ")[0].rstrip(".") if unset else "none"
     else:

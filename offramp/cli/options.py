@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import typer
 
 from earlyexit.errors import InputError
-from earlyexit.ramps import pooling
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
@@ -114,42 +113,9 @@ def in_a_folder(name: str, path: Path | None) -> None:
         raise InputError(f"--{name} {path}: may not be written")
 
 
-DTYPES = ("float32", "bfloat16")
-SCORES = ("entropy", "confidence", "share", "foreseen", "similar")
-METRICS = ("agreement", "harm")
-RAMP_STYLES = ("light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge", "normed", "adapted")
-HEAD_STYLES = ("light", "mlp", "maps", "deconv")
-POOLINGS = tuple(pooling.POOLINGS)
 ARRIVALS = ("poisson", "constant")
-PARTS = ("train", "val", "test")
 
-Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
-_DATA = typer.Option(
-    "--data",
-    help="Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per "
-    "label, or arrays with `labels` (.npz).",
-)
-DataFile = Annotated[Path, _DATA]
-OptionalDataFile = Annotated[Path | None, _DATA]
-TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
-PairColumn = Annotated[str | None, typer.Option(help="Column with the second text, where rows are pairs.")]
-LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
-Part = Annotated[
-    str | None,
-    typer.Option(
-        help="Which list of a CLINC150 file, or folder above the labels': train, val, test.", **completes(PARTS)
-    ),
-]
-Joints = Annotated[
-    Path | None, typer.Option(help="Of poses: table of the images' joints, image,joint,x,y,visible (.csv).")
-]
-Classes = Annotated[
-    Path | None,
-    typer.Option(
-        help="Of segmentation, a folder or .zip with image/ and label/: table of the classes, id,name (.csv)."
-    ),
-]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ApiKeyFile = Annotated[

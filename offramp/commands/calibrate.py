@@ -13,7 +13,6 @@ from earlyexit.errors import DataError
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrate_chain import calibrate_chain
 from offramp.commands.calibrated import (
-    CalibrateJob,
     card_of,
     check_ramps,
     check_rows,
@@ -26,6 +25,7 @@ from offramp.commands.calibrated import (
     recorded,
     save_calibration,
 )
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs
 from offramp.commands.recording import (
     Outputs,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RECORDS_FILE",
-    "CalibrateJob",
     "calibrate",
     "calibrate_records",
     "forget_calibration",

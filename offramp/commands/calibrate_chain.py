@@ -13,7 +13,6 @@ from earlyexit.errors import DataError
 from earlyexit.network.chain import Chain
 from earlyexit.network.chain_card import check_prunable
 from offramp.commands.calibrated import (
-    CalibrateJob,
     card_of,
     check_ramps,
     check_rows,
@@ -26,6 +25,7 @@ from offramp.commands.calibrated import (
     recorded,
     save_calibration,
 )
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.pruning import PrunedRun, run_pruned
 from offramp.commands.recording import Ensemble, Outputs, chain_outputs, find_ensemble, records_of_ensemble, score_of
@@ -176,12 +176,12 @@ def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
     for member in chain.members(folder):
         read_calibration(member)
     if job.ramps == "ends":
-        job = replace(job, ramps=chain.chain.end_ramps)
+        job = job.model_copy(update={"ramps": chain.chain.end_ramps})
     check_ramps(job, chain.ramps)
     if job.prune is not None:
         check_prunable(folder, chain.chain.end_ramps)
     among = len(_names(job, chain.chain)) + (job.prune is not None)
-    return replace(job, guarantee=replace(job.guarantee, among=among))
+    return job.model_copy(update={"among": among})
 
 
 def _names(job: CalibrateJob, chain: Chain) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ class _Given:
         prune: Mapping[int, float] | None = None,
     ) -> CalibrationCard:
         """Thresholds of these ramps, by inputs as the first of the views has them, promised of all."""
-        job, costs = replace(self.job, ramps=ramps), self.costs
+        job, costs = self.job.model_copy(update={"ramps": ramps}), self.costs
         return card_of(
             views[0], self.parts, job, facts, task=self.task, block_costs=costs, others=views[1:], prune=prune
         )

@@ -17,7 +17,6 @@ from earlyexit.policies import make_policy
 from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import TokenTask, first_token
 from offramp.commands.calibrated import (
-    CalibrateJob,
     check_ramps,
     facts_of,
     forget_calibration,
@@ -25,6 +24,7 @@ from offramp.commands.calibrated import (
     parts_of,
     save_calibration,
 )
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.train_tokens import prompts_of
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.network.boundary import FloatName
 from earlyexit.network.chain_card import weights_file_sha256
 from earlyexit.network.store import ModelCard, read_card
-from earlyexit.words import check_share
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import Outputs, join_records, records_of_chosen_shares, task_figures
 from optimizer.calibration_file import (
     AMONG,
@@ -23,7 +20,6 @@ from optimizer.calibration_file import (
     members_in,
     read_calibration_file,
 )
-from optimizer.plan import check_decay
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.networks import ALONE_FILE
@@ -62,59 +58,6 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
             f"{path}: {' and '.join(changed)} of {folder} is not what it was then, trained or calibrated since: "
             "calibrate the chain again"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateJob:
-    """Everything that decides what a calibration gives."""
-
-    policy: Score | None = None
-    """None: entropy where the model answers labels, share where it answers maps, else confidence; of records from
-    elsewhere, theirs."""
-    guarantee: Guarantee = field(default_factory=Guarantee)
-    metric: Metric = "agreement"
-    """What the guarantee is of."""
-    design_share: float = 0.25
-    """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
-    ramps: tuple[int, ...] | Literal["all", "ends"] | None = None
-    """Which ramps get thresholds, by their blocks, all of them, or the ends of a chain's networks. What is promised
-    holds for every subset of these, so the fewer there are the bolder each may be. None: all; of a chain the ends and
-    what few ramps are worth it, and in a calibration besides, of which plans pick one, few of the last network."""
-    latency: Path | None = None
-    """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
-    ensemble: bool = False
-    """Whether later networks of a chain answer together with those before them, where that pays."""
-    prune: float | None = None
-    """Of a chain, the share of the words to be pruned at each crossing, calibrated besides; None: none."""
-    answers: int | None = None
-    """Of decoders, how many tokens an answer has at most; None: as many as its ramps learned of."""
-    decay: float | None = None
-    """Of decoders, how thresholds fall along an answer (`PolicySpec.decay`); None: they do not."""
-    dtype: FloatName = "float32"
-    """In which the model computes what thresholds are found by."""
-    seed: int = 0
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if self.ensemble and self.prune is not None:
-            raise DataError("an ensemble of networks that read pruned texts is not calibrated: choose one of the two")
-        if self.prune is not None:
-            check_share(self.prune)
-        if self.decay is not None:
-            check_decay(self.decay)
-        if not 0 < self.design_share < 1:
-            raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
-
-    @property
-    def least_rows(self) -> int:
-        """Inputs that leave enough to test after the design part is taken; the design part gets one at least."""
-        least = self.guarantee.least_inputs
-        designs = ((rows, design_rows(rows, self.guarantee, self.design_share)) for rows in count(least + 1))
-        return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
-
-    def taken(self, ramps: Sequence[int]) -> tuple[int, ...]:
-        """Of these ramps, those that get thresholds; a chain's ends stand in `ramps` by their blocks."""
-        return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
 
 
 def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:

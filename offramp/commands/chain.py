@@ -10,9 +10,9 @@ from earlyexit.errors import InputError
 from earlyexit.network.chain_card import ModelFolder, chain_card, check_members
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, read_card
 from offramp.commands.calibrate import read_calibration
+from offramp.commands.jobs import check_name
 from offramp.commands.progress import provenance
 from offramp.commands.train import in_place_of
-from offramp.commands.train_job import check_name
 
 
 def chain_models(folders: Sequence[Path], out: Path, *, name: str | None = None) -> ModelCard:

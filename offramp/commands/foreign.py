@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from earlyexit.foreign.torch_module import TorchGraph
     from earlyexit.foreign.torch_pieces import Traced
     from earlyexit.tasks.base import ValueArray
-    from offramp.commands.inject_job import InjectJob
+    from offramp.commands.jobs import InjectJob
 
 
 def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:

@@ -16,9 +16,8 @@ from earlyexit.network.network import check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.calibrate import CalibrateJob
 from offramp.commands.foreign import Foreign, answer_names, check_names, read_foreign
-from offramp.commands.inject_job import MOST_BLOCKS, InjectJob
+from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob
 from offramp.commands.kinds import codec_for, load_codec
 from offramp.commands.progress import provenance
 from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
@@ -99,8 +98,8 @@ def _injected(
     check_inputs(raw.model(()), encoded[0])
     _check_looked_up(job, raw.pretrained.backbone.inputs, encoded)
     check_names(job, learned, raw.num_outputs)
-    untrained = raw.model(job.ramps.at)
-    asked = job.ramps.at is not None
+    untrained = raw.model(job.ramps)
+    asked = job.ramps is not None
     ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, folder), asked=asked, say=say)
     features = exit_features(raw.model(ramps), encoded, progress=progress)
     answers = _answers(raw.model(ramps), features, job)
@@ -160,7 +159,7 @@ class _Raw:
             family=self.family,
             codec=self.codec,
             task=LabelTask(names or tuple(map(str, range(self.num_outputs)))),
-            ramps=replace(self.job.ramps, at=None if at is None else tuple(at)),
+            ramps=replace(self.job.ramp_options, at=None if at is None else tuple(at)),
             provenance=provenance,
         )
 

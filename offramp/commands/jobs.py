@@ -1,28 +1,39 @@
-"""The options of `offramp plan`, `what-if`, `simulate` and `profile`."""
+"""The options of the commands that train, inject, calibrate, profile, plan and simulate. Without torch and numpy."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from cluster.devices import find_device
 from earlyexit.backends.backends import BackendName
-from earlyexit.errors import InputError
+from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.ramps.pooling import Pooling
 from offramp.commands.order import OfOrder
+from offramp.load.job import Job, LabelledRows, Rows
+
+if TYPE_CHECKING:
+    from earlyexit.network.checkpoint import RampOptions
+    from earlyexit.training.augmentation import Augmentation
+    from optimizer.risk import Guarantee
+else:
+    Augmentation = Any
 
 StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 """As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
 MOST_INGRESSES = 1000
 
 
-class OfProblem(BaseModel):
+class OfProblem(Job):
     """A problem file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     problem: Path = Field(json_schema_extra={"argument": "PROBLEM"})
     """Plan problem, YAML or JSON."""
@@ -119,10 +130,8 @@ CONTEXT = 64
 """Tokens that a sequence has come to before a step."""
 
 
-class ProfileJob(BaseModel):
+class ProfileJob(Job):
     """Everything that decides what is measured. Raises PlanError or InputError for what cannot be measured."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """cpu, cuda, or the accelerator type that cuda is here."""
@@ -147,11 +156,7 @@ class ProfileJob(BaseModel):
     @field_validator("batches", "lengths", mode="before")
     @classmethod
     def _ascend(cls, given: Any, info: ValidationInfo) -> Any:
-        if isinstance(given, str):
-            try:
-                given = tuple(sorted({int(part) for part in given.split(",")}))
-            except ValueError as error:
-                raise InputError(f"--{info.field_name} {given!r}; numbers separated by commas are needed") from error
+        given = _integers(given, info)
         if given is not None and (not given or min(given) < 1 or list(given) != sorted(set(given))):
             raise InputError(f"{info.field_name} must ascend from at least 1, not {list(given)}")
         return given
@@ -168,3 +173,410 @@ class ProfileJob(BaseModel):
     def steps_after(self) -> int:
         """Tokens of context."""
         return CONTEXT if self.context is None else self.context
+
+
+def _integers(given: Any, info: ValidationInfo) -> Any:
+    """Numbers separated by commas, ascending, each once; what is not text stays. Raises InputError."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return tuple(sorted({int(part) for part in given.split(",")}))
+    except ValueError as error:
+        raise InputError(f"--{info.field_name} {given!r}; numbers separated by commas are needed") from error
+
+
+LABEL, TOKEN = "label", "token"
+"""The tasks of most models, and of decoders."""
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".th", ".joblib")
+"""Endings of files that may run foreign code while they are loaded."""
+MOST_BLOCKS = 12
+"""Default number of blocks; a transformer of that many layers is the largest that planners are measured on."""
+RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge", "normed", "adapted"]
+"""Those of `earlyexit.ramps.RAMPS` that can be trained for any head."""
+
+
+class NewModel(Job):
+    """A model that gets ramps. Raises InputError for a name that `model.json` cannot hold."""
+
+    name: str = ""
+    """Model name in URLs. None: the folder's."""
+    tokenizer: str | None = None
+    """Checkpoint folder, hub name, minilm, mpnet or tokenizer.json. None: the backbone's."""
+    codec: str | None = None
+    """Your own codec, module:function. None: what fits the network and the data."""
+    ramp_style: RampStyleName = "light"
+    """light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers), conv (over
+    maps), bridge (later regions' first blocks, before a head like the full model's), or of decoders, whose head ramps
+    share: normed, or adapted (two thin layers before it, the default)."""
+    pooling: Pooling = "mean"
+    """mean (of tokens, or a map), first (token) or grid (of a map)."""
+    ramps: tuple[int, ...] | None = None
+    """Blocks that get a ramp, like 0,2,4. None: all but the last."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Longest input in tokens. None: the network's."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the rows. None: what suits the training."""
+    learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Of the ramps, or with --joint of all weights. None: what suits the training."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+    source: str = Field(default="", exclude=True)
+    """Where the rows came from, for the record."""
+
+    _ascend = field_validator("ramps", mode="before")(_integers)
+
+    @property
+    def ramp_options(self) -> RampOptions:
+        """The ramps that the model gets."""
+        from earlyexit.network.checkpoint import RampOptions
+
+        return RampOptions(style=self.ramp_style, pooling=self.pooling, at=self.ramps)
+
+
+class HoldsOut(Job):
+    """Rows of which some are kept from training."""
+
+    hold_out: float | None = None
+    """Share of the rows, by label, to keep from training, written as held_out in --out. None: none is kept."""
+
+    @field_validator("hold_out")
+    @classmethod
+    def _is_a_share(cls, hold_out: float | None) -> float | None:
+        if hold_out is not None and not 0 < hold_out < 1:
+            raise InputError(f"--hold-out {hold_out:g}; a share between 0 and 1 is needed")
+        return hold_out
+
+
+class IntoFolder(Job):
+    """Rows that are trained on, and the folder that the model is written to."""
+
+    out: Path
+    """Folder to write the model to."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        """Names what the folder and the rows name, and finds packaged checkpoints."""
+        from offramp.commands.packaged import resolve_backbone
+
+        places = {key: resolve_backbone(given[key]) for key in ("backbone", "tokenizer") if given.get(key) is not None}
+        named = {"name": given["out"].resolve().name, "source": str(given["data"])}
+        return named | given | places
+
+
+class TrainJob(NewModel):
+    """Everything that decides what a training run gives. Raises InputError for options that exclude each other."""
+
+    backbone: str = "minilm"
+    """Checkpoint folder or hub name, 'minilm' or 'mpnet' (packaged), state dict (.th, .pt, .pth), configuration of an
+    untrained network (.json), or your own module:function."""
+    task: str = ""
+    """label, regression, pose (--joints), segmentation (--classes), token, or your own, module:function. None: token
+    for decoders' and encoder-decoders' files and folders, else label."""
+    answers: int | None = Field(default=None, ge=1)
+    """Of decoders: ramps learn from so many tokens of the model's own answers to the rows. None: the rows."""
+    chat: bool = False
+    """Of decoders: rows are what a user says, by the chat template."""
+    head_style: Literal["light", "mlp", "maps", "deconv"] | None = None
+    """Of a full model's head that no checkpoint brought: light, mlp, or for maps maps or deconv. None: the ramps',
+    after bridges light or maps."""
+    joint: bool = False
+    """Train the whole model, not only its ramps: minutes in place of seconds, worth it where no checkpoint was trained
+    for your labels (on TREC's questions 94.8 % right, not 89.0, after 3.3 blocks not 4.6)."""
+    imitate: bool = False
+    """Have ramps learn the full model's outputs, not the labels; with --joint all exits learn those of the network
+    as it came."""
+    augment: bool = False
+    """With --joint: shift and mirror images anew each time they are seen."""
+    augmentation: Augmentation | None = Field(default=None, exclude=True)
+    """How images are changed each time. None: as `augment` says."""
+    patience: int | None = Field(default=None, ge=1)
+    """With --joint: stop after so many epochs without progress, told by a tenth of the rows kept apart. None: never."""
+    batch: int | None = Field(default=None, ge=1)
+    """Inputs of one step. None: what suits the training."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 or bfloat16, in which a frozen backbone computes what its ramps learn from."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        if given.get("augment"):
+            from earlyexit.training.augmentation import Augmentation
+
+            given = {"augmentation": Augmentation()} | given
+        return given if given.get("task") else given | {"task": default_task(given.get("backbone", ""))}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> TrainJob:
+        check_name(self.name)
+        if self.task != TOKEN and (self.answers is not None or self.chat):
+            raise InputError(f"--answers and --chat are of decoders, --task {TOKEN}")
+        if self.task == TOKEN and (self.joint or self.imitate or self.dtype != "float32"):
+            raise InputError(
+                "a decoder's ramps learn in float32 of what the full model says: --joint, --imitate and --dtype are "
+                "not for them"
+            )
+        if not self.joint and (self.augmentation or self.patience):
+            name = "--augment" if self.augmentation else "--patience"
+            raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
+        if self.joint and self.dtype != "float32":
+            raise InputError(f"--dtype {self.dtype} is of a frozen backbone: joint training chooses by itself")
+        return self
+
+    @property
+    def ramp_options(self) -> RampOptions:
+        from earlyexit.network.checkpoint import RampOptions
+
+        return RampOptions(style=self.ramp_style, head_style=self.head_style, pooling=self.pooling, at=self.ramps)
+
+
+class TrainOptions(LabelledRows, HoldsOut, IntoFolder, TrainJob):
+    """The options of `offramp train`."""
+
+    data: Path
+    """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
+    arrays with `labels` (.npz)."""
+
+
+def default_task(backbone: str) -> str:
+    """A backbone's default task: `token` for a decoder's file or checkpoint folder, else `label`.
+
+    Raises ModelFolderError where the checkpoint's config.json is not JSON.
+    """
+    from earlyexit.families import GENERATES
+
+    config = Path(backbone) / "config.json"
+    if not config.is_file():
+        return TOKEN if backbone.endswith(".gguf") else LABEL
+    try:
+        says = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFolderError(f"{config}: not JSON: {error}") from error
+    return TOKEN if isinstance(says, dict) and says.get("model_type") in GENERATES else LABEL
+
+
+def check_name(name: str) -> None:
+    """Raise InputError for a model's name that `model.json` cannot hold."""
+    from earlyexit.named import NAME_PATTERN
+
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(
+            f"a model cannot be named {name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or digit "
+            "first; --name gives another than the folder's"
+        )
+
+
+class InjectJob(HoldsOut, NewModel):
+    """Everything that decides what an injection gives. Raises InputError for what cannot be a model."""
+
+    backbone: str = Field(json_schema_extra={"argument": "MODEL"})
+    """ONNX file, or module:function that gives a torch module and examples."""
+    from_answers: bool = False
+    """Train from the model's own answers; labels only name them."""
+    image_size: tuple[int, int] | None = None
+    """HEIGHTxWIDTH, where an ONNX file leaves it open. None: the file's."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of the ONNX file's pixels, from 0 to 1, in the order in which the file takes the channels: red,green,blue,
+    or with --bgr blue,green,red, like .485,.456,.406. None: 0."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation of the pixels, in the same order. None: 1."""
+    bgr: bool = False
+    """The ONNX file takes blue, green, red."""
+    labels: tuple[str, ...] | None = Field(default=None, exclude=True)
+    """Names of the model's answers in its order. None: the data's."""
+    output: str | None = None
+    """Of several outputs, the one that is the answer. None: the only one that can be."""
+    blocks: int | None = None
+    """Number of blocks. None: one more than there are sites, up to 12."""
+    sets: bool = False
+    """Cut too where two or three tensors carry everything together."""
+
+    @field_validator("image_size", mode="before")
+    @classmethod
+    def _size(cls, text: Any) -> Any:
+        if not isinstance(text, str):
+            return text
+        height, _, width = text.partition("x")
+        if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+            raise InputError(f"--image-size {text!r}; HEIGHTxWIDTH in pixels is needed, like 224x224")
+        return int(height), int(width)
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _channels(cls, text: Any, info: ValidationInfo) -> Any:
+        if not isinstance(text, str):
+            return text
+        try:
+            values = tuple(map(float, text.split(",")))
+        except ValueError:
+            values = ()
+        given = f"--{info.field_name} {text!r}"
+        if len(values) != 3 or (info.field_name == "std" and min(values) <= 0):
+            raise InputError(f"{given}; three numbers are needed, one for each channel, by commas")
+        if not all(0 <= value <= 1 for value in values):
+            raise InputError(f"{given}; pixels count from 0 to 1 here: divide numbers that are out of 255 by 255")
+        return values
+
+    @model_validator(mode="after")
+    def _can_be_a_model(self) -> InjectJob:
+        check_name(self.name)
+        if self.backbone.endswith(PICKLES):
+            raise InputError(
+                f"{self.backbone} is a pickle, which may run foreign code and is not loaded; give an ONNX file, or "
+                "your own module:function that returns the module, its weights from safetensors or by "
+                "torch.load(..., weights_only=True), and example inputs"
+            )
+        if self.blocks is not None and self.blocks < 2:
+            raise InputError(f"--blocks {self.blocks}; at least 2 are needed, for a ramp to sit between them")
+        return self
+
+    @property
+    def pixels(self) -> dict[str, Any]:
+        """How an ONNX file takes pixels: settings of `earlyexit.foreign.onnx_config.Pixels`."""
+        given = {"mean": self.mean, "std": self.std, "order": "BGR" if self.bgr else None}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class InjectOptions(Rows, IntoFolder, InjectJob):
+    """The options of `offramp inject`."""
+
+    data: Path
+    """Rows, labelled or not: .csv, .tsv, .jsonl, .json (CLINC150), .txt, .npz, images in a folder or .zip."""
+    label_column: str | None = None
+    """Column with the label. None: label, where there is one; else no labels."""
+
+
+class SitesJob(Job):
+    """A foreign model, and which places of it are listed."""
+
+    model: str = Field(json_schema_extra={"argument": "MODEL"})
+    """A file .onnx, or module:function that returns a torch module and example inputs."""
+    sets: bool = False
+    """Where no tensor carries everything for long: sets of two or three that do."""
+    measure: bool = True
+    """Run the model, on one thread of this CPU, for shares of time."""
+    outputs: tuple[str, ...] = Field(default=(), alias="output")
+    """Of several outputs, one that counts, which must not be reached around a site; may be given again. None: all."""
+    open_size: int = Field(default=128, ge=1)
+    """Axes that an ONNX file leaves open have this size: tokens, pixels of a side."""
+
+
+class CalibrateJob(Job):
+    """Everything that decides what a calibration gives. Raises DataError for what cannot be promised."""
+
+    policy: Literal["entropy", "confidence", "share", "foreseen", "similar"] | None = None
+    """entropy, confidence, share, foreseen or similar. None: entropy where the model answers labels, share where it
+    answers maps, else confidence, or the records'."""
+    metric: Literal["agreement", "harm"] = "agreement"
+    """What is promised: agreement with the full model, or harm: to be wrong where that is right."""
+    budget: float = Field(default=0.01, ge=1e-6)
+    """Largest mean loss: of labels, the share answered otherwise, or harmed."""
+    confidence: float = 0.90
+    """Probability that the budget is kept."""
+    among: int = Field(default=1, exclude=True)
+    """Number of calibrations that the same inputs test, as in `optimizer.risk.Guarantee`."""
+    design_share: float = Field(default=0.25, exclude=True)
+    """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
+    ramps: tuple[int, ...] | Literal["all", "ends"] | None = None
+    """Ramps that get thresholds, 0,3,5 for instance, `ends`, which are those of a chain's networks, or `all`. What is
+    promised holds for every subset of these, so the fewer there are the bolder each may be. None: all, and of a chain
+    the ends and what few are worth it, and few of the last network's besides, for plans to choose from."""
+    latency: Path | None = None
+    """Latency profile of the model, so that leaving is priced by the seconds it saves. None: by blocks, of a chain by
+    their parameters."""
+    ensemble: bool = False
+    """Of a chain: mix what its networks say, where that pays (docs/models.md)."""
+    prune: float | None = None
+    """Of a chain: share of the words that is pruned where inputs go on to the next model, such as 0.14, calibrated
+    besides in the folder `pruned` and not with --ensemble. None: none."""
+    answers: int | None = Field(default=None, ge=1)
+    """Of decoders, whose rows are prompts: most tokens of an answer. None: as its ramps learned of."""
+    decay: float | None = None
+    """Of decoders: what thresholds have on top at first falls to 1/e in so many tokens. None: they do not fall."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """float32 or bfloat16, in which the model computes what thresholds are found by."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+    source: str = Field(default="", exclude=True)
+    """Where the rows came from, for the record."""
+
+    @field_validator("ramps", mode="before")
+    @classmethod
+    def _of_text(cls, given: Any, info: ValidationInfo) -> Any:
+        return given if given in ("all", "ends") else _integers(given, info)
+
+    @model_validator(mode="after")
+    def _can_be_promised(self) -> CalibrateJob:
+        from earlyexit.words import check_share
+        from optimizer.plan import check_decay
+
+        _ = self.guarantee
+        if self.ensemble and self.prune is not None:
+            raise DataError("an ensemble of networks that read pruned texts is not calibrated: choose one of the two")
+        if self.prune is not None:
+            check_share(self.prune)
+        if self.decay is not None:
+            check_decay(self.decay)
+        if not 0 < self.design_share < 1:
+            raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is promised; raises DataError."""
+        from optimizer.risk import Guarantee
+
+        return Guarantee(budget=self.budget, confidence=self.confidence, among=self.among)
+
+    @property
+    def least_rows(self) -> int:
+        """Inputs that leave enough to test after the design part is taken; the design part gets one at least."""
+        from optimizer.thresholds import design_rows
+
+        least = self.guarantee.least_inputs
+        designs = ((rows, design_rows(rows, self.guarantee, self.design_share)) for rows in count(least + 1))
+        return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
+
+    def taken(self, ramps: Sequence[int]) -> tuple[int, ...]:
+        """Of these ramps, those that get thresholds; a chain's ends stand in `ramps` by their blocks."""
+        return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
+
+
+class CalibrateOptions(LabelledRows, CalibrateJob):
+    """The options of `offramp calibrate`. Raises InputError for those that exclude each other."""
+
+    model: Path | None = Field(default=None, json_schema_extra={"argument": "MODEL"})
+    """Model folder, as `offramp train` writes it. None: exit records are given."""
+    data: Path | None = None
+    """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
+    arrays with `labels` (.npz). None: exit records are given."""
+    records: Path | None = None
+    """In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz. None: a model's are made."""
+    scale: float | None = None
+    """Of records whose answers are numbers: a difference of this much is wholly wrong. None: records have labels."""
+    out: Path | None = None
+    """With --records: folder for calibration.json and exit_records.npz. None: thresholds are only printed."""
+    test: Path | None = None
+    """Labelled rows to report on as well. None: none."""
+    test_part: str | None = Field(default=None, examples=["train", "val", "test"])
+    """Which part of the test data. None: all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sourced(cls, given: Any) -> Any:
+        return given | {"source": str(given.get("records") or given.get("data"))}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> CalibrateOptions:
+        if self.records is not None:
+            if any(other is not None for other in (self.model, self.data, self.test)):
+                raise InputError("--records stands for itself: no model, --data or --test goes with it")
+            if self.ensemble:
+                raise InputError(
+                    "--ensemble needs what every network says, which exit records do not hold: give the chain"
+                )
+        elif self.model is None or self.data is None:
+            raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
+        elif self.scale is not None or self.out is not None:
+            raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
+        return self

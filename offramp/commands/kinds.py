@@ -23,7 +23,7 @@ from earlyexit.tasks.segmentation import SegmentationTask
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
-    from offramp.commands.train_job import TrainJob
+    from offramp.commands.jobs import TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""

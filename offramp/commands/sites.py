@@ -11,22 +11,7 @@ from earlyexit.errors import GraphError
 from earlyexit.foreign.cut_sets import with_sets
 from earlyexit.foreign.dataflow import Dataflow, Site, find_sites
 from earlyexit.named import is_own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SitesJob:
-    """What to look for, and where."""
-
-    model: str
-    """A file .onnx, or `module:function` that gives a torch module and example inputs."""
-    sets: bool = False
-    """Whether sets of a few tensors count where no tensor carries everything for long."""
-    measure: bool = True
-    """Whether the model is run, for shares of its time."""
-    outputs: tuple[str, ...] = ()
-    """That must not be reached around a site; none: all that the model has."""
-    open_size: int = 128
-    """Of axes that an ONNX file leaves open, but the first, which counts inputs."""
+from offramp.commands.jobs import SitesJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

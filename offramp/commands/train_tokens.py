@@ -16,9 +16,9 @@ from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
 from offramp.commands.calibrated import forget_calibration
+from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import load_codec
 from offramp.commands.progress import provenance
-from offramp.commands.train_job import TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.data.rows import LabelledRows
@@ -91,7 +91,7 @@ def _untrained(job: TrainJob, num_rows: int) -> EarlyExitModel:
             family=family,
             codec={"name": PromptCodec.name, "max_length": length},
             task=TokenTask(backbone.config.vocab_size, ends_of(job.backbone), start_of(job.backbone)),
-            ramps=_ramps(job.ramps, pretrained),
+            ramps=_ramps(job.ramp_options, pretrained),
             provenance=facts,
         ).requires_grad_(False)
 

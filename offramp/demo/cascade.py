@@ -16,8 +16,9 @@ from earlyexit.data.rows import LabelledRows
 from earlyexit.families import find_family
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
-from offramp.commands.calibrate import CalibrateJob, calibrate
+from offramp.commands.calibrate import calibrate
 from offramp.commands.chain import chain_models
+from offramp.commands.jobs import CalibrateJob
 
 MODEL, SMALL, LARGE, CASCADE = "model", "small", "large", "cascade"
 """Folders of a run of the demo."""

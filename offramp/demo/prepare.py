@@ -8,19 +8,19 @@ from pathlib import Path
 
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.network.store import read_card
-from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.calibrate import calibrate, read_calibration
+from offramp.commands.jobs import CalibrateJob, TrainJob
+from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
-from offramp.commands.train import resolve_backbone, train
-from offramp.commands.train_job import TrainJob
+from offramp.commands.train import train
 from offramp.demo.cascade import CASCADE, MODEL, make_cascade
 from offramp.demo.texts import LabelledText, divide, generate, write_csv
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
-from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 
 SEED = 0
-PROMISE = Guarantee(budget=0.02, confidence=0.90)
+BUDGET = 0.02
 """E3's tolerance: less than 2 % error (section 5)."""
 
 
@@ -46,7 +46,7 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
             shutil.rmtree(stale, ignore_errors=True)
         _train(folder, *parts, source=source)
     if not (runs / CASCADE / CALIBRATION_FILE).is_file():
-        make_cascade(runs, parts[1], CalibrateJob(guarantee=PROMISE, seed=SEED, source=source))
+        make_cascade(runs, parts[1], CalibrateJob(budget=BUDGET, seed=SEED, source=source))
     calibration = read_calibration(folder)
     expected = record_exits(folder, parts[2], calibration.policy)
     return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
@@ -61,7 +61,7 @@ def _train(folder: Path, learn: LabelledRows, validate: LabelledRows, _: Labelle
     job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
     with progress_bars() as progress:
         train(job, learn, folder, progress=progress)
-    calibrate(folder, validate, CalibrateJob(guarantee=PROMISE, seed=SEED, source=source))
+    calibrate(folder, validate, CalibrateJob(budget=BUDGET, seed=SEED, source=source))
 
 
 def _generated_parts(runs: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from earlyexit.errors import InputError
 
+if TYPE_CHECKING:
+    from earlyexit.data import rows as table
 
-class Rows(BaseModel):
-    """How a file of texts is read."""
+
+class Job(BaseModel):
+    """What a command does. Its fields are the command's options, except those that are excluded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Rows(Job):
+    """How a file of texts is read."""
 
     text_column: str = "text"
     """Column with the text."""
@@ -21,6 +28,12 @@ class Rows(BaseModel):
     """Column with the second text, where rows are pairs."""
     part: str | None = Field(default=None, examples=["train", "val", "test"])
     """Which list of a CLINC150 file, or folder above the labels': train, val, test. None: all."""
+
+    def read(self, path: Path, **options: Any) -> table.LabelledRows:
+        """Returns a file's rows, by these fields and the options of `read_labelled`; raises DataError or InputError."""
+        from earlyexit.data.rows import read_labelled
+
+        return read_labelled(path, **self.model_dump(include=set(LabelledRows.model_fields)) | options)
 
 
 class LabelledRows(Rows):

@@ -19,7 +19,7 @@ from earlyexit.network.split import Segment
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import pack
-from offramp.commands.train import resolve_backbone
+from offramp.commands.packaged import resolve_backbone
 from tests.earlyexit.checkpoints import hf_inputs, hf_model
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from earlyexit.codecs.tokenizer import LONGEST_TEXT, TOKENIZER_FILE, TextTokenizer, WordPieces, word_pieces_of
-from offramp.commands.train import resolve_backbone
+from offramp.commands.packaged import resolve_backbone
 
 
 @pytest.fixture(scope="module")

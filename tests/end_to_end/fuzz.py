@@ -180,7 +180,7 @@ def _on_a_service_of_its_own(options: argparse.Namespace) -> Findings:
     from earlyexit.network.store import save_model
     from earlyexit.tasks.label import LabelTask
     from offramp.client.client import Client
-    from offramp.commands.train import resolve_backbone
+    from offramp.commands.packaged import resolve_backbone
     from optimizer.plan import stock_plan
 
     with tempfile.TemporaryDirectory() as folder:

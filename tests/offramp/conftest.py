@@ -10,8 +10,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.data.rows import read_labelled
+from offramp.commands.jobs import TrainJob
 from offramp.commands.train import train
-from offramp.commands.train_job import TrainJob
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from profiles.table import LatencyTable

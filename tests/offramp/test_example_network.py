@@ -20,8 +20,8 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.base import Opinion
 from earlyexit.tasks.label import LabelTask
+from offramp.commands.jobs import TrainJob
 from offramp.commands.train import train
-from offramp.commands.train_job import TrainJob
 from offramp.spec.file import read_service
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from earlyexit.data.rows import write_labelled
-from offramp.cli.inject import _pixels, _rows
+from offramp.cli.inject import read_rows, warn_of_reversed_means
+from offramp.commands.jobs import InjectJob, InjectOptions
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of
 
@@ -57,7 +58,9 @@ def test_well_known_means_in_the_reverse_order_are_warned_of(
     capsys: Captured, mean: str, bgr: bool, warned: bool
 ) -> None:
     numbers = tuple(map(float, mean.split(",")))
-    assert _pixels(mean, None, bgr=bgr) == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
+    job = InjectJob.model_validate({"backbone": TORCH, "name": "m", "mean": mean, "bgr": bgr})
+    assert job.pixels == {"mean": numbers} | ({"order": "BGR"} if bgr else {})
+    warn_of_reversed_means(job)
     assert ("these are well-known means, but reversed" in capsys.readouterr().err) == warned
 
 
@@ -80,7 +83,8 @@ def test_without_a_label_column_that_is_named_labels_are_there_or_not(
 ) -> None:
     path = tmp_path / "d.csv"
     path.write_text(f"{head}\na,x\nb,y\n")
-    assert _rows(path, "text", None, None, None).labels == labels
+    job = InjectOptions.model_validate({"backbone": TORCH, "data": path, "out": tmp_path / "out"})
+    assert read_rows(job).labels == labels
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "..", ".hidden"])

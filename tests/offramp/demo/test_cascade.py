@@ -8,9 +8,9 @@ import torch
 from earlyexit.data.rows import LabelledRows
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import CalibrateJob, read_calibration
+from offramp.commands.calibrate import read_calibration
+from offramp.commands.jobs import CalibrateJob
 from offramp.demo.cascade import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
-from optimizer.risk import Guarantee
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 
@@ -29,7 +29,7 @@ def test_the_demos_cascade_is_half_of_its_model_before_all_of_it_without_ramps(t
     make_model(tmp_path / MODEL)
     texts = some_texts(60)
     rows = LabelledRows.of_texts(texts=texts, labels=(LABELS[at % len(LABELS)] for at in range(len(texts))))
-    folder = make_cascade(tmp_path, rows, CalibrateJob(guarantee=Guarantee(budget=0.3, confidence=0.5)))
+    folder = make_cascade(tmp_path, rows, CalibrateJob(budget=0.3, confidence=0.5))
     card, half = read_card(folder), NUM_BLOCKS // 2
     assert folder == tmp_path / CASCADE
     assert card.name == read_card(tmp_path / LARGE).name, "it is loaded as a version of the large model"

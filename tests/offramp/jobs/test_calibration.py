@@ -12,29 +12,33 @@ from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import no_progress
 from offramp.cli.calibration_tables import no_threshold_text
-from offramp.commands.calibrate import CalibrateJob, calibrate, calibrate_records, read_calibration
+from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, record_exits
 from optimizer.calibration_file import CalibrationCard
-from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 
-EASY = Guarantee(budget=0.5, confidence=0.9)
+EASY = CalibrateJob(budget=0.5, confidence=0.9)
 CARD = CalibrationCard(
     policy="entropy", thresholds={0: 0.4}, budget=0.01, confidence=0.9, tested={}, provenance={}
 ).model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "share", "least"),
+    ("job", "least"),
     [
-        pytest.param(Guarantee(budget=0.01, confidence=0.9), 0.25, 306, id="76 lay the path, 230 test it"),
-        pytest.param(EASY, 0.25, 5, id="1 lays the path, 4 test it"),
-        pytest.param(EASY, 0.5, 8, id="4 lay the path, 4 test it; half of 7 rounds to 4 and leaves 3"),
-        pytest.param(Guarantee(budget=0.9, confidence=0.1), 0.25, 3, id="1 tests it, and the path needs one as well"),
+        pytest.param(CalibrateJob(), 306, id="76 lay the path, 230 test it"),
+        pytest.param(EASY, 5, id="1 lays the path, 4 test it"),
+        pytest.param(
+            EASY.model_copy(update={"design_share": 0.5}),
+            8,
+            id="4 lay the path, 4 test it; half of 7 rounds to 4 and leaves 3",
+        ),
+        pytest.param(CalibrateJob(budget=0.9, confidence=0.1), 3, id="1 tests it, and the path needs one as well"),
     ],
 )
-def test_the_fewest_rows_leave_enough_to_test(guarantee: Guarantee, share: float, least: int) -> None:
-    assert CalibrateJob(guarantee=guarantee, design_share=share).least_rows == least
+def test_the_fewest_rows_leave_enough_to_test(job: CalibrateJob, least: int) -> None:
+    assert job.least_rows == least
 
 
 def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
@@ -55,9 +59,7 @@ def test_a_design_share_that_leaves_a_part_empty_is_refused(share: float) -> Non
 
 def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    card, records = calibrate(
-        model, read_labelled(data), CalibrateJob(guarantee=EASY), progress=lambda *step: seen.append(step)
-    )
+    card, records = calibrate(model, read_labelled(data), EASY, progress=lambda *step: seen.append(step))
     assert seen[-1] == ("records", 40, 40)
     assert records.tokens_N is not None
     assert len(records.tokens_N) == len(records)
@@ -67,7 +69,7 @@ def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: 
 def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model: Path, data: Path) -> None:
     before = load_model(model).state_dict()
     rows = read_labelled(data)
-    job = CalibrateJob(guarantee=EASY, dtype="bfloat16")
+    job = EASY.model_copy(update={"dtype": "bfloat16"})
     card, records = calibrate(model, rows, job)
     after = load_model(model).state_dict()
     assert card.provenance["dtype"] == "bfloat16"
@@ -79,7 +81,7 @@ def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model
 
 
 def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
-    rows, job = read_labelled(data), CalibrateJob(guarantee=EASY)
+    rows, job = read_labelled(data), EASY
     loaded = load_model(model)
     outputs = list(batches_of_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)), no_progress))
     given, _ = calibrate(model, rows, job, outputs=outputs)
@@ -122,4 +124,4 @@ def test_recorded_shares_of_nobody_knows_which_values_are_refused() -> None:
         zero_one=False,
     )
     with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
-        calibrate_records(records, CalibrateJob(guarantee=Guarantee(budget=0.05, confidence=0.9)))
+        calibrate_records(records, CalibrateJob(budget=0.05, confidence=0.9))

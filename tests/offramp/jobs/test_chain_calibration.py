@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,14 @@ import torch
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.calibrate import calibrate, read_calibration
 from offramp.commands.calibrated import check_members
+from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.profile import parameters_by_block
 from offramp.commands.recording import record_exits
 from offramp.commands.train import train
-from offramp.commands.train_job import TrainJob
 from optimizer.calibration_file import (
     AMONG,
     CALIBRATION_FILE,
@@ -34,13 +32,12 @@ from optimizer.calibration_file import (
     read_calibration_file,
     records_of,
 )
-from optimizer.risk import Guarantee
 from profiles.latency import LatencyProfile
 from profiles.networks import alone_of, kept_of, measuring_of, of_networks, prune_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
-EASY = CalibrateJob(guarantee=Guarantee(budget=0.4, confidence=0.8), source="data.csv")
+EASY = CalibrateJob(budget=0.4, confidence=0.8, source="data.csv")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ def rows(data: Path) -> LabelledRows:
 def calibrated(checkpoint: Path, rows: LabelledRows, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `small`, of which only block 0 has a ramp, `large`, and `chain` of both, not calibrated."""
     folder = tmp_path_factory.mktemp("models")
-    for name, ramps in (("small", RampOptions(at=(0,))), ("large", RampOptions())):
+    for name, ramps in (("small", (0,)), ("large", None)):
         torch.manual_seed(len(name))
         train(TrainJob(backbone=str(checkpoint), name=name, epochs=2, ramps=ramps), rows, folder / name)
         calibrate(folder / name, rows, EASY)
@@ -79,7 +76,7 @@ def models(calibrated: Path, tmp_path: Path) -> Path:
 
 def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRows) -> None:
     before = {name: (models / name / WEIGHTS_FILE).read_bytes() for name in ("small", "large")}
-    card, records = calibrate(models / "chain", rows, replace(EASY, ramps="all"))
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "all"}))
     assert (records.num_blocks, records.ramps) == (6, (0, 2, 3, 4))
     assert set(card.thresholds) == {0, 2, 3, 4}
     small, large = (load_model(models / name) for name in ("small", "large"))
@@ -112,7 +109,7 @@ def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calib
     assert records_of(chain, beside) == chain / RECORDS_FILE
     # Both are tested by the same rows, and plans pick one: together they may fail in one of five.
     assert card.provenance[AMONG] == alone.provenance[AMONG] == 2
-    stricter = replace(EASY, guarantee=Guarantee(budget=0.4, confidence=0.9), ramps=tuple(alone.thresholds))
+    stricter = EASY.model_copy(update={"budget": 0.4, "confidence": 0.9, "ramps": tuple(alone.thresholds)})
     again, _ = calibrate(chain, rows, stricter)
     assert again.thresholds == alone.thresholds
     assert (alone.confidence, again.confidence) == (0.8, 0.9)
@@ -121,7 +118,7 @@ def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calib
 
 
 def test_several_calibrations_need_more_rows_and_say_so(models: Path, rows: LabelledRows) -> None:
-    strict = replace(EASY, guarantee=Guarantee(budget=0.1, confidence=0.95))
+    strict = EASY.model_copy(update={"budget": 0.1, "confidence": 0.95})
     assert len(rows) >= strict.least_rows
     with pytest.raises(
         DataError, match=r"36 rows test it, of 2 calibrations; ramps that are named, or `all`, have one"
@@ -167,27 +164,27 @@ def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
         provenance={},
     )
     profile.save(tmp_path / "latency.json")
-    every = replace(EASY, ramps="all")
+    every = EASY.model_copy(update={"ramps": "all"})
     plain, _ = calibrate(models / "chain", rows, every)
-    measured, _ = calibrate(models / "chain", rows, replace(every, latency=tmp_path / "latency.json"))
+    measured, _ = calibrate(models / "chain", rows, every.model_copy(update={"latency": tmp_path / "latency.json"}))
     assert measured.thresholds == plain.thresholds, "all blocks alike, by either"
     assert measured.provenance["latency"] == str(tmp_path / "latency.json")
     with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
-        calibrate(models / "small", rows, replace(EASY, latency=tmp_path / "latency.json"))
+        calibrate(models / "small", rows, EASY.model_copy(update={"latency": tmp_path / "latency.json"}))
 
 
 def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: LabelledRows) -> None:
-    card, records = calibrate(models / "chain", rows, replace(EASY, ramps="ends"))
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": "ends"}))
     assert set(card.thresholds) == {2}
     assert records.ramps == (0, 2, 3, 4), "records know all ramps"
     assert card.tested["worst_agreement"] == card.tested["agreement"]
-    bold = replace(EASY, guarantee=Guarantee(budget=0.9, confidence=0.5), ramps=(0, 3))
+    bold = EASY.model_copy(update={"budget": 0.9, "confidence": 0.5, "ramps": (0, 3)})
     some, _ = calibrate(models / "chain", rows, bold)
     assert set(some.thresholds) == {0, 3}
     with pytest.raises(DataError, match=r"there are no ramps \[1\] to find thresholds for, but \[0, 2, 3, 4\]"):
-        calibrate(models / "chain", rows, replace(EASY, ramps=(1,)), progress=_nothing_runs)
+        calibrate(models / "chain", rows, EASY.model_copy(update={"ramps": (1,)}), progress=_nothing_runs)
     with pytest.raises(DataError, match="the ends are those of a chain's networks, and this is a single model"):
-        calibrate(models / "small", rows, replace(EASY, ramps="ends"))
+        calibrate(models / "small", rows, EASY.model_copy(update={"ramps": "ends"}))
 
 
 def test_a_model_without_calibration_is_refused(models: Path, rows: LabelledRows) -> None:
@@ -205,7 +202,7 @@ def test_a_model_with_other_ramps_than_the_chain_knows_is_refused(models: Path, 
 
 
 def _recalibrated(models: Path, rows: LabelledRows) -> None:
-    calibrate(models / "large", rows, replace(EASY, seed=5, design_share=0.6))
+    calibrate(models / "large", rows, EASY.model_copy(update={"seed": 5, "design_share": 0.6}))
 
 
 def _replaced(models: Path, rows: LabelledRows) -> None:
@@ -252,7 +249,7 @@ def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRow
 
 def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: LabelledRows) -> None:
     whole_card, whole = calibrate(models / "chain", rows, EASY)
-    card, records = calibrate(models / "chain", rows, replace(EASY, prune=0.3))
+    card, records = calibrate(models / "chain", rows, EASY.model_copy(update={"prune": 0.3}))
     kept_card = read_calibration(models / "chain")
     assert [each.provenance[AMONG] for each in (whole_card, kept_card, card)] == [2, 3, 3]
     assert {2} <= set(card.thresholds)
@@ -296,12 +293,12 @@ def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: Lab
 
 def test_words_of_a_single_model_cannot_be_pruned(models: Path, rows: LabelledRows) -> None:
     with pytest.raises(DataError, match="another network, and small is a single one"):
-        calibrate(models / "small", rows, replace(EASY, prune=0.3))
+        calibrate(models / "small", rows, EASY.model_copy(update={"prune": 0.3}))
 
 
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(DataError, match=r"above 0 and below 1, not 1\.4"):
-        replace(EASY, prune=1.4)
+        CalibrateJob(prune=1.4)
 
 
 def _nothing_runs(what: str, done: int, total: int) -> None:

@@ -18,8 +18,8 @@ from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.moves import Moves
+from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import task_for
-from offramp.commands.train_job import TrainJob
 from tests.earlyexit.dense_data import CLASSES, JOINTS, write_poses, write_scenes
 from tests.offramp.cli.runs import run
 

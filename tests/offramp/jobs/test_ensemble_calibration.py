@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from torch import Tensor
 from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
-from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.calibrate import calibrate, read_calibration
+from offramp.commands.jobs import CalibrateJob
 from optimizer.calibration_file import RECORDS_FILE
-from optimizer.risk import Guarantee
 from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of
 from profiles.records import ExitRecords
 from tests.offramp.jobs.test_chain_calibration import calibrated, models, rows
@@ -25,7 +24,7 @@ from tests.offramp.jobs.test_chain_calibration import calibrated, models, rows
 __all__ = ["calibrated", "models", "rows"]
 """The fixtures: a chain of two networks of three blocks, whose first ends after block 2."""
 
-JOB = CalibrateJob(guarantee=Guarantee(budget=0.05, confidence=0.8), ensemble=True, source="data.csv")
+JOB = CalibrateJob(budget=0.05, confidence=0.8, ensemble=True, source="data.csv")
 SKILLS = {0: 0.5, 2: 1.5, 3: 0.5, 4: 1.5, 5: 1.6}
 """How much more the true label gets, by exit."""
 
@@ -95,7 +94,7 @@ def test_where_nothing_is_gained_nothing_is_mixed(models: Path) -> None:
     given = rows_of(folder)
     outputs = [(range(len(given)), outputs_of(folder, given, SKILLS | {2: 0.0, 5: 9.0}))]
     card, records = calibrate(folder, given, JOB, outputs=outputs)
-    plain, alone = calibrate(folder, given, replace(JOB, ensemble=False), outputs=outputs)
+    plain, alone = calibrate(folder, given, JOB.model_copy(update={"ensemble": False}), outputs=outputs)
     assert card.weights is None
     assert not card.tested["ensemble"]["on"]
     assert "weights" not in json.loads(card.to_json())
@@ -111,7 +110,7 @@ def test_a_calibration_without_an_ensemble_removes_what_one_left(models: Path) -
     outputs = [(range(len(given)), outputs_of(folder, given, SKILLS))]
     calibrate(folder, given, JOB, outputs=outputs)
     assert (folder / ALONE_FILE).exists()
-    calibrate(folder, given, replace(JOB, ensemble=False), outputs=outputs)
+    calibrate(folder, given, JOB.model_copy(update={"ensemble": False}), outputs=outputs)
     assert not (folder / ALONE_FILE).exists()
 
 
@@ -121,7 +120,7 @@ def test_an_ensemble_of_one_network_and_one_by_shares_are_refused(models: Path) 
         calibrate(models / "small", given, JOB)
     outputs = [(range(len(given)), outputs_of(models / "chain", given, SKILLS))]
     with pytest.raises(DataError, match="leave by entropy or confidence, not by share"):
-        calibrate(models / "chain", given, replace(JOB, policy="share"), outputs=outputs)
+        calibrate(models / "chain", given, JOB.model_copy(update={"policy": "share"}), outputs=outputs)
 
 
 def test_records_of_other_weights_are_refused(models: Path) -> None:

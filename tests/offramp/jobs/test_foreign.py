@@ -38,11 +38,11 @@ def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp
 
     path = with_outputs(saved(pictures_graph(seed=5), tmp_path / "theirs"), "r0", "flat")
     with pytest.raises(GraphError, match=r"several of the graph's outputs can be the answer, name one \(--output\)"):
-        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
-    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, output="logits")
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logits")
     assert done.model.info.provenance["cuts"] == [["r0"], ["r1"], ["r2"]], "as where it gives nothing else"
     with pytest.raises(GraphError, match="has no tensor 'logit'"):
-        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, output="logit")
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logit")
 
 
 def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> None:

@@ -21,19 +21,18 @@ from earlyexit.named import NamedSpec
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import CalibrateJob, calibrate, read_calibration
+from offramp.commands.calibrate import calibrate, read_calibration
 from offramp.commands.foreign import TorchForeign, answer_names, check_names, read_foreign
 from offramp.commands.inject import Injected, Times, crossing_sites, inject
-from offramp.commands.inject_job import InjectJob
+from offramp.commands.jobs import CalibrateJob, InjectJob
 from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
-from optimizer.risk import Guarantee
 from profiles.table import FloatArray
 from tests.earlyexit.foreign import SIDE, masked, pictures
 
 HERE = "tests.earlyexit.foreign"
 ROWS, HELD = 240, 320
-LOOSE = CalibrateJob(guarantee=Guarantee(budget=0.2, confidence=0.9))
+LOOSE = CalibrateJob(budget=0.2, confidence=0.9)
 
 
 def png(seed: int) -> bytes:
@@ -113,7 +112,7 @@ def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
-    injected_into(tmp_path / "m", rows_of(2 * HELD), backbone=str(path), pixels=PIXELS, hold_out=0.5)
+    injected_into(tmp_path / "m", rows_of(2 * HELD), backbone=str(path), **PIXELS, hold_out=0.5)
     model, rows = load_model(tmp_path / "m"), rows_of(20)
     encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))
     before = exit_outputs(model, encoded)[model.num_blocks - 1]
@@ -139,7 +138,7 @@ def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
-    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
     assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1, 2))
     assert load_model(tmp_path / "model").num_blocks == 4
     assert done.model.info.provenance["backbone_sha256"] == fingerprint(tmp_path / "model", "graph.onnx")
@@ -150,7 +149,7 @@ def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tm
     from tests.earlyexit.onnx_graphs import PIXELS, across_graph, saved
 
     path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
-    done = inject(job_of(str(path), pixels=PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
+    done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
     assert said[0].startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
@@ -181,7 +180,7 @@ def test_an_onnx_file_is_cut_at_sets_too(tmp_path: Path) -> None:
     from tests.earlyexit.onnx_graphs import PIXELS, masked_graph, saved
 
     path = saved(masked_graph(seed=5), tmp_path / "theirs")
-    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, sets=True)
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, sets=True)
     assert done.model.info.provenance["cuts"] == [["m0", "mask"], ["m1", "mask"], ["m2"]]
 
 
@@ -327,7 +326,7 @@ def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Pat
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
     (tmp_path / "model").mkdir()
     with pytest.raises(DataError, match=r"^--labels: 2"):
-        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, labels=("a", "b"))
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, labels=("a", "b"))
     assert not list((tmp_path / "model").iterdir())
 
 

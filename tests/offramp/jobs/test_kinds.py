@@ -22,9 +22,9 @@ from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import read_card
 from earlyexit.training.augmentation import Augmentation
+from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import codec_for
 from offramp.commands.train import train
-from offramp.commands.train_job import TrainJob
 from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
 from tests.offramp.cli.runs import printed, run

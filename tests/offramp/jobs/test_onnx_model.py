@@ -22,15 +22,14 @@ from earlyexit.network.split import Split
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-from offramp.commands.calibrate import CalibrateJob, calibrate
-from offramp.commands.jobs import ProfileJob
+from offramp.commands.calibrate import calibrate
+from offramp.commands.jobs import CalibrateJob, ProfileJob
 from offramp.commands.profile import profile_model
 from offramp.doctor.look import look_at_target
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.model import _parameter_bytes
 from optimizer.plan import stock_plan
-from optimizer.risk import Guarantee
 from tests.earlyexit.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
 from tests.earlyexit.tokens import wire_of
 
@@ -58,7 +57,7 @@ def test_thresholds_are_found_and_the_graph_stays_as_it_was(folder: Path) -> Non
     before = (folder / "graph.onnx").read_bytes(), (folder / "graph.onnx.data").read_bytes()
     outputs = exit_outputs(load_model(folder), random_pictures(ROWS, seed=1))[2]
     answers = tuple("abc"[k] for k in outputs.argmax(1).tolist())
-    card, records = calibrate(folder, rows(answers), CalibrateJob(guarantee=Guarantee(budget=0.2, confidence=0.8)))
+    card, records = calibrate(folder, rows(answers), CalibrateJob(budget=0.2, confidence=0.8))
     assert len(records) == ROWS
     assert card.tested["agreement"] >= 0.8
     assert card.tested["mean_blocks"] < 3

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.commands import train as packaged
-from offramp.commands.train import resolve_backbone, unpack
+from offramp.commands import packaged
+from offramp.commands.packaged import resolve_backbone, unpack
 
 WEIGHTS = b"weights"
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()

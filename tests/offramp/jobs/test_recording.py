@@ -18,16 +18,16 @@ from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.training.ramps import exit_outputs
 from offramp.cli.calibration_tables import calibration_tables, leave_text, no_threshold_text
-from offramp.commands.calibrate import CalibrateJob, calibrate, outcome_figures, read_calibration
+from offramp.commands.calibrate import calibrate, outcome_figures, read_calibration
+from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
 from optimizer.calibration_file import CalibrationCard
-from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from tests.earlyexit.tasks_of_maps import STREET, encoded_images, images, model_of_maps, png_of
 
 NUMBER = 150
-EASY = CalibrateJob(guarantee=Guarantee(budget=0.25, confidence=0.8))
+EASY = CalibrateJob(budget=0.25, confidence=0.8)
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -124,20 +124,19 @@ def test_other_rows_are_recorded_with_the_confidences_that_were_chosen(model: Pa
 
 
 def test_thresholds_that_no_exit_passes_leave_no_exits_and_it_is_said(model: Path, data: LabelledRows) -> None:
-    strict = Guarantee(budget=0.02, confidence=0.8)
-    card, records = calibrate(model, data, CalibrateJob(guarantee=strict))
+    card, records = calibrate(model, data, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}
     assert "no input would leave early" in no_threshold_text(budget=0.02, confidence=0.8)
 
 
 def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: LabelledRows) -> None:
-    job = CalibrateJob(guarantee=EASY.guarantee, policy="confidence")
+    job = CalibrateJob(budget=EASY.budget, confidence=EASY.confidence, policy="confidence")
     card, _ = calibrate(model, data, job)
     assert (card.policy, card.confidences) == ("confidence", None)
     assert "confidences" not in json.loads((model / "calibration.json").read_text()), "as the files of other tasks"
     with pytest.raises(DataError, match="entropy is of labels, and the model's task is segmentation"):
-        calibrate(model, data, CalibrateJob(guarantee=EASY.guarantee, policy="entropy"))
+        calibrate(model, data, CalibrateJob(budget=EASY.budget, confidence=EASY.confidence, policy="entropy"))
 
 
 def test_temperatures_of_maps_stay_one(model: Path, data: LabelledRows) -> None:

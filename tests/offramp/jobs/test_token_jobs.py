@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,9 @@ from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
-from offramp.commands.calibrated import CalibrateJob
+from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
 from offramp.commands.train import train
-from offramp.commands.train_job import TrainJob, default_task
 from offramp.commands.train_tokens import spread
-from optimizer.risk import Guarantee
 from optimizer.sequences import differing, sequences_of
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
@@ -30,7 +27,7 @@ from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PROMPTS = LabelledRows.of_texts([LETTERS[k : k + 3] for k in range(24)], [""] * 24)
 ANSWER = 8
-JOB = CalibrateJob(guarantee=Guarantee(budget=0.4, confidence=0.8), answers=ANSWER, design_share=0.5)
+JOB = CalibrateJob(budget=0.4, confidence=0.8, answers=ANSWER, design_share=0.5)
 
 
 @pytest.fixture(scope="module", params=["llama", "t5", "marian"])
@@ -134,7 +131,7 @@ def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(
     trained: Path, start: tuple[int, ...], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "model"))
-    card, records = calibrate(folder, PROMPTS, replace(JOB, decay=2.0))
+    card, records = calibrate(folder, PROMPTS, JOB.model_copy(update={"decay": 2.0}))
     assert card.decay == card.policy_spec().decay == decay_of(records) == 2.0
     assert read_calibration(folder).policy_spec() == card.policy_spec()
     raw, rows = ExitRecords.load(trained / "exit_records.npz"), sequences_of(records)
@@ -165,7 +162,7 @@ def test_thresholds_that_fall_along_an_answer_are_found_kept_and_obeyed(
 def test_a_decay_is_of_generations_that_are_recorded_with_it(trained: Path) -> None:
     records = ExitRecords.load(trained / "exit_records.npz")
     with pytest.raises(DataError, match="a decay is in the scores already"):
-        calibrate_records(records, replace(JOB, decay=2.0))
+        calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,8 @@ import torch
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.network.store import load_model, read_card
+from offramp.commands.jobs import TrainJob
 from offramp.commands.train import head_in_words, train
-from offramp.commands.train_job import TrainJob
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
@@ -43,9 +42,12 @@ def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(check
 def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
     checkpoint: Path, data: Path, model: Path, tmp_path: Path
 ) -> None:
-    rows, job = read_labelled(data), replace(job_of(checkpoint), epochs=3, dtype="bfloat16")
+    rows, job = read_labelled(data), job_of(checkpoint).model_copy(update={"epochs": 3, "dtype": "bfloat16"})
     quick = train(job, rows, tmp_path / "quick").state_dict()
-    card, whole = read_card(tmp_path / "quick"), train(replace(job, dtype="float32"), rows, model).state_dict()
+    card, whole = (
+        read_card(tmp_path / "quick"),
+        train(job.model_copy(update={"dtype": "float32"}), rows, model).state_dict(),
+    )
     assert card.provenance["dtype"] == "bfloat16"
     assert {tensor.dtype for tensor in quick.values()} == {torch.float32}
     frozen = [name for name in whole if not name.startswith("ramps")]
@@ -55,7 +57,7 @@ def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
 
 def test_joint_training_takes_no_float_type(checkpoint: Path) -> None:
     with pytest.raises(InputError, match="--dtype bfloat16 is of a frozen backbone: joint training chooses by itself"):
-        replace(job_of(checkpoint, joint=True), dtype="bfloat16")
+        TrainJob(name="m", joint=True, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
