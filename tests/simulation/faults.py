@@ -11,6 +11,7 @@ from unittest.mock import patch
 from deployments.controller.plan_executor import PlanExecutor
 from deployments.ingress.core import outcomes
 from deployments.ingress.core.attempts import Attempts, Calls
+from deployments.ingress.core.chains import Chain
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Call, HungUp, Pause
 from deployments.ingress.core.routes import lay_out
@@ -130,6 +131,17 @@ def wait_for_a_slot() -> AbstractContextManager[Any]:
     return patch.object(LinkTransport, "fail_waiting", lambda self: None)
 
 
+def lose_in_a_change() -> AbstractContextManager[Any]:
+    """Inputs that wait at a chain which the next plan does not have are forgotten."""
+    end = Chain.end
+
+    def without(self: Any, successor: Any) -> None:
+        self.line.clear()
+        end(self, successor)
+
+    return patch.object(Chain, "end", without)
+
+
 def keep_a_place() -> AbstractContextManager[Any]:
     """A call that fails makes no room for another one."""
 
@@ -155,5 +167,6 @@ FAULTS: tuple[Fault, ...] = (
     try_for_ever,
     miss_a_break,
     wait_for_a_slot,
+    lose_in_a_change,
     keep_a_place,
 )

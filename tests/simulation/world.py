@@ -168,6 +168,9 @@ class World(Fleet):
         self.is_calm = False
         """Whether the faults have stopped."""
         self.stages = partial(random_stages, sequences=self.sequences)
+        self.chains_rng = random.Random(f"{seed} chains")
+        self.has_chains = not self.sequences and self.chains_rng.random() < 0.4
+        """Whether plans of operators may have two chains."""
         self.first = initial_placement(replace(self._random_plan(), epoch=1))
         self.settings = ServeSettings.model_validate(
             {
@@ -420,8 +423,13 @@ class World(Fleet):
 
     def _random_plan(self) -> Plan:
         rng = self.rng
+        stages = self.stages(rng, DEVICES, rng.choice((None, 12)))
+        shares: tuple[float, ...] = (1.0,)
+        if self.has_chains and self.chains_rng.random() < 0.5:
+            stages, shares = self._two_chains(), self.chains_rng.choice(((0.5, 0.5), (0.7, 0.3)))
         return Plan(
-            stages=self.stages(rng, DEVICES, rng.choice((None, 12))),
+            stages=stages,
+            shares=shares,
             policy=POLICY,
             # Deferred batches wait as long as deadlines let them, and patient callers have none.
             dispatch=rng.choice(
@@ -429,6 +437,13 @@ class World(Fleet):
             ),
             order=OrderSpec(name=rng.choice(("arrival", "deadline", "shortest", "das"))),
         )
+
+    def _two_chains(self) -> tuple[Stage, ...]:
+        """A chain on each type of accelerator; what happens after an answer is the same in both."""
+        first, second = (self.stages(self.chains_rng, {device: count}) for device, count in DEVICES.items())
+        like = first[0].splits[0]
+        alike = partial(replace, after_answer=like.after_answer, overlap_below=like.overlap_below)
+        return *first, *(replace(stage, splits=tuple(map(alike, stage.splits))) for stage in second)
 
     def _order(self) -> None:
         """An operator asks for a plan: the planner's, or one that the operator has made."""

@@ -245,6 +245,14 @@ async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> No
     assert not scene.loop.keeper.standing.hold
 
 
+async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, best=halves(3, 1))
+    await scene.loop.apply(plan_document(Plan(stages=whole(1) + whole(3), shares=(0.25, 0.75), policy=POLICY)))
+    await scene.loop.replan()
+    assert scene.said("error") == []
+    assert (scene.fleet.followed.plan.stages, scene.fleet.followed.plan.shares) == (halves(3, 1), (1.0,))
+
+
 async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0))
     with pytest.raises(PlanError, match=r"the plan needs .*'split-cpu-0': 5.*, there are .*'cpu': 4"):
