@@ -36,7 +36,10 @@ FINISHED = (
     "experiments",
     *(f"earlyexit/{name}" for name in ("backends", "codecs", "engine", "families", "network", "sequences", "tasks")),
     *(f"earlyexit/{name}.py" for name in ("clock", "errors", "fingerprint", "named", "words")),
-    *(f"deployments/{name}" for name in ("api", "local_ray", "ops", "replica", "startup", "versions", "wire")),
+    *(
+        f"deployments/{name}"
+        for name in ("api", "ingress", "local_ray", "ops", "replica", "startup", "versions", "wire")
+    ),
 )
 """Files and folders without such places. Add a folder here when it is done."""
 FOLDERS = (*FINISHED, "optimizer", "earlyexit", "deployments")

@@ -77,7 +77,7 @@ class Cuts:
     before: int
     """The network that they come from."""
     alpha: float | None
-    """None: nobody loses words here, but texts that lost some before go on without them."""
+    """None: no input loses words here, but texts that lost some before go on without them."""
     importance: Mapping[str, npt.NDArray[np.floating[Any]]]
     """By sample id, of every token that the network before was given; nothing of inputs that came without."""
 
@@ -90,16 +90,17 @@ class Cuts:
         importance_N = self.importance.get(sample_id)
         if self.alpha is not None and importance_N is not None:
             found = codec.pruned_for(network, self.before, row, importance_N, self.alpha)
-            # Who loses nothing is remembered too, or he would be looked at again; as the row that he came with.
+            # An input that loses nothing is remembered too, with its own row, or it would be examined again.
             given.cut[network] = CutRow(row, found.encoded) if found.row == row else found
         elif earlier is not None and earlier.row is not given.row:
             given.cut[network] = codec.cut_row(network, row)
 
 
 def cuts_of(going_on: WirePiece | None, plan: Plan) -> Cuts | None:
-    """Of inputs at a crossing under a plan; None of new ones, and where there are no networks to cross between.
+    """Returns what inputs may lose at a crossing under a plan; None for new inputs, and for a plan of one network.
 
-    Who left a network inside, because a plan skips it now, has not met all its attention, and loses no words.
+    An input that left a network before its end, because the plan now skips it, has not met all its attention and loses
+    no words.
     """
     if going_on is None or not plan.networks:
         return None
@@ -168,10 +169,10 @@ class ChainEntrance:
         return bool(rows) and self._codec.of(way.network).is_slow(rows * TIMES_SLOWER)
 
     def prepare(self, way: Way) -> None:
-        """Encode whoever was not encoded for the network, together, without the words that they lose.
+        """Encodes the inputs that were not encoded for the network yet, together, without the words that they lose.
 
-        May be called beside the event loop, and again after. Whom the codec fails on, and whoever is among them, stays
-        as he is: `enter` finds out who it was. Of whom words cannot be cut, the whole text goes on.
+        May be called beside the event loop, and again after. If the codec fails, all of them stay as they are, and
+        `enter` finds the input that it fails on. A text whose words cannot be cut goes on whole.
         """
         if way.cuts is not None:
             self._cut(way, way.cuts)

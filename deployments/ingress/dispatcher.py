@@ -210,7 +210,7 @@ class Dispatcher:
         self._do(self.core.expire(flight, self._clock.now_s()))
 
     def end(self, home: KVPlacement) -> None:
-        """Nobody asks for a sequence any more, or not there: replicas may forget it."""
+        """Lets replicas forget a sequence that has ended, or that begins anew elsewhere."""
         home.is_over = True
         for slot, replica in home.replicas.items():
             self.core.ways[slot].end(replica, home.number)
@@ -358,7 +358,7 @@ class Dispatcher:
         homes = None if flights[0].home is None else homes_of(call.leg.slot, flights)
         stage_call = StageCall(
             piece=piece,
-            # An input that nobody waits for any more has no time left: the stage drops it unrun.
+            # An input that no request waits for any more has no time left: the stage drops it unrun.
             remaining_s=tuple(
                 flight.deadline_s - now_s if self.core.is_awaited(call, flight) else -1.0 for flight in flights
             ),

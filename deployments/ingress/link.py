@@ -84,7 +84,7 @@ class ReplicaLink:
             self._frames.send(encode(End(tuple(sequences))))
 
     def leave(self) -> None:
-        """Close as soon as the calls under way are done; nobody makes new ones."""
+        """Closes as soon as the calls under way are done; no new ones are made."""
         self._is_leaving = True
         self._close_if_left()
 
@@ -187,7 +187,7 @@ class Transport(Protocol):
         ...
 
     def end(self, replica: str, sequence: int) -> None:
-        """Nobody asks for a sequence any more that has its home at a replica, which may be gone."""
+        """Lets a replica, which may be gone, forget a sequence that has ended."""
         ...
 
     def fail_waiting(self) -> None:
@@ -287,10 +287,10 @@ class LinkTransport:
             self._some_offered.clear()
 
     def _at_home(self, name: str) -> ReplicaLink:
-        """The way to a sequence's replica; raises SequenceLostError.
+        """Returns the link to a sequence's replica; raises SequenceLostError.
 
-        One that drains finishes the calls that it has. To begin anew elsewhere costs one run over what a sequence has
-        come to, and to wait until all are over would hold up whoever wants the replica gone.
+        A replica that drains finishes the calls that it has. To begin a sequence anew elsewhere costs one run over its
+        tokens so far, and to wait until all its sequences end would delay its removal.
         """
         replica = self._replicas.get(name)
         if replica is None or replica.position < 0:

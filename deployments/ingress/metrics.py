@@ -38,7 +38,7 @@ class FlowMetrics:
         self._words = Counter("offramp_words", "Words that could be pruned at a crossing", tags("network"))
         self._pruned_words = Counter("offramp_pruned_words", "Words pruned at a crossing", tags("network"))
         self._lengths = {1}
-        """Of which some waited; the shortest, so that the metric is there before anybody does."""
+        """Length classes of inputs that waited. The shortest is always there, so that the metric exists at once."""
         self._grow = Totals().grow
 
     def tell(self, report: IngressReport) -> None:

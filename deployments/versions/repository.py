@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ from deployments.local_ray.dashboard import RayDashboard
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators
-from deployments.versions.store import IndexRow, Listed, Store
+from deployments.versions.store import IndexRow, Listed, RayStore
 from deployments.versions.versions import Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
@@ -33,18 +33,8 @@ SETTINGS_FILE = "settings.json"
 _SETTINGS = TypeAdapter(ServeSettings)
 
 
-class Cluster(Protocol):
-    """What Serve runs, and on what."""
-
-    async def applications(self) -> dict[str, Any]: ...
-
-    async def put(self, config: Mapping[str, Any]) -> None: ...
-
-    async def inventory(self) -> Inventory: ...
-
-
 class RayCluster:
-    """The cluster of this replica."""
+    """What Serve runs on the cluster of this replica, and the cluster's hardware."""
 
     def __init__(self, dashboard_url: str | None) -> None:
         self._dashboard = RayDashboard(dashboard_url)
@@ -65,7 +55,7 @@ class RayCluster:
 class Repository:
     """Loads and unloads, one at a time: a PUT replaces what another has just put."""
 
-    def __init__(self, versions: Versions, store: Store, cluster: Cluster, folder: str | None) -> None:
+    def __init__(self, versions: Versions, store: RayStore, cluster: RayCluster, folder: str | None) -> None:
         self._versions = versions
         self._store = store
         self._cluster = cluster

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -74,22 +73,8 @@ def _row(listed: Listed, status: AppStatus) -> IndexRow:
     return IndexRow(name=listed.model, version=listed.version, state=state, reason=reason)
 
 
-class Store(Protocol):
-    """What versions know of one another."""
-
-    async def traffic(self, model: str) -> Traffic: ...
-
-    async def put_traffic(self, model: str, traffic: Traffic) -> None: ...
-
-    async def listed(self) -> list[Listed]: ...
-
-    async def put_listed(self, listed: Listed) -> None: ...
-
-    async def statuses(self) -> Mapping[str, AppStatus]: ...
-
-
 class RayStore:
-    """In Ray's GCS; its calls block, so each has a thread for its millisecond."""
+    """What versions know of one another, in Ray's GCS; its calls block, so each has a thread for its millisecond."""
 
     async def traffic(self, model: str) -> Traffic:
         """What was put last; nothing special where nothing was."""

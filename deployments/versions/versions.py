@@ -21,7 +21,7 @@ from deployments.versions.choice import (
     version_figures,
 )
 from deployments.versions.other import IngressLink, PatientLink, connected
-from deployments.versions.store import IndexRow, Listed, Store, app_of, index_rows
+from deployments.versions.store import IndexRow, Listed, RayStore, app_of, index_rows
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
@@ -44,7 +44,7 @@ class Versions:
         self,
         own: Served,
         settings: ServeSettings,
-        store: Store,
+        store: RayStore,
         link_to: Callable[[str], IngressLink],
         clock: Clock,
         show: Callable[[Tally], None],

@@ -198,6 +198,8 @@ RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "de
 class NewModel(Job):
     """A model that gets ramps. Raises InputError for a name that `model.json` cannot hold."""
 
+    backbone: str
+    """The network that gets ramps: a checkpoint, a file or your own."""
     name: str = ""
     """Model name in URLs. None: the folder's."""
     tokenizer: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.data.rows import IMAGE, PAIR, TEXT, LabelledRows
@@ -23,7 +23,7 @@ from earlyexit.tasks.segmentation import SegmentationTask
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
-    from offramp.commands.jobs import TrainJob
+    from offramp.commands.jobs import NewModel, TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""
@@ -37,20 +37,7 @@ TOKEN_TYPES = ("token_types", "token_type_ids")
 """What networks call the input that tells a pair's texts apart."""
 
 
-class CodecOrder(Protocol):
-    """What is asked for of a codec: as `TrainJob` has it."""
-
-    @property
-    def backbone(self) -> str: ...
-    @property
-    def codec(self) -> str | None: ...
-    @property
-    def tokenizer(self) -> str | None: ...
-    @property
-    def max_length(self) -> int | None: ...
-
-
-def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
+def codec_for(job: NewModel, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
     """How the inputs of a network are encoded that takes these, of at most `longest` tokens.
 
     Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer, or takes what
@@ -73,7 +60,7 @@ def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest:
     return {"name": "tensor", "columns": columns}
 
 
-def load_codec(spec: NamedSpec, job: CodecOrder, folder: Path) -> Codec[object]:
+def load_codec(spec: NamedSpec, job: NewModel, folder: Path) -> Codec[object]:
     """The codec, with the tokenizer that it may read put into the model's folder.
 
     Raises InputError for `--tokenizer` where it reads none.

@@ -1,17 +1,17 @@
 """Whether an input that arrives now can be answered in time (E3 section 3.1 refuses what cannot). Pure.
 
-By Little's law, who arrives behind n unanswered inputs waits n over the service's rate, wherever they queue. So there
-is a number of inputs inside up to which answers are in time: the limit. The plan says where it begins. Then it is
-steered by what it is for, the lateness of those that came when the service was about as full as it may be: up a little
-with every one in time, down with every late one, so that at rest one in a few hundred is late (stochastic approximation
-of a quantile, Robbins and Monro 1951). Nothing is assumed of why they are late: stages that share their processors with
-other work, or a plan that promised too much, move the limit like a lost replica does.
+By Little's law, an input that arrives behind n unanswered ones waits n over the service's rate, wherever they queue. So
+answers are in time up to some number of unanswered inputs: the limit. The plan's predicted rate sets the first limit.
+The lateness of inputs that came when the service was nearly full then steers it: every one in time raises it a little,
+every late one lowers it, so that at rest one in a few hundred is late (stochastic approximation of a quantile, Robbins
+and Monro 1951). The reason for the lateness does not matter: stages that share their processors with other work, or a
+plan that promised too much, move the limit as a lost replica does.
 
-What is counted is what inputs cost: under a plan whose batches tokens bound, their tokens, under any other 1 each. So a
-long input pays for itself, and nobody is refused for being behind a few short ones; where all are equally long, both
-ways of counting decide the same.
+The limit counts what inputs cost: their tokens under a plan whose batches are bound by tokens, else 1 each. So a long
+input pays for itself, and no input is refused for being behind a few short ones; where all are equally long, both ways
+of counting decide the same.
 
-(Clockwork, whose rule E3 takes, knows every execution's time beforehand. Where inputs leave early nobody does.)
+(Clockwork, whose rule E3 takes, knows every execution's time beforehand. Early exits make that time unknown.)
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ per SLO: where thousands are, the first late one is seen long after the limit wa
 LEAP = 2.0
 """What a limit is multiplied by at most, once a window, if inputs were refused while slow ones had time to spare."""
 SPARE = 0.8
-"""Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slow ones have not:
-the slowest of all but the share that may be late, since on shared processors one in a hundred is slow at any limit."""
+"""Share of the time that is counted on. An input that takes less has time to spare, and a leap goes so far that the
+slow inputs have none: the slowest but for the share that may be late, since on shared processors one in a hundred is
+slow at any limit."""
 WINDOW = (0.25, 4.0)
 """Seconds and SLOs between leaps, at least: how slow the slow ones are, few inputs do not tell."""
 FADE = 0.75
@@ -147,7 +148,7 @@ class Admission:
                 self._fall(ahead, now_s)
         elif is_contested:
             self._limit += min(RISE * self._limit, MOST_RISE * cost)
-        # Where nobody like it is let in behind it, a limit this low has few with as much ahead, or none.
+        # Under so low a limit that no such input is admitted behind this one, few inputs or none have as much ahead.
         if is_contested or (ahead + 2 * cost > self._limit and not is_late):
             self._took_s.append(latency_s)
 
@@ -163,16 +164,16 @@ class Admission:
         mean_cost = expected if self.counts_tokens else 1.0
         self._room = self._room_of(plan, mean_cost or None)
         self._filling = max(mean_cost or 1.0, self._room)
-        # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
+        # A plan that was written by hand may predict nothing, or a rate of zero; both leave the rate unknown.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
         self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
     def _room_of(self, plan: Plan, mean_cost: float | None) -> float:
         """What is let in however late it is; the limit never falls below it.
 
-        Stages that wait for full batches need one per replica and split. With fewer inside all wait as long as they
-        may, so that the service is slow because little is let in, and little is let in because it is slow. So it is
-        where processors are full and small batches take them: whoever is let in makes the others' batches cheaper.
+        Stages that wait for full batches need one per replica and split. With fewer inside, every input waits as long
+        as it may: the service is slow because little is let in, and little is let in because it is slow. The same
+        holds where small batches fill the processors: every input that is let in makes the others' batches cheaper.
         """
         one_each = sum(
             stage.replicas * sum(_full_cost(split, mean_cost) for split in stage.splits)
@@ -208,7 +209,7 @@ def _all_but_late(took_s: Sequence[float]) -> float:
 
 
 def _full_cost(split: Split, mean_cost: float | None) -> float:
-    """Of a full batch: as many tokens as it may hold, where nobody knows how many its inputs have."""
+    """Returns the cost of a full batch: as many tokens as it may hold if the lengths of its inputs are unknown."""
     if mean_cost is None:
         return split.tokens or split.batch
     return split.budget.tokens_when_full(mean_cost)

@@ -1,8 +1,8 @@
 """Inputs of sequences: they go where their sequence's keys and values are, and are never simply sent again. Pure.
 
 A sequence may be a *probe*, with all its tokens: they run to the model's end, every ramp looks, and its caller gets
-what the full model says. Where a ramp would have let a token leave is noted, and answers nobody: the next token would
-come beside the one that still runs.
+what the full model says. The ramp at which a token would have left is noted, but answers no caller: the next token
+would run beside the one that still runs.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Steps(Generic[I, W]):
         """Those that are sent next."""
 
     def check(self, home: KVPlacement) -> None:
-        """Raise SequenceLostError where the plan has others by now; nobody loses what he does not have yet."""
+        """Raises SequenceLostError if the plan has other slots by now and the sequence has begun at the old ones."""
         if home.layout is not None and self._chains.of_layout(home.layout) is None:
             raise lost("the plan has its blocks elsewhere now")
 
@@ -347,9 +347,10 @@ class Attempts(Generic[I, W]):
         return actions
 
     def go_whole(self, call: Call[I, W], now_s: float) -> Actions:
-        """Probes of this call are about to lose words: beside them whole texts enter the last network, the reference.
+        """Sends the whole texts of this call's probes, which are about to lose words, to the last network.
 
-        Nobody waits for their answers; where one is lost, so is what was seen of its probe.
+        That network is the reference. No request waits for the answers to these copies. If a copy is lost, the
+        observations of its probe are lost too.
         """
         book = self._probes
         alone = [] if book is None else [flight for flight in call.flights if book.goes_alone(flight)]

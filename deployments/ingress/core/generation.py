@@ -1,6 +1,6 @@
-"""What the loop of generation decides: who is let in, under which number, what becomes of what is lost. Pure.
+"""The decisions of generation: which sequences are admitted, under which number, and what follows a loss. Pure.
 
-Whoever drives it sends the steps: the live service, and the simulator, whose sequences are lengths.
+Its driver sends the steps: the live service, or the simulator, whose sequences are lengths.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Loop:
     def admit(self, num_prompt: int, now_s: float) -> None:
         """Refuse a sequence whose tokens would come too late, or make others' late: raises AdmissionError.
 
-        By Little's law, as inputs are: who arrives behind so many tokens of prompts waits for them, and of so many
-        running sequences each gets a token in turn.
+        By Little's law, as for inputs: a sequence waits for the prompts' tokens that it arrives behind, and running
+        sequences each get a token in turn.
         """
         late_s, why = 0.0, ""
         ttft_s, tpot_s = self._rules.ttft_slo_s, self._rules.tpot_slo_s

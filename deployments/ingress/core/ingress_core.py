@@ -1,7 +1,7 @@
 """The core of an ingress: events in, actions out. It knows no network, no clock, and of an input no more than times.
 
-It goes by the newest plan it was told: every call from then on, those of inputs that began under an older one too.
-Whoever drives it carries its actions out, calls `pump` where `is_due` says so, and `wake` at `wake_s`.
+It follows the newest plan that it was given, for all later calls, also those of inputs that began under an older plan.
+Its driver carries out its actions, calls `pump` when `is_due` says so, and calls `wake` at `wake_s`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class IngressCore(Generic[I, W]):
     ) -> None:
         """`ways`: by slot, to all that a plan may ever use; raises PlanError for a plan that needs others.
 
-        `make_call`: the class of calls, where whoever drives it keeps things of its own in them.
+        `make_call`: the class of calls, in which the driver may keep data of its own.
         """
         self.name = name
         self.suspended: str | None = None
@@ -297,9 +297,9 @@ class IngressCore(Generic[I, W]):
         return self._outcomes.fail(self._attempts.without(call, flights, now_s), error, now_s)
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
-        """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them.
+        """Sends inputs on to a block, with this payload, at the slot that hosts it now, if any of them is awaited.
 
-        Those that nobody waits for travel along, but not into another network, for which all would be encoded.
+        Inputs that no request waits for travel along, but not into another network, for which all would be encoded.
         """
         self.itinerary.check(block)
         mine = list(dict.fromkeys(flight for flight in flights if flight.holder is call))
@@ -308,7 +308,7 @@ class IngressCore(Generic[I, W]):
         self._calls.part(call, len(mine), now_s)
         if mine[0].home is not None:
             return self._steps.go_on(call, flights, block, payload, now_s)
-        # Nearly always somebody waits for the first, and to ask about all of them costs.
+        # The first input is nearly always awaited, and checking all of them takes time.
         if mine[0].settled and not any(self.is_awaited(call, flight) for flight in mine):
             call.release(mine)
             return []

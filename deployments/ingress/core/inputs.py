@@ -129,7 +129,7 @@ def losses_of_answers(seen: Observations) -> float:
     return float(seen.losses_NE[left_NE].sum(dtype=np.float64))
 
 
-I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
+I = TypeVar("I")  # noqa: E741 # an input, as the core's driver knows it
 
 
 WHOLE: Final = -1
@@ -191,7 +191,7 @@ class Flight(Generic[I]):
         return self.arrived_s
 
     def whole(self) -> Flight[I]:
-        """The same as it came, to go beside it when it loses words; nobody waits for an answer to this one."""
+        """Returns a copy as it came, to go beside it when it loses words; no request waits for its answer."""
         made = Flight(self.input, self.chain, self.arrived_s, self.deadline_s, tokens=self.cost)
         made.attempt, made.settled = WHOLE, True
         return made
@@ -215,7 +215,7 @@ Tokens = Sequence[int] | None
 
 Flights = Sequence[Flight[I]]
 Answers = Sequence[Any]
-"""As whoever drives the core knows them, one for each input; or none."""
+"""One for each input, as the core's driver knows them; or none."""
 
 
 class Call(Generic[I, W]):
@@ -288,7 +288,7 @@ class Pause(Generic[I]):
             flight.holder = self
 
     def unsettled(self) -> list[Flight[I]]:
-        """Those that somebody still waits for."""
+        """Returns the inputs whose requests still wait for an answer."""
         return [flight for flight in self.flights if not flight.settled]
 
     def end(self) -> list[Flight[I]]:

@@ -157,8 +157,8 @@ class IngressCounts:
 
 
 LONGEST_RETRY_S = 30.0
-"""A rate measured under little load says little about a full queue, and a limit that has fallen little about a long
-input; nobody is sent away for longer."""
+"""The longest Retry-After. A rate measured under little load says little about a full queue, and a limit that has
+fallen says little about a long input."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class AnswerRate:
 
 
 LATE = "deadline"
-"""The reason of whoever missed its deadline; the kind of a DeadlineError."""
+"""The reason of an input that missed its deadline; the kind of a DeadlineError."""
 
 
 class Outcomes(Generic[I, W]):

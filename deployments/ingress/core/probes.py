@@ -1,9 +1,9 @@
-"""Inputs that are seen on their way, whoever answered them: of them it is known what the full model says. Pure.
+"""Inputs that are observed to the model's end, wherever they were answered, for what the full model says. Pure.
 
-*Probes* are drawn, every ramp says something of them: the ingress's unbiased view of the model. Where answered inputs
-*stay* all others are seen too, by the ramps that are active. Both show whether early answers are the full model's.
-A probe that loses words at a crossing goes on both ways: without them, as others do, and beside it whole, for what the
-full model says of all of it.
+*Probes* are drawn at random, and every ramp answers them: they are the ingress's unbiased view of the model. Under a
+plan by which answered inputs *stay*, the active ramps show all other inputs too. Both tell whether early answers equal
+the full model's. A probe that loses words at a crossing goes on both ways: without them, as other inputs do, and whole,
+for what the full model says of all of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ExitObservations:
         self.num_refused = 0
         """Ended ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
         self.num_overflown = 0
-        """Complete ones that nobody asked for in time."""
+        """Complete ones that were dropped before they were asked for."""
 
     def can_look(self, policy: PolicySpec | None) -> bool:
         """Whether replicas that follow a policy see in the unit of this book."""
@@ -223,7 +223,7 @@ class ExitObservations:
         return True
 
     def _settle(self) -> None:
-        """Find what complete ones' answers cost; of those that nobody asks for the oldest go."""
+        """Finds what the answers of complete ones cost; the oldest that were not asked for are dropped."""
         if not self._ended:
             return
         entries, self._ended, self._ended_bytes = self._ended, [], 0

@@ -1,4 +1,4 @@
-"""The line of inputs that wait at an ingress to be sent, and who of them goes next. Pure."""
+"""The queue of inputs that wait at an ingress to be sent, and which of them is next. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class BatchingPolicy:
         self._busy: dict[str, tuple[float, float]] = {}
         """By slot, how busy it said it was, and when."""
         self.gap_s = LONGEST_GAP_S
-        """Between one input and the next, of late; who would have left by then waits for nobody."""
+        """Recent mean time between inputs; an input that would have left within it is not held for the next."""
         self._came_s = -math.inf
         self.held_until_s = math.inf
-        """When those who wait leave, however few; infinite where nobody is held."""
+        """When the waiting inputs leave, however few they are; infinite when none is held."""
         self.least: float = 1
         """New inputs that must wait for a call to be made."""
         self.least_tokens: float = math.inf
@@ -73,17 +73,17 @@ class BatchingPolicy:
         self._came_s = now_s
 
     def hold_until(self, until_s: float) -> None:
-        """Those who wait leave then, or as soon as they are a batch."""
+        """The waiting inputs leave then, or as soon as they are a batch."""
         self.held_until_s = until_s
         self.update()
 
     def wake(self, now_s: float) -> None:
-        """Who was held until now leaves."""
+        """Releases the inputs that were held until now."""
         if self.held_until_s <= now_s:
             self.release()
 
     def release(self) -> None:
-        """Nobody is held any more, until the next comes."""
+        """Holds no input any more, until the next one comes."""
         if self.held_until_s < math.inf:
             self.held_until_s = math.inf
             self.update()
@@ -154,7 +154,7 @@ class WaitQueue(Generic[Q]):
     def __init__(self) -> None:
         self.length = 0
         self.tokens = 0
-        """Of all who wait."""
+        """The sum over all waiting inputs."""
         self._flights: deque[Q] = deque()
         """Those that were settled meanwhile are passed over when their turn comes."""
 
@@ -177,11 +177,11 @@ class WaitQueue(Generic[Q]):
         self.tokens += sum(map(_tokens_of, flights))
 
     def __iter__(self) -> Iterator[Q]:
-        """Those who wait, the earliest deadline first."""
+        """Yields the waiting inputs, the earliest deadline first."""
         return (flight for flight in self._flights if not flight.settled)
 
     def oldest_s(self, now_s: float) -> dict[int, float]:
-        """How long those who have waited longest have, by length class."""
+        """Returns the longest wait so far in seconds, by length class."""
         since_s: dict[int, float] = {}
         for flight in self:
             length = length_class(flight.tokens)
@@ -189,7 +189,7 @@ class WaitQueue(Generic[Q]):
         return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
 
     def leave(self, budget: Budget, order: Order, now_s: float) -> list[Q]:
-        """The next ones, as many as a batch holds: at least one, if anybody waits."""
+        """Removes and returns the next inputs, as many as a batch holds: at least one, if any waits."""
         if not self.length:
             return []
         if not order.takes_front(self._flights, now_s):
@@ -201,14 +201,14 @@ class WaitQueue(Generic[Q]):
         return leaving
 
     def clear(self) -> list[Q]:
-        """Everybody, who waits no more."""
+        """Removes and returns all waiting inputs."""
         waiting = list(self)
         self.length = self.tokens = 0
         self._flights.clear()
         return waiting
 
     def forget(self, gone: Sequence[Q]) -> None:
-        """These, who waited here, were settled just now."""
+        """Removes inputs that waited here and were settled just now."""
         self.length -= len(gone)
         self.tokens -= sum(map(_tokens_of, gone))
         flights = self._flights
@@ -219,7 +219,7 @@ class WaitQueue(Generic[Q]):
 
     def _first(self, most: int) -> list[Q]:
         flights, number = self._flights, min(most, self.length)
-        if self.length == len(flights):  # nobody was settled here
+        if self.length == len(flights):  # none of these was settled
             return [flights.popleft()] if number == 1 else [flights.popleft() for _ in range(number)]
         leaving: list[Q] = []
         while len(leaving) < number:

@@ -1,4 +1,4 @@
-"""A placed plan as whoever sends inputs through it needs it: which slot takes which block, and what it takes."""
+"""A placed plan as routes for inputs: which slot runs which block, and which batches it takes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ kept keys and values under the one has them under the other, whatever its splits
 LOST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
-"""Together what a sequence's number may have: replicas know nothing of who counts."""
+"""The bits of a sequence's number: a serial number, and the name of the ingress. Replicas do not tell them apart."""
 
 
 class KVPlacement:
-    """Of one sequence from one beginning to its end, or until it is lost; its inputs share it.
+    """The replicas of one sequence, from its beginning to its end, or until it is lost; its inputs share it.
 
-    Whoever begins anew gets another: nothing of a late reply to the old one can be taken for the new.
+    A sequence that begins anew gets another: a late reply to the old one cannot be taken for one to the new.
     """
 
     __slots__ = ("avoids", "is_again", "is_over", "is_probe", "layout", "number", "replicas", "says")
@@ -51,15 +51,15 @@ class KVPlacement:
         self.layout: Layout | None = None
         """Of the plan by which its first input was sent; None before."""
         self.replicas: dict[str, str] = {}
-        """By slot, the one that has what the blocks there made; whoever carries the first call there says which."""
+        """By slot, the replica that keeps the keys and values of the blocks there; the slot's first call chooses it."""
         self.says = True
         """Whether the answer to its next step is a token: of the parts of a prompt, only to the last."""
         self.is_over = False
-        """Whether nobody asks for it any more; a call that is under way may."""
+        """Whether the sequence has ended; a call for it may still be under way."""
 
     @property
     def newest(self) -> str | None:
-        """The replica that was chosen last: who refuses its sequence for want of room."""
+        """The replica that was chosen last: if the sequence is refused for want of room, by this one."""
         return next(reversed(self.replicas.values()), None)
 
 
@@ -101,7 +101,7 @@ def homes_of(slot: str, inputs: Sequence[Sequential]) -> KVPlacements:
 
 
 def lost(why: str) -> SequenceLostError:
-    """Of sequences that cannot go on where they were; whoever owns them begins them anew, and nobody else is told."""
+    """Returns the error of sequences that cannot go on where they were. Their owner begins them anew."""
     return SequenceLostError(f"the sequence is lost: {why}", retry_after_s=LOST_RETRY_S)
 
 
@@ -122,7 +122,7 @@ PARTS = 32
 """Of a batch that tokens bound, as which loads are counted: replicas are told apart as finely as those with batches of
 so many inputs are, and as quickly."""
 MOST_BATCHES = 4
-"""That a piece counts as at most: one input may be a hundred batches long, and nobody has more work ahead than it."""
+"""The most batches that a piece counts as: one input may be a hundred batches long, and none has more work ahead."""
 
 
 def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int) -> tuple[float, float]:
@@ -442,7 +442,7 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: PlanRoute[W
 
 
 def crossings_of(plan: Plan) -> dict[int, Crossing]:
-    """By block, where who waits for it enters a network: the block's own, or the next that is used."""
+    """Returns, by block, where inputs for it enter a network: the block's own, or the next network that is used."""
     found: dict[int, Crossing] = {}
     used, starts = plan.used, (0, *plan.networks[:-1])
     for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):

@@ -12,7 +12,8 @@ from cluster.inventory import Accelerators, Inventory
 from deployments.api.bodies import Canary, InferRequest, LoadParameters
 from deployments.api.endpoint import VersionFacts
 from deployments.versions.choice import Tally, Traffic
-from deployments.versions.store import AppStatus, IndexRow, Listed
+from deployments.versions.repository import RayCluster
+from deployments.versions.store import AppStatus, IndexRow, Listed, RayStore
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import ModelCard
 from earlyexit.network.wire import Answer
@@ -106,7 +107,7 @@ class Held:
 
 
 @dataclass
-class FakeStore:
+class FakeStore(RayStore):
     """What Ray and Serve would know."""
 
     of_models: dict[str, Traffic] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class FakeStore:
 
 
 @dataclass
-class FakeCluster:
+class FakeCluster(RayCluster):
     """A Serve that runs what it was put, on so many cores."""
 
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
