@@ -259,29 +259,20 @@ class Fixed:
 class TunedThresholds:
     """Ramps that stay as they are, and a tuner that sets their thresholds."""
 
-    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], *, delay: int = 0) -> None:
-        """`thresholds`: of the active ramps at the beginning. `delay`: inputs until what the tuner says is in force."""
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float]) -> None:
+        """`thresholds`: of the active ramps at the beginning."""
         self.thresholds = thresholds
         self.changes: list[Tuned] = []
         """What the tuner said; times are positions in the stream."""
         self._tuner = tuner
-        self._delay = delay
-        self._coming: list[tuple[float, Tuned]] = []
         tuner.follow(thresholds, 0.0)
 
-    @property
-    def alarms(self) -> int:
-        """How often the tuner raised one."""
-        return sum(each.why == "alarm" for each in self.changes)
-
     def told(self, seen: Observations) -> None:
-        """What the tuner says holds from the next batch on that begins after the delay."""
+        """What the tuner says holds from the next batch on."""
         found = self._tuner.observe(seen)
         if found is not None:
             self.changes.append(found)
-            self._coming.append((after(seen) + self._delay, found))
-        while self._coming and self._coming[0][0] <= after(seen):
-            self.set(self._coming.pop(0)[1].thresholds, after(seen))
+            self.set(found.thresholds, after(seen))
 
     def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """From a time on."""
@@ -304,11 +295,6 @@ class Replayed:
     settings: Sequence[Mapping[int, float]]
     """The thresholds of every batch."""
 
-    @property
-    def agreement(self) -> float:
-        """1 - mean loss of all answers."""
-        return 1 - float(self.losses_N.mean())
-
 
 def tuned_replay(
     records: ExitRecords,
@@ -316,12 +302,11 @@ def tuned_replay(
     *,
     batch: int = BATCH,
     probe_N: BoolArray | None = None,
-    stay: bool = True,
 ) -> Replayed:
     """Of records in order of arrival; the ramps of the controller's thresholds are active.
 
-    `stay`: whether all inputs run on to the end of the model after their answer, so that they are seen at every active
-    ramp. Of those that leave for good only probes (`probe_N`) are; probes see the inactive ramps too.
+    All inputs run on to the end of the model after their answer, so that they are seen at every active ramp; probes
+    (`probe_N`) are seen at the inactive ramps too.
     """
     if probe_N is None:
         probe_N = np.zeros(len(records), dtype=bool)
@@ -333,32 +318,32 @@ def tuned_replay(
         outcome = part.outcome(thresholds)
         parts.append((outcome.exits_N, outcome.losses_N))
         settings.append(thresholds)
-        controller.told(observed(part, thresholds, probe_N[rows_N], stay=stay, first=first))
+        controller.told(observed(part, thresholds, probe_N[rows_N], first=first))
     exits, losses = zip(*parts, strict=True)
     return Replayed(exits_N=np.concatenate(exits), losses_N=np.concatenate(losses), settings=tuple(settings))
 
 
 def observed(
-    records: ExitRecords, thresholds: Mapping[int, float], probe_N: BoolArray, *, stay: bool, first: int = 0
+    records: ExitRecords, thresholds: Mapping[int, float], probe_N: BoolArray, *, first: int = 0
 ) -> Observations:
-    """What a service with these ramps and thresholds sees of some inputs; times are positions, counted from `first`."""
-    exits_N = records.outcome(thresholds).exits_N
+    """What a service with these ramps and thresholds sees of inputs that stay; times are positions, from `first` on."""
     active_NR = np.tile([ramp in thresholds for ramp in records.ramps], (len(records), 1))
-    seen_NR = (active_NR & ((np.array(records.ramps) <= exits_N[:, None]) | stay)) | probe_N[:, None]
-    end_N1 = ((exits_N == records.num_blocks - 1) | stay | probe_N)[:, None]
+    seen_NR = active_NR | probe_N[:, None]
     truth_NE = records.true_losses_NE
     return Observations(
         shape=shape_of(records),
         times_s_N=first + np.arange(len(records), dtype=np.float64),
         probe_N=probe_N,
-        stayed_N=np.full(len(records), stay),
+        stayed_N=np.ones(len(records), dtype=bool),
         active_NR=active_NR,
-        exits_N=exits_N.astype(np.int16),
+        exits_N=records.outcome(thresholds).exits_N.astype(np.int16),
         scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
-        losses_NR=np.where(seen_NR & end_N1, records.losses_NR, np.nan).astype(np.float32),
+        losses_NR=np.where(seen_NR, records.losses_NR, np.nan).astype(np.float32),
         true_losses_NE=None
         if truth_NE is None
-        else np.where(np.column_stack([seen_NR, end_N1]), truth_NE, np.nan).astype(np.float32),
+        else np.where(np.column_stack([seen_NR, np.ones(len(records), dtype=bool)]), truth_NE, np.nan).astype(
+            np.float32
+        ),
     )
 
 
@@ -373,18 +358,12 @@ class Replay:
     settings: Sequence[Mapping[int, float]]
     """The thresholds of every batch."""
 
-    @property
-    def changes(self) -> int:
-        """How often a batch was served otherwise than the one before it."""
-        return sum(one != other for one, other in zip(self.settings, self.settings[1:], strict=False))
 
-
-def replay_replay(
-    records: ExitRecords, controller: Controller, times: ExitTimes, *, probe_share: float = 0.0, seed: int = 0
-) -> Replay:
-    """Serve a stream; equal seeds probe the same batches."""
+def timed_replay(case: Case, controller: Controller, *, probe_share: float = 0.0) -> Replay:
+    """Serve a stream; the same batches are probes each time."""
+    records, times = case.stream.served, case.times
     num_batches = -(-len(records) // BATCH)
-    probes_K = np.random.default_rng(seed).random(num_batches) < probe_share
+    probes_K = np.random.default_rng(SEED).random(num_batches) < probe_share
     found = tuned_replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
     return Replay(answered=_timed(found, probes_K, records, times), settings=found.settings)
 
@@ -494,17 +473,17 @@ def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -
 def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """These ramps all along; a tuner sets their thresholds."""
     controller = TunedThresholds(tuner_of(name, case, budgets), never(case.stream.records.score, ramps))
-    return replay_replay(case.stream.served, controller, case.times)
+    return timed_replay(case, controller)
 
 
 def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Ramps chosen by the beginning, and again every period by what probes saw."""
     initial = case.stream.initial
     ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
-    known = observed(initial, {}, np.ones(len(initial), dtype=bool), stay=True, first=-len(initial))
+    known = observed(initial, {}, np.ones(len(initial), dtype=bool), first=-len(initial))
     thresholds = never(case.stream.records.score, ramps)
     controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
-    return replay_replay(case.stream.served, controller, case.times, probe_share=PROBE_SHARE)
+    return timed_replay(case, controller, probe_share=PROBE_SHARE)
 
 
 def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
@@ -512,4 +491,4 @@ def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) 
     ramps = spread_out(case.times, budgets.ramps)
     thresholds = never(case.stream.records.score, ramps)
     controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
-    return replay_replay(case.stream.served, controller, case.times)
+    return timed_replay(case, controller)
