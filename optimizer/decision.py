@@ -35,6 +35,7 @@ class Found:
     """A plan that keeps every promise, and its figures."""
 
     chain: tuple[Stage, ...]
+    """Stages of all chains, one chain after the other."""
     figures: Evaluation
 
 
@@ -50,6 +51,7 @@ class Planned:
 
     strategy: Strategy
     stages: tuple[Stage, ...]
+    """Of all chains, one chain after the other."""
     figures: Evaluation
     bound: float
     """No plan of the space is better than this: a rate per second, USD per hour, or seconds."""

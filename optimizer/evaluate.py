@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,8 @@ from optimizer.fits import check_fits
 from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
 from optimizer.networks import part_of
-from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.plan import Stage, chains_of
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, asked_for
 from optimizer.reach import Reach, nested_reach
 from optimizer.tokens import in_token_batches, in_tokens
 from profiles.lengths import Lengths
@@ -113,18 +114,31 @@ class Evaluation:
     usd_per_hour: float
     splits: tuple[ExpectedSplit, ...]
     stages: tuple[StageFigures, ...]
+    shares: tuple[float, ...] = (1.0,)
+    """Of the rate, per chain: all are equally busy, unless they were given."""
 
 
 def evaluate(
-    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None = None, recorded: Steps | None = None
+    problem: PlanProblem,
+    stages: Sequence[Stage],
+    reach: Reach | None = None,
+    recorded: Steps | None = None,
+    *,
+    shares: Sequence[float] = (),
 ) -> Evaluation:
     """Score a plan; raises PlanError where it names what the problem lacks.
+
+    `stages` are of all chains, one chain after the other. Each serves its share of the rate: of `shares`, or as much as
+    it can do of what all of them can.
 
     `reach` replaces the nested survival, for example by that of joint exit records; `recorded` the seconds of the mean
     batch by those of recorded ones. Where inputs have lengths, shares are of tokens (`optimizer.tokens`): of what
     reaches a block, and of what counts in the mean answer time. Stages, and what `reach` and `recorded` are asked, are
     in the chain's numbers, where a plan leaves networks out as well.
     """
+    chains = chains_of(stages, problem.num_blocks)
+    if len(chains) > 1:
+        return _side_by_side(problem, chains, shares, reach, recorded)
     check_fits(problem, stages)
     part = part_of(problem, stages)
     if part.problem is problem:
@@ -135,6 +149,42 @@ def evaluate(
     splits = [split for stage in stages for split in stage.splits]
     named = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
     return replace(figures, splits=named)
+
+
+def _side_by_side(
+    problem: PlanProblem,
+    chains: Sequence[Sequence[Stage]],
+    shares: Sequence[float],
+    reach: Reach | None,
+    recorded: Steps | None,
+) -> Evaluation:
+    """Rates and prices add up, the slowest chain's latency is the plan's, and means are weighted by shares."""
+    alone = [evaluate(problem, chain, reach, recorded) for chain in chains]
+    together_per_s = sum(each.rate_per_s for each in alone)
+    if not shares:
+        shares = [each.rate_per_s / together_per_s for each in alone]
+    rate_per_s = min(each.rate_per_s / share for each, share in zip(alone, shares, strict=True))
+    if problem.asked_per_s is not None:
+        alone = [
+            evaluate(asked_for(problem, share * problem.asked_per_s), chain, reach, recorded)
+            for chain, share in zip(chains, shares, strict=True)
+        ]
+    starts = accumulate([len(chain) for chain in chains], initial=0)
+    return Evaluation(
+        rate_per_s=rate_per_s,
+        served_per_s=rate_per_s if problem.asked_per_s is None else problem.asked_per_s,
+        latency_s=max(each.latency_s for each in alone),
+        mean_latency_s=sum(share * each.mean_latency_s for each, share in zip(alone, shares, strict=True)),
+        ramp_overhead=sum(share * each.ramp_overhead for each, share in zip(alone, shares, strict=True)),
+        usd_per_hour=sum(each.usd_per_hour for each in alone),
+        splits=tuple(
+            replace(split, stage_index=start + split.stage_index)
+            for each, start in zip(alone, starts, strict=False)
+            for split in each.splits
+        ),
+        stages=tuple(stage for each in alone for stage in each.stages),
+        shares=tuple(shares),
+    )
 
 
 def _of_part(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None) -> Evaluation:

@@ -147,6 +147,8 @@ class PlanProblem:
     crossing_tokens: tuple[float, ...] = ()
     """Per network, the share of an input's tokens that is left of it where it came over a crossing, words having been
     pruned (Tabi, section 4.2); (): all. Batches take what so many tokens take."""
+    most_chains: int = 3
+    """Chains of stages that a plan may have side by side."""
     generation: Generation | None = None
     """Where inputs are steps of sequences: rates are then of steps, and the SLO is of one. None: they are no steps."""
 
@@ -306,6 +308,12 @@ def check_seconds(device: str, table: LatencyTable) -> None:
         raise PlanError(
             f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
         )
+
+
+def asked_for(problem: PlanProblem, rate_per_s: float) -> PlanProblem:
+    """The same problem at another rate."""
+    assert not isinstance(problem.objective, MaximizeRate), "a rate is asked for"
+    return replace(problem, objective=replace(problem.objective, rate_per_s=rate_per_s))
 
 
 def device_names(problem: PlanProblem) -> tuple[str, ...]:

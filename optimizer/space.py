@@ -29,6 +29,8 @@ class Space:
     several_stages: bool = True
     one_batch: bool = False
     """Whether all splits have the same batch size."""
+    most_chains: int = 3
+    """Side by side."""
     after_answer: AfterAnswers = ("stop",)
     """What inputs may do whose answer left, where the mean answer time is sought; else nothing is won by staying."""
 
@@ -40,7 +42,7 @@ SPACES: dict[Strategy, Space] = {
     # All ramps in one split: the batch shrinks (E3 section 2.3).
     "early-exit": Space(strategy="early-exit", ramps="all", splits_per_stage=False, several_stages=False),
     # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
-    "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True),
+    "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True, most_chains=1),
     # One device runs all splits.
     "serial": Space(strategy="serial", several_stages=False, after_answer=("stop", "stay")),
     # The model as it is, replicated: ramps are switched on, answers leave early, and every input runs on to the end
