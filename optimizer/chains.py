@@ -8,23 +8,21 @@ solved to its end, the plan is proven best over all chains; else its gap is that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
 from optimizer.columns import (
+    ALL,
     CLOSED,
     DEVICE,
-    FILL,
-    LATENCY,
-    MOST_STAGES,
     MOVE,
+    NONE,
     PARENT,
-    STAGES,
+    TOTAL,
     Labels,
     Reach,
     least_prices,
@@ -37,20 +35,25 @@ from optimizer.moves import RULES, Graph, build_graph, ends_of
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.bound import Bounded, CuttingPlanes
-from optimizer.scale.graph import nodes_around, window_of
+from optimizer.scale.graph import nodes_around
 from optimizer.scale.tables import tables_of
-from optimizer.scale.walks import Allowed, Walks
+from optimizer.scale.walks import Allowed, Prices, Walks
 from optimizer.space import Space
 
-SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, math.inf)
+SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How much above the least price chains may be, as long as all labels find room."""
 MOST_LABELS = 20_000
 MOST_COLUMNS = 200
 """Of one master problem."""
-SLOWER = (1.0, 0.5, 0.25, 0.1)
-"""Shares of the rate at which chains are sought whose batches still fill in time."""
-NEAR = 2
-"""Blocks between the bounds of a chosen chain's stages and of those that are tried in its place."""
+ALIKE = 8
+"""Labels of a node with the same types that go on, where not all do."""
+ALIKE_AT_RATE = 40
+HALVINGS = 6
+"""Of the interval in which a part's highest rate is sought."""
+MOST_IN_PAIRS = 4
+"""With more types, chains are sought on each one and on all, not on pairs."""
+ROUNDS = 4
+"""Of looking for a better chain on the devices that the other chains leave."""
 MOST_SPLITS = 200_000
 """Of a graph that is searched whole; else only the ramps of the relaxation's plan begin splits."""
 RANKS_NEAR = 2
@@ -71,50 +74,55 @@ class Candidate:
 
 
 def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
-    """Chains of one graph by their price, and whether none was left out."""
-    least = float(least_prices(graph.moves, reach, len(graph.device_names))[0][0])
+    """Chains of one graph for mixtures, and whether none was left out."""
+    least = float(least_prices(graph.moves, reach)[0][0])
     if math.isinf(least):
         return True, []
+    outcome, labels, ends_L = search(graph.moves, reach, MOST_LABELS, MOST_LABELS)
+    if outcome == ALL:
+        return True, [_candidate(graph, reach, labels, int(label)) for label in ends_L]
     best: list[Candidate] = []
     for share in SHARES:
-        bounded = reach._replace(most_price=least * (1 + share) if math.isfinite(share) else math.inf)
-        finished, labels, ends_L = search(graph.moves, bounded, MOST_LABELS)
-        if not finished:
-            return False, best
+        outcome, labels, ends_L = search(
+            graph.moves, reach._replace(most_price=least * (1 + share)), MOST_LABELS, ALIKE
+        )
+        if outcome == NONE:
+            break
         best = [_candidate(graph, reach, labels, int(label)) for label in ends_L]
-    return True, best
+    return False, best
+
+
+def candidates_at(graph: Graph, reach: Reach) -> list[Candidate]:
+    """Chains of whole replicas that do a rate."""
+    _, labels, ends_L = search(graph.moves, reach, 4 * MOST_LABELS, ALIKE_AT_RATE)
+    return [_candidate(graph, reach, labels, int(label)) for label in ends_L]
 
 
 def _candidate(graph: Graph, reach: Reach, labels: Labels, label: int) -> Candidate:
     """Read a label back to its beginning."""
-    whole_LI, real_LF = labels
-    count = int(whole_LI[label, STAGES])
-    works, waits = real_LF[label, 5 : 5 + count], real_LF[label, 5 + MOST_STAGES : 5 + MOST_STAGES + count]
-    latency_s, fill = float(real_LF[label, LATENCY]), float(real_LF[label, FILL])
-    stages: list[Stage] = []
-    splits: list[Split] = []
+    moves, whole_LI = graph.moves, labels.whole_LI
+    price = float(labels.real_LF[label, TOTAL])
+    of_stages: list[list[int]] = []
     while whole_LI[label, PARENT] >= 0:
-        parent, move = int(whole_LI[label, PARENT]), int(whole_LI[label, MOVE])
-        if whole_LI[label, DEVICE] == CLOSED and splits:
-            stages.append(_stage(graph, device, splits))
-            splits = []
-        device = int(graph.moves.device_M[move])
-        splits.append(graph.split_of(_node_of(graph, move), move))
-        label = parent
-    stages.append(_stage(graph, device, splits))
-    devices = [graph.device_names.index(stage.device) for stage in reversed(stages)]
-    of_stages = tuple(
-        StageWork(device=device, seconds=float(work), wait=float(wait))
-        for device, work, wait in zip(devices, works, waits, strict=True)
-    )
-    price = sum(float(reach.price_C[each.device]) * each.seconds for each in of_stages)
-    price += reach.price_latency * (latency_s + fill / reach.most_rate)
-    column = Column(stages=of_stages, latency_s=latency_s, fill=fill)
-    return Candidate(stages=tuple(reversed(stages)), column=column, price=price)
-
-
-def _stage(graph: Graph, device: int, splits: Sequence[Split]) -> Stage:
-    return Stage(device=graph.device_names[device], replicas=1, splits=tuple(reversed(splits)))
+        if whole_LI[label, DEVICE] == CLOSED:
+            of_stages.insert(0, [])
+        of_stages[0].insert(0, int(whole_LI[label, MOVE]))
+        label = int(whole_LI[label, PARENT])
+    latency_s, fill, stages, works = 0.0, 0.0, [], []
+    for splits in of_stages:
+        device, last = int(moves.device_M[splits[0]]), splits[-1]
+        pooled = [move for place, move in enumerate(splits) if not place or moves.pooled_M[move]]
+        latency_s += float(sum(moves.seconds_M[move] + moves.cross_M[move] for move in splits))
+        fill += float(sum(moves.wait_M[move] for move in pooled))
+        seconds = float(sum(moves.work_M[move] for move in splits))
+        if splits is not of_stages[-1]:
+            seconds, latency_s = max(seconds, float(moves.hop_work_M[last])), latency_s + float(moves.hop_M[last])
+        wait = float(sum(moves.wait_M[move] for move in splits if move not in pooled))
+        works.append(StageWork(device=device, seconds=seconds, wait=wait))
+        cut = tuple(graph.split_of(_node_of(graph, move), move) for move in splits)
+        stages.append(Stage(device=graph.device_names[device], replicas=1, splits=cut))
+    column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
+    return Candidate(stages=tuple(stages), column=column, price=price)
 
 
 def _node_of(graph: Graph, move: int) -> int:
@@ -125,7 +133,7 @@ def _node_of(graph: Graph, move: int) -> int:
 def chosen(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Of every sequence of types the cheapest chains in turns, so that all sequences are tried."""
     groups: dict[tuple[int, ...], list[Candidate]] = {}
-    for each in candidates:
+    for each in dict.fromkeys(candidates):
         groups.setdefault(tuple(stage.device for stage in each.column.stages), []).append(each)
     ranked = [
         (turn, each.price, place, each)
@@ -141,9 +149,12 @@ class Mixed:
 
     found: Found
     bound: float
+    used: tuple[Candidate, ...] = ()
 
 
-def mixed(problem: PlanProblem, candidates: Sequence[Candidate], names: Sequence[str], most_chains: int) -> Mixed | None:
+def mixed(
+    problem: PlanProblem, candidates: Sequence[Candidate], names: Sequence[str], most_chains: int
+) -> Mixed | None:
     """The best mixture of candidates that keeps every promise, and what no mixture of them is better than."""
     if not candidates:
         return None
@@ -163,7 +174,8 @@ def mixed(problem: PlanProblem, candidates: Sequence[Candidate], names: Sequence
         for stage, count in zip(candidates[q].stages, _needed(problem, candidates[q].column, replicas), strict=True)
     )
     found = kept(problem, stages)
-    return None if found is None else Mixed(found=found, bound=mixture.bound)
+    used = tuple(candidates[q] for q in mixture.replicas)
+    return None if found is None else Mixed(found=found, bound=mixture.bound, used=used)
 
 
 def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:
@@ -224,9 +236,7 @@ class ChainSearch:
         """Of accelerator types that the budget pays for."""
         budget = self.problem.budget_usd_per_hour
         limit = math.inf if budget is None else budget * (1 + TOLERANCE)
-        return tuple(
-            name for name in device_names(self.problem) if self.problem.devices[name].usd_per_hour <= limit
-        )
+        return tuple(name for name in device_names(self.problem) if self.problem.devices[name].usd_per_hour <= limit)
 
     @property
     def batches(self) -> list[int | None]:
@@ -269,32 +279,97 @@ class ChainSearch:
 
     def best(self) -> tuple[Mixed | None, bool]:
         """The best plan that was found, and whether no chain was left out."""
-        assert self.bounded is not None, "asked for its bound first"
-        candidates: list[Candidate] = []
         graphs, complete = self._graphs()
+        candidates: list[Candidate] = []
         for graph in graphs:
-            finished, found = self._candidates(graph, 1.0)
-            candidates += found
+            finished, found = candidates_of(graph, self._reach(graph, self._whole.prices, self.names, math.inf))
             complete = complete and finished
-            if not finished:
-                candidates += [each for part in _parts(graph) for each in self._candidates(part, 1.0)[1]]
+            candidates += found
         best = self._mixed(candidates, None)
         if complete:
             return best, True
-        for share in SLOWER[1:]:
-            candidates += [each for graph in graphs for each in self._candidates(graph, share)[1]]
+        for graph in graphs:
+            candidates += self._of_parts(graph)
         best = self._mixed(candidates, best)
-        while best is not None and not self._is_proven(best):
-            near = [
-                each
-                for graph in graphs
-                for chain in chains_of(best.found.chain, self.problem.num_blocks)
-                for each in self._candidates(window_of(graph, chain, NEAR), 1.0)[1]
-            ]
-            before, best = best, self._mixed([*near, *candidates], best)
+        for _ in range(ROUNDS):
+            if best is None or self._is_proven(best):
+                break
+            near = [*candidates, *best.used, *self._on_the_rest(graphs, best)]
+            before, best = best, self._mixed(near, best)
             if best is before:
                 break
         return best, False
+
+    def _of_parts(self, graph: Graph) -> list[Candidate]:
+        """Chains on each accelerator type, on each pair, and on all of them."""
+        found: list[Candidate] = []
+        for names in self._parts():
+            is_whole = names == self.names
+            bounded = self._whole if is_whole else self._highest_rate(names)
+            if bounded is None:
+                continue
+            devices = [graph.device_names.index(name) for name in names]
+            part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
+            reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
+            found += [] if is_whole else candidates_of(part, reach)[1]
+            count_C = np.array([float(self.problem.devices[name].count) for name in graph.device_names])
+            found += self._at_rates(part, reach._replace(count_C=count_C), 0.9 * reach.rate)
+        return found
+
+    def _parts(self) -> list[tuple[str, ...]]:
+        """Sets of types that chains are sought on."""
+        if self._most_chains == 1 or not self.space.several_stages:
+            return [self.names]
+        sizes = (1, 2, len(self.names)) if len(self.names) <= MOST_IN_PAIRS else (1, len(self.names))
+        return list(dict.fromkeys(part for size in sizes for part in combinations(self.names, size)))
+
+    def _highest_rate(self, names: tuple[str, ...]) -> Bounded | None:
+        """On some types alone."""
+        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
+        walks = Walks.of(tables_of(self.problem, names, None), allowed)
+        planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
+        if planes.least_latency_s() > self.problem.slo.limit_s * (1 + TOLERANCE):
+            return None
+        bounded = planes.highest_rate()
+        return bounded if bounded.value > 0 else None
+
+    def _at_rates(self, graph: Graph, reach: Reach, start: float) -> list[Candidate]:
+        """Chains of whole replicas: at the rate that is asked for, or near the highest that has any."""
+        reach = reach._replace(is_whole=True)
+        if self.problem.asked_per_s is not None:
+            usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
+            return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))
+        found: list[Candidate] = []
+        low, high, middle = 0.0, reach.rate, start
+        for _ in range(HALVINGS):
+            most_price = float(reach.price_C @ reach.count_C) / middle + reach.price_latency * reach.limit_s
+            here = candidates_at(graph, reach._replace(rate=middle, most_price=most_price * (1 + 1e-9)))
+            found += here
+            low, high = (middle, high) if here else (low, middle)
+            middle = (low + high) / 2
+        return found
+
+    def _on_the_rest(self, graphs: Sequence[Graph], best: Mixed) -> list[Candidate]:
+        """Chains in the place of each one of the best plan, on what the others leave."""
+        found: list[Candidate] = []
+        problem, figures = self.problem, best.found.figures
+        chains = chains_of(best.found.chain, problem.num_blocks)
+        for chain, share in zip(chains, figures.shares, strict=True):
+            others = [stage for other in chains if other is not chain for stage in other]
+            own_rate = share * figures.served_per_s
+            for graph in graphs:
+                count_C = np.array([float(problem.devices[name].count) for name in graph.device_names])
+                for stage in others:
+                    count_C[graph.device_names.index(stage.device)] -= stage.replicas
+                highest = math.inf
+                if problem.asked_per_s is None:
+                    highest = own_rate + self._whole.value - figures.rate_per_s
+                reach = self._reach(graph, self._whole.prices, self.names, min(highest, self._whole.value))
+                reach = reach._replace(count_C=count_C)
+                if problem.asked_per_s is not None:
+                    reach = reach._replace(rate=own_rate)
+                found += self._at_rates(graph, reach, own_rate * 1.001)
+        return found
 
     def _graphs(self) -> tuple[list[Graph], bool]:
         """What chains are paths of: one graph per batch size that all splits share; and whether all splits are there."""
@@ -309,24 +384,34 @@ class ChainSearch:
             return [graph.with_batch(batch) for batch in sorted(set(graph.moves.batch_M.tolist()))], whole
         return [graph], whole
 
-    def _candidates(self, graph: Graph, share: float) -> tuple[bool, list[Candidate]]:
+    @property
+    def _whole(self) -> Bounded:
         assert self.bounded is not None, "asked for its bound first"
-        prices = self.bounded.prices
-        reach = Reach(
-            price_C=prices.work_C + prices.hop_C,
+        return self.bounded
+
+    @property
+    def _most_chains(self) -> int:
+        return min(self.problem.most_chains, self.space.most_chains)
+
+    def _reach(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> Reach:
+        """Of chains on some types, at their prices, that do at most so much."""
+        by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
+        asked = self.problem.asked_per_s
+        return Reach(
+            price_C=np.array([float(by_name.get(name, 0.0)) for name in graph.device_names]),
             price_latency=float(prices.latency),
             most_price=math.inf,
             limit_s=float(self.problem.slo.limit_s),
-            most_rate=float(share * (self.problem.asked_per_s or self.bounded.value)),
+            rate=float(min(rate, self._whole.value if asked is None else asked)),
+            is_whole=False,
+            count_C=np.zeros(len(graph.device_names)),
             may_split=self.space.splits_per_stage,
             may_hop=self.space.several_stages,
         )
-        return candidates_of(graph, reach)
 
     def _mixed(self, candidates: Sequence[Candidate], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
-        most_chains = min(self.problem.most_chains, self.space.most_chains)
-        found = mixed(self.problem, chosen(candidates), self.names, most_chains)
+        found = mixed(self.problem, chosen(candidates), self.names, self._most_chains)
         if found is None:
             return best
         self.others.append(found.found)
@@ -338,15 +423,6 @@ class ChainSearch:
         assert self.bounded is not None, "asked for its bound first"
         value = sought(self.problem, best.found.figures)
         return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
-
-
-def _parts(graph: Graph) -> Iterator[Graph]:
-    """The splits on each accelerator type, and on each pair of them."""
-    devices = range(len(graph.device_names))
-    for size in (1, 2):
-        if size < len(graph.device_names):
-            for part in combinations(devices, size):
-                yield graph.only(np.isin(graph.moves.device_M, part))
 
 
 def num_splits(problem: PlanProblem, space: Space) -> int:
