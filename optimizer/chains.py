@@ -80,7 +80,7 @@ def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
         return True, []
     outcome, labels, ends_L = search(graph.moves, reach, MOST_LABELS, MOST_LABELS)
     if outcome == ALL:
-        return True, [_candidate(graph, reach, labels, int(label)) for label in ends_L]
+        return True, [_candidate(graph, labels, int(label)) for label in ends_L]
     best: list[Candidate] = []
     for share in SHARES:
         outcome, labels, ends_L = search(
@@ -88,17 +88,20 @@ def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
         )
         if outcome == NONE:
             break
-        best = [_candidate(graph, reach, labels, int(label)) for label in ends_L]
+        best = [_candidate(graph, labels, int(label)) for label in ends_L]
     return False, best
 
 
-def candidates_at(graph: Graph, reach: Reach) -> list[Candidate]:
-    """Chains of whole replicas that do a rate."""
-    _, labels, ends_L = search(graph.moves, reach, 4 * MOST_LABELS, ALIKE_AT_RATE)
-    return [_candidate(graph, reach, labels, int(label)) for label in ends_L]
+def candidates_at(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
+    """Whether chains of whole replicas may do a rate, and those that were found to.
+
+    Where so many may that not all beginnings find room, none is returned: a higher rate has fewer.
+    """
+    outcome, labels, ends_L = search(graph.moves, reach, 4 * MOST_LABELS, ALIKE_AT_RATE)
+    return outcome == NONE or len(ends_L) > 0, [_candidate(graph, labels, int(label)) for label in ends_L]
 
 
-def _candidate(graph: Graph, reach: Reach, labels: Labels, label: int) -> Candidate:
+def _candidate(graph: Graph, labels: Labels, label: int) -> Candidate:
     """Read a label back to its beginning."""
     moves, whole_LI = graph.moves, labels.whole_LI
     price = float(labels.real_LF[label, TOTAL])
@@ -338,14 +341,14 @@ class ChainSearch:
         reach = reach._replace(is_whole=True)
         if self.problem.asked_per_s is not None:
             usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
-            return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))
+            return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))[1]
         found: list[Candidate] = []
         low, high, middle = 0.0, reach.rate, start
         for _ in range(HALVINGS):
             most_price = float(reach.price_C @ reach.count_C) / middle + reach.price_latency * reach.limit_s
-            here = candidates_at(graph, reach._replace(rate=middle, most_price=most_price * (1 + 1e-9)))
+            may, here = candidates_at(graph, reach._replace(rate=middle, most_price=most_price * (1 + 1e-9)))
             found += here
-            low, high = (middle, high) if here else (low, middle)
+            low, high = (middle, high) if may else (low, middle)
             middle = (low + high) / 2
         return found
 
