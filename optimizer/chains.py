@@ -8,7 +8,7 @@ solved to its end, the plan is proven best over all chains; else its gap is that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -39,6 +39,7 @@ from optimizer.scale.graph import nodes_around
 from optimizer.scale.tables import tables_of
 from optimizer.scale.walks import Allowed, Prices, Walks
 from optimizer.space import Space
+from optimizer.step import FloatArray
 
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """How much above the least price chains may be, as long as all labels find room."""
@@ -47,9 +48,13 @@ MOST_COLUMNS = 200
 """Of one master problem."""
 ALIKE = 8
 """Labels of a node with the same types that go on, where not all do."""
-ALIKE_AT_RATE = 40
-HALVINGS = 6
-"""Of the interval in which a part's highest rate is sought."""
+ALIKE_AT_RATE = 16
+FURTHER = 0.003
+"""Rates closer than this are not told apart where a part's highest is sought."""
+SEARCHES = 6
+"""For the highest rate of a part."""
+WIDTH = 0.02
+"""How far below its bound they begin; then twice as far."""
 MOST_IN_PAIRS = 4
 """With more types, chains are sought on each one and on all, not on pairs."""
 ROUNDS = 4
@@ -57,7 +62,7 @@ ROUNDS = 4
 MOST_SPLITS = 200_000
 """Of a graph that is searched whole; else only the ramps of the relaxation's plan begin splits."""
 RANKS_NEAR = 2
-SECONDS = 2.0
+SECONDS = 1.0
 """Of one master problem."""
 SLO_RESOLUTION = 1e-3
 SOLVED = 2e-4
@@ -241,27 +246,12 @@ class ChainSearch:
         limit = math.inf if budget is None else budget * (1 + TOLERANCE)
         return tuple(name for name in device_names(self.problem) if self.problem.devices[name].usd_per_hour <= limit)
 
-    @property
-    def batches(self) -> list[int | None]:
-        """One by one where all splits of a chain share a batch size."""
-        if not self.space.one_batch:
-            return [None]
-        return sorted({batch for name in self.names for batch in self.problem.latency[name].batches})
-
     def bound(self) -> float | None:
         """What no plan is better than; None: proven to have no plan."""
-        bounds = [found for batch in self.batches if (found := self._bound_of(batch)) is not None] if self.names else []
-        if not bounds:
-            return None
-        best = (min if self.problem.asked_per_s is not None else max)(bounds, key=lambda each: each[0].value)
-        self.bounded, self._ramps = best
-        return self.bounded.value
-
-    def _bound_of(self, batch: int | None) -> tuple[Bounded, tuple[int, ...]] | None:
         problem, rate = self.problem, self.problem.asked_per_s
-        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
-        walks = Walks.of(tables_of(problem, self.names, batch), allowed)
-        planes = CuttingPlanes(problem=problem, names=self.names, oracle=walks.cheapest)
+        if not self.names:
+            return None
+        walks, planes = self._relaxed(self.names)
         if planes.least_latency_s() > problem.slo.limit_s * (1 + TOLERANCE):
             return None
         bound = planes.highest_rate(enough=math.inf if rate is None else rate)
@@ -272,7 +262,14 @@ class ChainSearch:
             if bound.value > self._most_usd * (1 + TOLERANCE):
                 return None
         walks.cheapest(bound.prices, rate or bound.value)
-        return bound, walks.last_ramps(problem)
+        self.bounded, self._ramps = bound, walks.last_ramps(problem)
+        return bound.value
+
+    def _relaxed(self, names: tuple[str, ...]) -> tuple[Walks, CuttingPlanes]:
+        """The relaxation on some types."""
+        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
+        walks = Walks.of(tables_of(self.problem, names, None), allowed)
+        return walks, CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
 
     @property
     def _most_usd(self) -> float:
@@ -282,22 +279,17 @@ class ChainSearch:
 
     def best(self) -> tuple[Mixed | None, bool]:
         """The best plan that was found, and whether no chain was left out."""
-        graphs, complete = self._graphs()
-        candidates: list[Candidate] = []
-        for graph in graphs:
-            finished, found = candidates_of(graph, self._reach(graph, self._whole.prices, self.names, math.inf))
-            complete = complete and finished
-            candidates += found
+        graph, complete = self._graph()
+        finished, candidates = candidates_of(graph, self._reach(graph, self._whole.prices, self.names, math.inf))
         best = self._mixed(candidates, None)
-        if complete:
+        if complete and finished:
             return best, True
-        for graph in graphs:
-            candidates += self._of_parts(graph)
+        candidates += self._of_parts(graph)
         best = self._mixed(candidates, best)
         for _ in range(ROUNDS):
             if best is None or self._is_proven(best):
                 break
-            near = [*candidates, *best.used, *self._on_the_rest(graphs, best)]
+            near = [*candidates, *best.used, *self._on_the_rest(graph, best)]
             before, best = best, self._mixed(near, best)
             if best is before:
                 break
@@ -315,8 +307,7 @@ class ChainSearch:
             part = graph if is_whole else graph.only(np.isin(graph.moves.device_M, devices))
             reach = self._reach(graph, bounded.prices, names, math.inf if is_whole else bounded.value)
             found += [] if is_whole else candidates_of(part, reach)[1]
-            count_C = np.array([float(self.problem.devices[name].count) for name in graph.device_names])
-            found += self._at_rates(part, reach._replace(count_C=count_C), 0.9 * reach.rate)
+            found += self._at_rates(part, reach._replace(count_C=self._count_C(graph)))
         return found
 
     def _parts(self) -> list[tuple[str, ...]]:
@@ -328,64 +319,63 @@ class ChainSearch:
 
     def _highest_rate(self, names: tuple[str, ...]) -> Bounded | None:
         """On some types alone."""
-        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
-        walks = Walks.of(tables_of(self.problem, names, None), allowed)
-        planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest)
+        _, planes = self._relaxed(names)
         if planes.least_latency_s() > self.problem.slo.limit_s * (1 + TOLERANCE):
             return None
         bounded = planes.highest_rate()
         return bounded if bounded.value > 0 else None
 
-    def _at_rates(self, graph: Graph, reach: Reach, start: float) -> list[Candidate]:
-        """Chains of whole replicas: at the rate that is asked for, or near the highest that has any."""
+    def _at_rates(self, graph: Graph, reach: Reach, low: float = 0.0) -> list[Candidate]:
+        """Chains of whole replicas: at the rate that is asked for, or near the highest above `low` that has any."""
         reach = reach._replace(is_whole=True)
         if self.problem.asked_per_s is not None:
             usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
             return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))[1]
         found: list[Candidate] = []
-        low, high, middle = 0.0, reach.rate, start
-        for _ in range(HALVINGS):
+        high, width = reach.rate, WIDTH
+        for _ in range(SEARCHES):
+            if high <= low * (1 + FURTHER):
+                break
+            middle = max(high * (1 - width), (low + high) / 2)
             most_price = float(reach.price_C @ reach.count_C) / middle + reach.price_latency * reach.limit_s
             may, here = candidates_at(graph, reach._replace(rate=middle, most_price=most_price * (1 + 1e-9)))
             found += here
-            low, high = (middle, high) if may else (low, middle)
-            middle = (low + high) / 2
+            if may:
+                low = middle
+            else:
+                high, width = middle, 2 * width
         return found
 
-    def _on_the_rest(self, graphs: Sequence[Graph], best: Mixed) -> list[Candidate]:
+    def _on_the_rest(self, graph: Graph, best: Mixed) -> list[Candidate]:
         """Chains in the place of each one of the best plan, on what the others leave."""
         found: list[Candidate] = []
         problem, figures = self.problem, best.found.figures
         chains = chains_of(best.found.chain, problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
-            others = [stage for other in chains if other is not chain for stage in other]
+            left_C = self._count_C(graph)
+            for stage in (stage for other in chains if other is not chain for stage in other):
+                left_C[graph.device_names.index(stage.device)] -= stage.replicas
             own_rate = share * figures.served_per_s
-            for graph in graphs:
-                count_C = np.array([float(problem.devices[name].count) for name in graph.device_names])
-                for stage in others:
-                    count_C[graph.device_names.index(stage.device)] -= stage.replicas
-                highest = math.inf
-                if problem.asked_per_s is None:
-                    highest = own_rate + self._whole.value - figures.rate_per_s
-                reach = self._reach(graph, self._whole.prices, self.names, min(highest, self._whole.value))
-                reach = reach._replace(count_C=count_C)
-                if problem.asked_per_s is not None:
-                    reach = reach._replace(rate=own_rate)
-                found += self._at_rates(graph, reach, own_rate * 1.001)
+            highest = self._whole.value
+            if problem.asked_per_s is None:
+                highest = min(own_rate + self._whole.value - figures.rate_per_s, highest)
+            reach = self._reach(graph, self._whole.prices, self.names, highest)._replace(count_C=left_C)
+            if problem.asked_per_s is not None:
+                reach = reach._replace(rate=own_rate)
+            found += self._at_rates(graph, reach, own_rate)
         return found
 
-    def _graphs(self) -> tuple[list[Graph], bool]:
-        """What chains are paths of: one graph per batch size that all splits share; and whether all splits are there."""
+    def _graph(self) -> tuple[Graph, bool]:
+        """What chains are paths of, and whether all splits are there."""
         problem, space = self.problem, self.space
-        whole = True
-        nodes = None if space.splits_per_stage or space.several_stages else ends_of(problem)
+        nodes, whole = None if space.splits_per_stage or space.several_stages else ends_of(problem), True
         if nodes is None and num_splits(problem, space) > MOST_SPLITS:
             nodes, whole = nodes_around(problem, self._ramps, RANKS_NEAR), False
         paid = replace(problem, devices={name: problem.devices[name] for name in self.names})
-        graph = build_graph(paid, space.ramps, every_batch=space.one_batch, nodes=nodes)
-        if space.one_batch:
-            return [graph.with_batch(batch) for batch in sorted(set(graph.moves.batch_M.tolist()))], whole
-        return [graph], whole
+        return build_graph(paid, space.ramps, nodes=nodes), whole
+
+    def _count_C(self, graph: Graph) -> FloatArray:
+        return np.array([float(self.problem.devices[name].count) for name in graph.device_names])
 
     @property
     def _whole(self) -> Bounded:
@@ -414,13 +404,18 @@ class ChainSearch:
 
     def _mixed(self, candidates: Sequence[Candidate], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
-        found = mixed(self.problem, chosen(candidates), self.names, self._most_chains)
-        if found is None:
-            return best
-        self.others.append(found.found)
-        if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
-            return found
+        for found in self._mixtures(chosen(candidates)):
+            self.others.append(found.found)
+            if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
+                best = found
         return best
+
+    def _mixtures(self, candidates: Sequence[Candidate]) -> Iterator[Mixed]:
+        """Of several chains, and, where the search for these may end early, of one."""
+        for most_chains in sorted({1, self._most_chains}):
+            found = mixed(self.problem, candidates, self.names, most_chains)
+            if found is not None:
+                yield found
 
     def _is_proven(self, best: Mixed) -> bool:
         assert self.bounded is not None, "asked for its bound first"
