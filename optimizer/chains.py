@@ -224,7 +224,7 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision:
         figures=best.found.figures,
         bound=value if is_proven else bound,
         gap=0.0 if is_proven else gap_between(value, bound),
-        candidates=tuple(dict.fromkeys(each for each in search.others if each.chain != best.found.chain)),
+        candidates=tuple(dict.fromkeys(each.chain for each in search.others if each.chain != best.found.chain)),
     )
 
 

@@ -182,7 +182,7 @@ def _waiting_s(here_F: FloatArray) -> float:
     total = here_F[BATCHES] * here_F[WORK]
     for stage in range(slots):
         total += here_F[WORKS + stage] * here_F[WORKS + slots + stage]
-    return total
+    return float(total)
 
 
 @compiled

@@ -11,7 +11,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, sought
 from optimizer.generation.steps import demand_of
 from optimizer.networks import part_of, survival_with
-from optimizer.plan import Stage
+from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.reach import nested_shares
 
@@ -82,10 +82,10 @@ def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
     """The stages and hops that set the rate or the cost, and every promise that is used up."""
     match problem.objective:
         case MaximizeRate():
-            yield from _slowest(figures)
+            yield from _slowest(figures, _rates(problem, stages, figures))
             yield from _budget(problem, stages, figures)
         case MinimizeCost():
-            yield from _needed(stages, figures)
+            yield from _needed(stages, figures, _rates(problem, stages, figures))
         case MinimizeLatency():
             yield from _full(figures)
             yield from _budget(problem, stages, figures)
@@ -99,10 +99,16 @@ def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) ->
             yield Bind(kind="devices", text=f"all {supply.count} {device} are used")
 
 
-def _slowest(figures: Evaluation) -> Iterator[Bind]:
-    """Where a rate is sought: the stages and hops that do no more than the plan."""
-    for index, each in enumerate(figures.stages):
-        most = figures.rate_per_s * (1 + SAME_RATE)
+def _rates(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[float]:
+    """By stage, what is served of the rate by its chain."""
+    chains = chains_of(stages, problem.num_blocks) if len(figures.shares) > 1 else [tuple(stages)]
+    return [share * figures.served_per_s for share, chain in zip(figures.shares, chains, strict=True) for _ in chain]
+
+
+def _slowest(figures: Evaluation, rates: Sequence[float]) -> Iterator[Bind]:
+    """Where a rate is sought: the stages and hops that do no more than their chain."""
+    for index, (each, rate_per_s) in enumerate(zip(figures.stages, rates, strict=True)):
+        most = rate_per_s * (1 + SAME_RATE)
         if each.rate_per_s <= most:
             yield Bind(kind="stage", text=f"stage {index} does at most {each.rate_per_s:.6g}/s", stage_index=index)
         if each.hop_rate_per_s <= most:
@@ -110,10 +116,9 @@ def _slowest(figures: Evaluation) -> Iterator[Bind]:
             yield Bind(kind="hop", text=text, stage_index=index)
 
 
-def _needed(stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+def _needed(stages: Sequence[Stage], figures: Evaluation, rates: Sequence[float]) -> Iterator[Bind]:
     """Where a cost is sought: the stages that, hop included, would do too little with one replica less."""
-    asked = figures.served_per_s
-    for index, (stage, each) in enumerate(zip(stages, figures.stages, strict=True)):
+    for index, (stage, each, asked) in enumerate(zip(stages, figures.stages, rates, strict=True)):
         rate_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
         if rate_per_s < asked:
             text = f"stage {index} would do {rate_per_s:.6g}/s with one replica less; {asked:.6g}/s are asked for"

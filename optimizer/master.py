@@ -219,9 +219,8 @@ class _Program:
     @property
     def share_unit(self) -> float:
         """What the shares of models that ask for no rate are counted in."""
-        return max(
-            unit / self.demands[column.model].weight for unit, column in zip(self.unit_Q, self.columns, strict=True)
-        )
+        units = zip(self.unit_Q, self.columns, strict=True)
+        return float(max(unit / self.demands[column.model].weight for unit, column in units))
 
     def solved(self, seconds: float, gap: float) -> tuple[FloatArray, float] | None:
         """Values of the variables, and the proven bound of the objective as the program counts it."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from earlyexit.errors import PlanError
+from optimizer.chains import solve_chains
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import solve_exactly
@@ -67,6 +68,8 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     if problem.lengths is not None:
         return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
     space = _sensible(problem, space)
+    if planners is None and min(problem.most_chains, space.most_chains) > 1:
+        return solve_chains(problem, space)
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
     for planner in usual if planners is None else planners:

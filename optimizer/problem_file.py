@@ -129,6 +129,8 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     }
     if problem.budget_usd_per_hour is not None:
         document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
+    if problem.most_chains > 1:
+        document["most_chains"] = problem.most_chains
     if problem.batches is not None:
         document["batches"] = recorded_document(problem.batches)
     if problem.lengths is not None:
@@ -203,6 +205,8 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         order = order_of(document.order)
     problem = _with_lengths(problem, document, recorded, source, folder)
     problem = with_generation(problem, source, folder)
+    with source.said_at(("most_chains",)):
+        problem = replace(problem, most_chains=document.most_chains)
     if recorded is None:
         return ProblemFile(problem=problem, order=order)
     records, thresholds = recorded

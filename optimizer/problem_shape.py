@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from earlyexit.data.source_file import Source, StrictDocument, fields_of
 from earlyexit.errors import PlanError
-from optimizer.plan_file import OrderDetails, OrderDocument, RampKey
+from optimizer.plan_file import MOST_CHAINS, OrderDetails, OrderDocument, RampKey
 from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S
 
 MAX_BLOCKS = 10_000
@@ -257,6 +257,8 @@ class ProblemDocument(StrictDocument):
     slo: SloDocument
     objective: ObjectiveDocument
     budget: BudgetDocument | None = None
+    most_chains: int = Field(1, ge=1, le=MOST_CHAINS)
+    """Of stages, side by side."""
     batches: BatchesDocument | None = None
     order: OrderDocument = Field(default_factory=OrderDetails)
     """Of the inputs that wait, in plans that are made of it."""

@@ -350,7 +350,7 @@ class Planning:
         return replace(
             before,
             stages=found.planned.stages,
-            shares=(1.0,),
+            shares=found.figures.shares,
             policy=self._keeper.policy,
             predicted=promised(found.problem, found.figures),
         ).with_overlap(before.overlap_below)

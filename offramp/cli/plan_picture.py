@@ -10,7 +10,7 @@ from earlyexit.errors import InputError
 from earlyexit.network.split import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import Evaluation
-from optimizer.plan import Stage
+from optimizer.plan import Stage, chains_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,8 @@ def batches_without_fusing(figures: Evaluation) -> list[float]:
 
 def _draw_devices(axes: Axes, planned: Planned) -> None:
     """One bar per split, a row per stage; active ramps as dashed lines."""
-    draw_bands(axes, planned.stages)
+    if len(planned.figures.shares) == 1:
+        draw_bands(axes, planned.stages)
     for index, stage in enumerate(planned.stages):
         for split in stage.splits:
             left, width = split.first - 0.42, split.end - split.first - 0.16
@@ -108,6 +109,11 @@ def _counted(split: Split) -> int:
 
 def _draw_batches(axes: Axes, planned: Planned) -> None:
     figures = planned.figures
+    axes.set(xlabel="block", ylabel="expected batch")
+    axes.set_title("Batch at every block", fontsize=10)
+    if len(figures.shares) > 1:
+        _draw_chains(axes, planned)
+        return
     fused = [batch for each in figures.splits for batch in each.batch_at_block]
     without = batches_without_fusing(figures)
     draw_bands(axes, planned.stages)
@@ -116,9 +122,24 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
     axes.plot(
         blocks, without, color=SHRINKING, marker="o", label=f"one batch of {_counted(figures.splits[0].split)} shrinks"
     )
-    axes.set(xlabel="block", ylabel="expected batch", xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
+    axes.set(xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
     axes.legend(loc="upper right", ncols=2, fontsize=9)
-    axes.set_title("Batch at every block", fontsize=10)
+
+
+def _draw_chains(axes: Axes, planned: Planned) -> None:
+    """A line for each of several chains."""
+    figures, first = planned.figures, 0
+    for chain, stages in enumerate(chains_of(planned.stages, planned.stages[-1].end)):
+        here = range(first, first + len(stages))
+        splits = [each for each in figures.splits if each.stage_index in here]
+        blocks = [block for each in splits for block in range(each.split.first, each.split.end)]
+        batches = [batch for each in splits for batch in each.batch_at_block]
+        label = f"{figures.shares[chain]:.0%} by stages {here.start} to {here.stop - 1}"
+        axes.step(blocks, batches, where="mid", marker="o", label=label)
+        axes.set_xticks(blocks)
+        first = here.stop
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right", fontsize=9)
 
 
 def _title(planned: Planned) -> str:

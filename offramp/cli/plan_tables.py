@@ -15,7 +15,7 @@ from optimizer.evaluate import Evaluation, step_figures
 from optimizer.explain import Comparison
 from optimizer.generation.figures import sequence_figures
 from optimizer.generation.steps import demand_of
-from optimizer.plan import Stage
+from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.rescore import Rescoring
 from optimizer.what_if import Axis
@@ -148,6 +148,12 @@ def _figures(answer: PlanAnswer) -> Table:
         _soonest(table, answer.problem, planned)
     table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {milliseconds(limit_s)} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
+    if len(figures.shares) > 1:
+        first = 0
+        for chain, stages in enumerate(chains_of(planned.stages, answer.problem.num_blocks)):
+            named = f"stage {first}" if len(stages) == 1 else f"stages {first} to {first + len(stages) - 1}"
+            table.add_row("" if chain else "chains", f"{named}: {figures.shares[chain]:.1%} of the inputs")
+            first += len(stages)
     for index, (network, share) in enumerate(answer.explanation.answered_by.items()):
         table.add_row("" if index else "answers", f"{share:.1%} by model {network} of the chain")
     for index, bind in enumerate(answer.explanation.binds):

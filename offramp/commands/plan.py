@@ -16,7 +16,7 @@ from optimizer.evaluate import TOLERANCE, promised, step_figures
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.generation.figures import sequence_figures
 from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import batches_document, stages_document
+from optimizer.plan_file import batches_document, chains_document, stages_document
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.what_if import Axis, variants
 
@@ -125,7 +125,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
     planned, figures = answer.planned, answer.planned.figures
     return {
         **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
-        "stages": stages_document(planned.stages),
+        **_chains_document(planned),
         **promised(answer.problem, figures),
         **batches_document(planned.stages),
         "strategy": planned.strategy,
@@ -161,6 +161,14 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
     }
 
 
+def _chains_document(planned: Planned) -> dict[str, Any]:
+    """The stages of one chain, or several chains, as a plan file has them."""
+    shares = planned.figures.shares
+    if len(shares) == 1:
+        return {"stages": stages_document(planned.stages)}
+    return {"schema_version": 2, "chains": chains_document(planned.stages, shares)}
+
+
 def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:
     """What `offramp serve` takes: the stages with the rule by which inputs leave.
 
@@ -172,6 +180,7 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
     plan = Plan(
         stages=planned.stages,
+        shares=planned.figures.shares,
         policy=_policy(file, ramps, threshold) if ramps else None,
         order=file.order,
         predicted=promised(file.problem, planned.figures),

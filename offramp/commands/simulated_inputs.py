@@ -64,6 +64,7 @@ def planner_plan(
     stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
     plan = Plan(
         stages=stages,
+        shares=found.planned.figures.shares,
         policy=policy or STAND_IN,
         order=file.order,
         predicted=predicted,
@@ -133,7 +134,8 @@ def _check_predicted(path: Path, plan: Plan) -> None:
 def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
     """An answer's plan as a plan file has it; it has no policy."""
     predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
-    plan = {key: document[key] for key in ("stages", "after_answer", "overlap_below", "networks") if key in document}
+    keys = ("schema_version", "stages", "chains", "after_answer", "overlap_below", "networks")
+    plan = {key: document[key] for key in keys if key in document}
     return {**plan, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}
 
 

@@ -141,4 +141,4 @@ def plan_for(problem: PlanProblem, strategy: Strategy, policy: PolicySpec, recor
     assert isinstance(policy.thresholds, Mapping)
     chosen = rechosen(problem, decision, rescore(problem, decision, joint_reach(records, policy.thresholds)))
     predicted = {"rate_per_s": chosen.figures.rate_per_s, "latency_s": chosen.figures.latency_s}
-    return Plan(stages=chosen.stages, policy=policy, predicted=predicted)
+    return Plan(stages=chosen.stages, shares=chosen.figures.shares, policy=policy, predicted=predicted)

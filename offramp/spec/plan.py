@@ -184,6 +184,7 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     predicted = promised(problem, _on_clock(figures, scale))
     return Plan(
         stages=found.planned.stages,
+        shares=figures.shares,
         policy=exits.policy,
         predicted=predicted,
         networks=problem.networks,
