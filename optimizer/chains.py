@@ -181,7 +181,8 @@ def mixed(
         for q, replicas in mixture.replicas.items()
         for stage, count in zip(candidates[q].stages, _needed(problem, candidates[q].column, replicas), strict=True)
     )
-    found = kept(problem, stages)
+    shares = tuple(mixture.rates[q] for q in mixture.replicas) if problem.asked_per_s is not None else ()
+    found = kept(problem, stages, tuple(share / sum(shares) for share in shares))
     used = tuple(candidates[q] for q in mixture.replicas)
     return None if found is None else Mixed(found=found, bound=mixture.bound, used=used)
 
@@ -281,9 +282,9 @@ class ChainSearch:
         """The best plan that was found, and whether no chain was left out."""
         graph, complete = self._graph()
         finished, candidates = candidates_of(graph, self._reach(graph, self._whole.prices, self.names, math.inf))
+        if complete and finished and len(candidates) <= MOST_COLUMNS:
+            return self._mixed([*candidates, *self._again(candidates)], None), True
         best = self._mixed(candidates, None)
-        if complete and finished:
-            return best, True
         candidates += self._of_parts(graph)
         best = self._mixed(candidates, best)
         for _ in range(ROUNDS):
@@ -294,6 +295,11 @@ class ChainSearch:
             if best is before:
                 break
         return best, False
+
+    def _again(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Chains that may be worth having twice: more replicas fill their own batches more slowly."""
+        slower = [each for each in candidates if any(stage.wait for stage in each.column.stages)]
+        return slower * (self._most_chains - 1)
 
     def _of_parts(self, graph: Graph) -> list[Candidate]:
         """Chains on each accelerator type, on each pair, and on all of them."""
@@ -404,7 +410,8 @@ class ChainSearch:
 
     def _mixed(self, candidates: Sequence[Candidate], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
-        for found in self._mixtures(chosen(candidates)):
+        several = candidates if len(candidates) <= self._most_chains * MOST_COLUMNS else chosen(candidates)
+        for found in self._mixtures(several):
             self.others.append(found.found)
             if best is None or merit(self.problem, found.found.figures) > merit(self.problem, best.found.figures):
                 best = found

@@ -39,9 +39,9 @@ class Found:
     figures: Evaluation
 
 
-def kept(problem: PlanProblem, chain: tuple[Stage, ...]) -> Found | None:
-    """The plan with its figures, if it keeps every promise."""
-    figures = evaluate(problem, chain)
+def kept(problem: PlanProblem, chain: tuple[Stage, ...], shares: Sequence[float] = ()) -> Found | None:
+    """The plan with its figures, if it keeps every promise; `shares` as `evaluate` takes them."""
+    figures = evaluate(problem, chain, shares=shares)
     return None if violations(problem, chain, figures) else Found(chain=chain, figures=figures)
 
 

@@ -209,7 +209,7 @@ class _Program:
             rated = of_model.get(model, [])
             if demand.rate_per_s is not None:
                 terms = [(q, self.unit_Q[q] / demand.rate_per_s) for q in rated]
-                self.limit(terms, lower=1.0, upper=1.0 if self.minimize == "latency" else math.inf)
+                self.limit(terms, lower=1.0, upper=1.0)  # no more arrives, so batches fill no sooner
                 continue
             share = self.variable(cost=-1.0) if share is None else share
             self.limit(

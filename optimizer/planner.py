@@ -68,7 +68,8 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     if problem.lengths is not None:
         return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
     space = _sensible(problem, space)
-    if planners is None and min(problem.most_chains, space.most_chains) > 1:
+    several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
+    if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
         return solve_chains(problem, space)
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])

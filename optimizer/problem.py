@@ -148,7 +148,7 @@ class PlanProblem:
     """Per network, the share of an input's tokens that is left of it where it came over a crossing, words having been
     pruned (Tabi, section 4.2); (): all. Batches take what so many tokens take."""
     most_chains: int = 1
-    """Chains of stages that a plan may have side by side."""
+    """Chains of stages that a plan may have side by side, where a rate or a cost is sought, of one network's inputs."""
     generation: Generation | None = None
     """Where inputs are steps of sequences: rates are then of steps, and the SLO is of one. None: they are no steps."""
 
@@ -164,11 +164,6 @@ class PlanProblem:
             _check_number("bytes_per_sample", num_bytes)
         if self.budget_usd_per_hour is not None:
             _check_number("budget usd_per_hour", self.budget_usd_per_hour)
-        if self.most_chains > 1 and (self.networks or self.generation or isinstance(self.objective, MinimizeLatency)):
-            raise PlanError(
-                f"most_chains is {self.most_chains}; several chains side by side are planned for a rate or a cost, of "
-                "one network whose inputs are no steps of sequences; elsewhere only 1 is allowed"
-            )
         self._check_batches()
         self._check_lengths()
         self._check_networks()
