@@ -14,7 +14,6 @@ from itertools import combinations
 
 import numpy as np
 
-from earlyexit.errors import PlanError
 from optimizer.columns import (
     ALL,
     CLOSED,
@@ -23,8 +22,8 @@ from optimizer.columns import (
     NONE,
     PARENT,
     TOTAL,
-    Labels,
-    Reach,
+    ChainLabels,
+    ChainLimits,
     least_prices,
     search,
 )
@@ -33,7 +32,7 @@ from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
 from optimizer.moves import RULES, Graph, build_graph, ends_of
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, PlanProblem, device_names
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around
 from optimizer.scale.tables import tables_of
@@ -47,7 +46,7 @@ MOST_LABELS = 20_000
 MOST_COLUMNS = 200
 """Of one master problem."""
 ALIKE = 8
-"""Labels of a node with the same types that go on, where not all do."""
+"""ChainLabels of a node with the same types that go on, where not all do."""
 ALIKE_AT_RATE = 16
 FURTHER = 0.003
 """Rates closer than this are not told apart where a part's highest is sought."""
@@ -70,7 +69,7 @@ SOLVED = 2e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PricedChain:
     """A chain with one replica per stage, and what the master problem sees of it."""
 
     stages: tuple[Stage, ...]
@@ -78,7 +77,7 @@ class Candidate:
     price: float
 
 
-def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
+def candidates_of(graph: Graph, reach: ChainLimits) -> tuple[bool, list[PricedChain]]:
     """Chains of one graph for mixtures, and whether none was left out."""
     least = float(least_prices(graph.moves, reach)[0][0])
     if math.isinf(least):
@@ -86,7 +85,7 @@ def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
     outcome, labels, ends_L = search(graph.moves, reach, MOST_LABELS, MOST_LABELS)
     if outcome == ALL:
         return True, [_candidate(graph, labels, int(label)) for label in ends_L]
-    best: list[Candidate] = []
+    best: list[PricedChain] = []
     for share in SHARES:
         outcome, labels, ends_L = search(
             graph.moves, reach._replace(most_price=least * (1 + share)), MOST_LABELS, ALIKE
@@ -97,7 +96,7 @@ def candidates_of(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
     return False, best
 
 
-def candidates_at(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
+def candidates_at(graph: Graph, reach: ChainLimits) -> tuple[bool, list[PricedChain]]:
     """Whether chains of whole replicas may do a rate, and those that were found to.
 
     Where so many may that not all beginnings find room, none is returned: a higher rate has fewer.
@@ -106,7 +105,7 @@ def candidates_at(graph: Graph, reach: Reach) -> tuple[bool, list[Candidate]]:
     return outcome == NONE or len(ends_L) > 0, [_candidate(graph, labels, int(label)) for label in ends_L]
 
 
-def _candidate(graph: Graph, labels: Labels, label: int) -> Candidate:
+def _candidate(graph: Graph, labels: ChainLabels, label: int) -> PricedChain:
     """Read a label back to its beginning."""
     moves, whole_LI = graph.moves, labels.whole_LI
     price = float(labels.real_LF[label, TOTAL])
@@ -130,7 +129,7 @@ def _candidate(graph: Graph, labels: Labels, label: int) -> Candidate:
         cut = tuple(graph.split_of(_node_of(graph, move), move) for move in splits)
         stages.append(Stage(device=graph.device_names[device], replicas=1, splits=cut))
     column = Column(stages=tuple(works), latency_s=latency_s, fill=fill)
-    return Candidate(stages=tuple(stages), column=column, price=price)
+    return PricedChain(stages=tuple(stages), column=column, price=price)
 
 
 def _node_of(graph: Graph, move: int) -> int:
@@ -138,9 +137,9 @@ def _node_of(graph: Graph, move: int) -> int:
     return int(np.searchsorted(graph.moves.first_move_P, move, side="right")) - 1
 
 
-def chosen(candidates: Sequence[Candidate]) -> list[Candidate]:
+def chosen(candidates: Sequence[PricedChain]) -> list[PricedChain]:
     """Of every sequence of types the cheapest chains in turns, so that all sequences are tried."""
-    groups: dict[tuple[int, ...], list[Candidate]] = {}
+    groups: dict[tuple[int, ...], list[PricedChain]] = {}
     for each in dict.fromkeys(candidates):
         groups.setdefault(tuple(stage.device for stage in each.column.stages), []).append(each)
     ranked = [
@@ -157,11 +156,11 @@ class Mixed:
 
     found: Found
     bound: float
-    used: tuple[Candidate, ...] = ()
+    used: tuple[PricedChain, ...] = ()
 
 
 def mixed(
-    problem: PlanProblem, candidates: Sequence[Candidate], names: Sequence[str], most_chains: int
+    problem: PlanProblem, candidates: Sequence[PricedChain], names: Sequence[str], most_chains: int
 ) -> Mixed | None:
     """The best mixture of candidates that keeps every promise, and what no mixture of them is better than."""
     if not candidates:
@@ -174,7 +173,7 @@ def mixed(
     )
     demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.asked_per_s, most_chains=most_chains)
     mixture = solve_master([each.column for each in candidates], [demand], cluster, seconds=SECONDS)
-    if mixture is None:
+    if mixture is None or not mixture.replicas:
         return None
     stages = tuple(
         replace(stage, replicas=count)
@@ -195,11 +194,8 @@ def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> li
     return [max(1, math.ceil(rate * each.seconds * (1 - TOLERANCE))) for each in column.stages]
 
 
-def solve_chains(problem: PlanProblem, space: Space) -> Decision:
-    """The best plan that is found, with its gap, or proof that there is none.
-
-    Raises PlanError where no plan was found although there may be one.
-    """
+def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
+    """The best plan that is found, with its gap, or proof that there is none; None where neither was found."""
     search = ChainSearch(problem=problem, space=space)
     bound = search.bound()
     best, complete = (None, True) if bound is None else search.best()
@@ -211,10 +207,9 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision:
             nearest_slo_s=lambda patient: _nearest_slo_s(problem, space, patient),
             highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
-    assert bound is not None, "plans were looked for"
     if best is None:
-        kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
-        raise PlanError(f"no plan was found, though there may be one: plans {kind} {bound:.6g}")
+        return None
+    assert bound is not None, "plans were looked for"
     value = sought(problem, best.found.figures)
     tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(bound, best.bound) if complete else bound
@@ -296,14 +291,14 @@ class ChainSearch:
                 break
         return best, False
 
-    def _again(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def _again(self, candidates: Sequence[PricedChain]) -> list[PricedChain]:
         """Chains that may be worth having twice: more replicas fill their own batches more slowly."""
         slower = [each for each in candidates if any(stage.wait for stage in each.column.stages)]
         return slower * (self._most_chains - 1)
 
-    def _of_parts(self, graph: Graph) -> list[Candidate]:
+    def _of_parts(self, graph: Graph) -> list[PricedChain]:
         """Chains on each accelerator type, on each pair, and on all of them."""
-        found: list[Candidate] = []
+        found: list[PricedChain] = []
         for names in self._parts():
             is_whole = names == self.names
             bounded = self._whole if is_whole else self._highest_rate(names)
@@ -331,13 +326,13 @@ class ChainSearch:
         bounded = planes.highest_rate()
         return bounded if bounded.value > 0 else None
 
-    def _at_rates(self, graph: Graph, reach: Reach, low: float = 0.0) -> list[Candidate]:
+    def _at_rates(self, graph: Graph, reach: ChainLimits, low: float = 0.0) -> list[PricedChain]:
         """Chains of whole replicas: at the rate that is asked for, or near the highest above `low` that has any."""
         reach = reach._replace(is_whole=True)
         if self.problem.asked_per_s is not None:
             usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names])
             return candidates_at(graph, reach._replace(price_C=usd_C.astype(float), price_latency=0.0))[1]
-        found: list[Candidate] = []
+        found: list[PricedChain] = []
         high, width = reach.rate, WIDTH
         for _ in range(SEARCHES):
             if high <= low * (1 + FURTHER):
@@ -352,9 +347,9 @@ class ChainSearch:
                 high, width = middle, 2 * width
         return found
 
-    def _on_the_rest(self, graph: Graph, best: Mixed) -> list[Candidate]:
+    def _on_the_rest(self, graph: Graph, best: Mixed) -> list[PricedChain]:
         """Chains in the place of each one of the best plan, on what the others leave."""
-        found: list[Candidate] = []
+        found: list[PricedChain] = []
         problem, figures = self.problem, best.found.figures
         chains = chains_of(best.found.chain, problem.num_blocks)
         for chain, share in zip(chains, figures.shares, strict=True):
@@ -392,11 +387,11 @@ class ChainSearch:
     def _most_chains(self) -> int:
         return min(self.problem.most_chains, self.space.most_chains)
 
-    def _reach(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> Reach:
+    def _reach(self, graph: Graph, prices: Prices, names: tuple[str, ...], rate: float) -> ChainLimits:
         """Of chains on some types, at their prices, that do at most so much."""
         by_name = dict(zip(names, prices.work_C + prices.hop_C, strict=True))
         asked = self.problem.asked_per_s
-        return Reach(
+        return ChainLimits(
             price_C=np.array([float(by_name.get(name, 0.0)) for name in graph.device_names]),
             price_latency=float(prices.latency),
             most_price=math.inf,
@@ -408,7 +403,7 @@ class ChainSearch:
             may_hop=self.space.several_stages,
         )
 
-    def _mixed(self, candidates: Sequence[Candidate], best: Mixed | None) -> Mixed | None:
+    def _mixed(self, candidates: Sequence[PricedChain], best: Mixed | None) -> Mixed | None:
         """The better of the best so far and what the master problem makes of candidates."""
         several = candidates if len(candidates) <= self._most_chains * MOST_COLUMNS else chosen(candidates)
         for found in self._mixtures(several):
@@ -417,7 +412,7 @@ class ChainSearch:
                 best = found
         return best
 
-    def _mixtures(self, candidates: Sequence[Candidate]) -> Iterator[Mixed]:
+    def _mixtures(self, candidates: Sequence[PricedChain]) -> Iterator[Mixed]:
         """Of several chains, and, where the search for these may end early, of one."""
         for most_chains in sorted({1, self._most_chains}):
             found = mixed(self.problem, candidates, self.names, most_chains)

@@ -1,6 +1,6 @@
 """Chains worth having: labels on the graph of splits, pruned by prices and by each other.
 
-A chain is a path through `optimizer.moves.Graph`; a label is the beginning of one. Labels that cannot end within
+A chain is a path through `optimizer.moves.Graph`; a label is the beginning of one. ChainLabels that cannot end within
 `most_price` are left out, by a backward pass that finds the least price from every node to the end: the completion
 bound. There are two ways to look:
 
@@ -36,7 +36,7 @@ ALL, SOME, NONE = 0, 1, 2
 """How many labels found room."""
 
 
-class Reach(NamedTuple):
+class ChainLimits(NamedTuple):
     """What labels may do."""
 
     price_C: FloatArray
@@ -53,7 +53,7 @@ class Reach(NamedTuple):
     may_hop: bool
 
 
-class Labels(NamedTuple):
+class ChainLabels(NamedTuple):
     """All labels so far."""
 
     whole_LI: IntArray
@@ -61,38 +61,40 @@ class Labels(NamedTuple):
 
 
 @compiled
-def least_prices(moves: MoveArrays, reach: Reach) -> tuple[FloatArray, FloatArray]:
+def least_prices(moves: MoveArrays, limits: ChainLimits) -> tuple[FloatArray, FloatArray]:
     """By node, and by node and device of the open stage: the least price from there to the end."""
-    end, num_devices = moves.first_move_P.size - 2, reach.price_C.size
+    end, num_devices = moves.first_move_P.size - 2, limits.price_C.size
     closed_P, open_PC = np.full(end + 1, np.inf), np.full((end + 1, num_devices), np.inf)
     closed_P[end] = 0.0
     for node in range(end - 1, -1, -1):
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
             device, target = moves.device_M[move], moves.to_M[move]
             rest = closed_P[end] if target == end else np.inf
-            if target != end and reach.may_hop:
-                rest = closed_P[target] + reach.price_latency * moves.hop_M[move]
-            if target != end and reach.may_split:
+            if target != end and limits.may_hop:
+                rest = closed_P[target] + limits.price_latency * moves.hop_M[move]
+            if target != end and limits.may_split:
                 rest = min(rest, open_PC[target, device])
-            price = reach.price_C[device] * moves.work_M[move] + rest
-            price += reach.price_latency * (moves.seconds_M[move] + moves.cross_M[move])
-            wait_s = moves.wait_M[move] / reach.rate
-            closed_P[node] = min(closed_P[node], price + reach.price_latency * wait_s)
+            price = limits.price_C[device] * moves.work_M[move] + rest
+            price += limits.price_latency * (moves.seconds_M[move] + moves.cross_M[move])
+            wait_s = moves.wait_M[move] / limits.rate
+            closed_P[node] = min(closed_P[node], price + limits.price_latency * wait_s)
             further_s = wait_s if moves.pooled_M[move] else moves.seconds_M[move]
-            open_PC[node, device] = min(open_PC[node, device], price + reach.price_latency * further_s)
+            open_PC[node, device] = min(open_PC[node, device], price + limits.price_latency * further_s)
     return closed_P, open_PC
 
 
 @compiled
-def search(moves: MoveArrays, reach: Reach, most_labels: int, most_alike: int) -> tuple[int, Labels, IntArray]:
+def search(
+    moves: MoveArrays, limits: ChainLimits, most_labels: int, most_alike: int
+) -> tuple[int, ChainLabels, IntArray]:
     """How many labels found room, the labels, and those at the model's end.
 
     SOME: of a node's labels that are compared with each other, the cheapest `most_alike` were kept; NONE: there were
     more than `most_labels` in all.
     """
-    closed_P, open_PC = least_prices(moves, reach)
-    end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, reach.price_C.size)
-    labels = Labels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
+    closed_P, open_PC = least_prices(moves, limits)
+    end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, limits.price_C.size)
+    labels = ChainLabels(np.zeros((1 << 12, 6), dtype=np.int64), np.zeros((1 << 12, WORKS + 2 * slots)))
     head_P = np.full(end + 1, -1)
     labels.whole_LI[0, DEVICE], labels.whole_LI[0, PARENT], labels.whole_LI[0, NEXT] = CLOSED, -1, -1
     head_P[0] = 0
@@ -108,15 +110,15 @@ def search(moves: MoveArrays, reach: Reach, most_labels: int, most_alike: int) -
                     if count > most_labels:
                         return NONE, labels, np.empty(0, dtype=np.int64)
                     labels = _with_more_room(labels)
-                count = _follow(moves, reach, closed_P, open_PC, label, move, head_P, labels, count)
+                count = _follow(moves, limits, closed_P, open_PC, label, move, head_P, labels, count)
     is_complete, kept_L = undominated(head_P[end], labels, most_alike)
     return outcome if is_complete else SOME, labels, kept_L
 
 
 @compiled
 def _follow(
-    moves: MoveArrays, reach: Reach, closed_P: FloatArray, open_PC: FloatArray, label: int, move: int,
-    head_P: IntArray, labels: Labels, count: int,
+    moves: MoveArrays, limits: ChainLimits, closed_P: FloatArray, open_PC: FloatArray, label: int, move: int,
+    head_P: IntArray, labels: ChainLabels, count: int,
 ) -> int:  # fmt: skip
     """Write a label for each way to go on after a split; returns how many there are now."""
     whole_LI, real_LF = labels
@@ -126,51 +128,51 @@ def _follow(
     if stages > MOST_STAGES:
         return count
     for ends in range(2):
-        if not (target == end or reach.may_hop) if ends else (target == end or not reach.may_split):
+        if not (target == end or limits.may_hop) if ends else (target == end or not limits.may_split):
             continue
         # The label is written at once and given up where it does not last.
         whole_LI[count], real_LF[count] = whole_LI[label], real_LF[label]
         here_F = real_LF[count]
         whole_LI[count, PARENT], whole_LI[count, MOVE], whole_LI[count, STAGES] = label, move, stages
         whole_LI[count, DEVICE] = CLOSED if ends else device
-        if is_first and not reach.is_whole:
-            whole_LI[count, TYPES] = whole_LI[label, TYPES] * (reach.price_C.size + 1) + device + 1
+        if is_first and not limits.is_whole:
+            whole_LI[count, TYPES] = whole_LI[label, TYPES] * (limits.price_C.size + 1) + device + 1
         here_F[WORK] += moves.work_M[move]
         here_F[LATENCY] += moves.seconds_M[move] + moves.cross_M[move]
         if not is_first and not moves.pooled_M[move]:
             here_F[BATCHES] += moves.wait_M[move]
-        elif reach.is_whole:
-            here_F[LATENCY] += moves.wait_M[move] / reach.rate
+        elif limits.is_whole:
+            here_F[LATENCY] += moves.wait_M[move] / limits.rate
         else:
             here_F[FILL] += moves.wait_M[move]
         if ends and target != end:
             here_F[WORK] = max(here_F[WORK], moves.hop_work_M[move])
             here_F[LATENCY] += moves.hop_M[move]
-        if ends and not _close(reach, here_F, device, stages):
+        if ends and not _close(limits, here_F, device, stages):
             continue
-        seconds = here_F[LATENCY] + here_F[FILL] / reach.rate + _waiting_s(here_F)
-        here_F[TOTAL] = here_F[PRICE] + reach.price_C[device] * here_F[WORK] + reach.price_latency * seconds
+        seconds = here_F[LATENCY] + here_F[FILL] / limits.rate + _waiting_s(here_F)
+        here_F[TOTAL] = here_F[PRICE] + limits.price_C[device] * here_F[WORK] + limits.price_latency * seconds
         here_F[TOTAL] += closed_P[target] if ends else open_PC[target, device]
-        if seconds <= reach.limit_s * (1 + 1e-9) and here_F[TOTAL] <= reach.most_price:
+        if seconds <= limits.limit_s * (1 + 1e-9) and here_F[TOTAL] <= limits.most_price:
             whole_LI[count, NEXT], head_P[target] = head_P[target], count
             count += 1
     return count
 
 
 @compiled
-def _close(reach: Reach, here_F: FloatArray, device: int, stages: int) -> bool:
+def _close(limits: ChainLimits, here_F: FloatArray, device: int, stages: int) -> bool:
     """End the open stage; False where there are not so many devices."""
     work, slots = here_F[WORK], (here_F.size - WORKS) // 2
-    if reach.is_whole:
-        work = max(1.0, np.ceil(work * reach.rate * (1 - 1e-9))) / reach.rate
+    if limits.is_whole:
+        work = max(1.0, np.ceil(work * limits.rate * (1 - 1e-9))) / limits.rate
         here_F[WORKS + device] += work
         here_F[LATENCY] += here_F[BATCHES] * work
-        if here_F[WORKS + device] * reach.rate > reach.count_C[device] + 0.5:
+        if here_F[WORKS + device] * limits.rate > limits.count_C[device] + 0.5:
             return False
     else:
         here_F[WORKS + stages - 1] = work
         here_F[WORKS + slots + stages - 1] = here_F[BATCHES]
-    here_F[PRICE] += reach.price_C[device] * work
+    here_F[PRICE] += limits.price_C[device] * work
     here_F[WORK], here_F[BATCHES] = 0.0, 0.0
     return True
 
@@ -186,7 +188,7 @@ def _waiting_s(here_F: FloatArray) -> float:
 
 
 @compiled
-def _beats(labels: Labels, one: int, other: int) -> bool:
+def _beats(labels: ChainLabels, one: int, other: int) -> bool:
     """Whether a label is no worse than another in anything; equal ones beat each other."""
     real_LF = labels.real_LF
     for column in range(LATENCY, real_LF.shape[1]):
@@ -196,7 +198,7 @@ def _beats(labels: Labels, one: int, other: int) -> bool:
 
 
 @compiled
-def undominated(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
+def undominated(head: int, labels: ChainLabels, most: int) -> tuple[bool, IntArray]:
     """Whether none was left out, and the labels of a list that none beats.
 
     Of those with the same types and open device only the `most` cheapest are kept.
@@ -237,8 +239,8 @@ def undominated(head: int, labels: Labels, most: int) -> tuple[bool, IntArray]:
 
 
 @compiled
-def _with_more_room(labels: Labels) -> Labels:
+def _with_more_room(labels: ChainLabels) -> ChainLabels:
     rows = labels.whole_LI.shape[0]
     whole_LI, real_LF = np.zeros((2 * rows, 6), dtype=np.int64), np.zeros((2 * rows, labels.real_LF.shape[1]))
     whole_LI[:rows], real_LF[:rows] = labels.whole_LI, labels.real_LF
-    return Labels(whole_LI, real_LF)
+    return ChainLabels(whole_LI, real_LF)

@@ -35,11 +35,11 @@ def small_problem() -> PlanProblem:
 
 
 def of_rates() -> list[Decision]:
-    """By what seeks rates and costs, exactly and at scale."""
+    """By what seeks rates and costs, of one chain exactly and at scale, and of several."""
     found = []
     for objective in (MaximizeRate(), MinimizeCost(rate_per_s=4000)):
         asked = replace(small_problem(), objective=objective)
-        found += [solve(asked), solve_at_scale(asked, SPACES["best"])]
+        found += [solve(asked), solve(replace(asked, most_chains=2)), solve_at_scale(asked, SPACES["best"])]
         bound_at_scale(asked, SPACES["best"])
     return found
 

@@ -70,7 +70,9 @@ def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | N
     space = _sensible(problem, space)
     several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
     if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
-        return solve_chains(problem, space)
+        decision = solve_chains(problem, space)
+        if decision is not None:
+            return decision
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
     for planner in usual if planners is None else planners:

@@ -206,8 +206,8 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     problem = _with_lengths(problem, document, recorded, source, folder)
     problem = with_generation(problem, source, folder)
     with source.said_at(("most_chains",)):
-        alone = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
-        if alone and document.most_chains > 1:
+        one_only = problem.networks or problem.generation or isinstance(problem.objective, MinimizeLatency)
+        if one_only and document.most_chains > 1:
             raise PlanError(
                 f"most_chains is {document.most_chains}; several chains side by side are planned where a rate or a "
                 "cost is sought for inputs of one network, neither for generation nor for the least latency; "

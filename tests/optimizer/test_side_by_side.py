@@ -84,7 +84,7 @@ def _serves(rates: tuple[Rates, ...], asked_per_s: float) -> bool:
 @pytest.mark.parametrize("seed", SMALL[::10])
 def test_no_multiset_of_chains_is_better_than_the_plan_or_its_gap_says_by_how_much(seed: int) -> None:
     problem = replace(random_problem(seed), most_chains=3)
-    expected, found = best_of_all(problem, 3), solve(problem)
+    expected, found = best_of_all(problem, 3), solve(problem, "best")
     if expected is None:
         assert not isinstance(found, Planned)
         return

@@ -63,6 +63,27 @@ def test_a_plan_is_printed_as_json_and_as_tables(problem: Path, capsys: Captured
     assert "exact: no plan of its space is better" in out
 
 
+def test_a_plan_of_two_chains_is_printed_written_drawn_and_simulated(tmp_path: Path, capsys: Captured) -> None:
+    """A V100 takes 1 ms a block and a T4 2 ms: each type serves alone."""
+    entry = "{batch: [4], block_s: [[0.002], [0.002]], ramp_s: [[0.0]]}"
+    text = PROBLEM.replace("latency:", f"most_chains: 2\nlatency:\n  T4: {entry}", 1)
+    text = text.replace("devices:", "devices:\n  T4: {count: 1, usd_per_hour: 1}", 1)
+    path, out = written(tmp_path / "problem.yaml", text), tmp_path / "plan.yaml"
+    answer = printed(capsys, "plan", path, "--out", out, "--threshold", 0.4, "--plot", tmp_path / "plan.svg")
+    assert answer["rate_per_s"] == pytest.approx(8000 + 4 / 0.003, rel=1e-3)
+    shares = {chain["stages"][0]["device"]: chain["share"] for chain in answer["chains"]}
+    assert shares == pytest.approx({"V100": 6 / 7, "T4": 1 / 7}, rel=1e-3)
+    assert sorted(read_plan(out).shares) == pytest.approx(sorted(shares.values()))
+    assert (tmp_path / "plan.svg").stat().st_size > 10_000
+    assert run("plan", path) == 0
+    assert "of the inputs" in capsys.readouterr().out
+    played = written(tmp_path / "answer.json", json.dumps(answer))
+    options = ("--plan", played, "--arrivals", "poisson:6000", "--duration", 2, "--seed", 0)
+    figures = printed(capsys, "simulate", path, *options)
+    assert figures["plan"]["chains"] == answer["chains"]
+    assert figures["simulated"]["in_slo_share"] > 0.99
+
+
 def test_a_strategy_and_a_batch_limit_are_kept(problem: Path, capsys: Captured) -> None:
     answer = printed(capsys, "plan", problem, "--strategy", "stock")
     assert (answer["strategy"], answer["rate_per_s"]) == ("stock", pytest.approx(6000))
