@@ -78,7 +78,7 @@ def best_of_all(problem: PlanProblem, most_chains: int) -> float | None:
 
 def _serves(rates: tuple[Rates, ...], asked_per_s: float) -> bool:
     least, most = (sum(each) for each in zip(*rates, strict=True))
-    return least <= asked_per_s * (1 + 1e-9) and most >= asked_per_s * (1 - 1e-9)
+    return bool(least <= asked_per_s * (1 + 1e-9) and most >= asked_per_s * (1 - 1e-9))
 
 
 @pytest.mark.parametrize("seed", SMALL[::10])
