@@ -41,8 +41,15 @@ BATCHES = (1, 2, 7)
 """Of the trials of blocks."""
 LENGTHS = (5, 1, 9, 3, 5, 7, 2)
 """Of their inputs, in tokens, as far as the graph takes them."""
-TOLERANCE = 1e-4
-"""Between blocks and the uncut graph, and between an input alone and among others; of numbers above 1, their share."""
+TOLERANCE_OF_CUTS = 1e-4
+"""Between blocks and the uncut graph, as a share of the range of the answers."""
+TOLERANCE_ALONE = 1e-3
+"""Of an answer, between an input alone and in a batch."""
+TOLERANCE_INSIDE = 1e-2
+"""The same of what blocks hand on. Kernels such as a variance in one pass round large values by the batch; a graph that
+mixes inputs misses both by far."""
+LEAST_RANGE = 0.1
+"""Values that differ less count as if they had this range."""
 
 
 class Whole:
@@ -166,14 +173,15 @@ def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig) -> N
             for each, own in zip(zip(*(_apart(rows, layout) for rows in values), strict=True), layouts, strict=True)
         ]
         for block, (rows, *apart) in enumerate(zip(together, *alone, strict=True)):
+            tolerance = TOLERANCE_ALONE if block == backbone.num_blocks - 1 else TOLERANCE_INSIDE
             for of_batch, *of_one in zip(rows, *apart, strict=True):
-                _check(
-                    of_batch, torch.cat(of_one), f"block {block} gives one of {count} inputs other values than alone"
-                )
+                problem = f"block {block} gives one of {count} inputs other values than alone"
+                _check(of_batch, torch.cat(of_one), tolerance, problem)
         [last] = config.cuts[-1]
         uncut = whole.run(values, layout)[last.name]
         expected = backbone.answer_of(uncut, layout)
-        _check(together[-1][0], expected, f"the blocks give {count} inputs other values than the uncut graph")
+        problem = f"the blocks give {count} inputs other values than the uncut graph"
+        _check(together[-1][0], expected, TOLERANCE_OF_CUTS, problem)
 
 
 def _after_blocks(backbone: Backbone, values: Tensors, layout: Layout) -> list[Tensors]:
@@ -189,14 +197,15 @@ def _apart(values: Tensor, layout: Layout) -> Sequence[Tensor]:
     return torch.split(values, 1 if len(values) == layout.num_inputs else layout.lengths_B.tolist())
 
 
-def _check(values: Tensor, expected: Tensor, problem: str) -> None:
+def _check(values: Tensor, expected: Tensor, tolerance: float, problem: str) -> None:
     if values.shape != expected.shape:
         raise GraphError(f"{problem}: {list(values.shape)} numbers, not {list(expected.shape)}")
     if not values.numel():
         return
-    apart = float((values.double() - expected.double()).abs().max())
-    if not apart <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise GraphError(f"{problem} (by {apart:.2g})")
+    wanted = expected.double()
+    apart, reached = float((values.double() - wanted).abs().max()), float(wanted.max() - wanted.min())
+    if not apart <= tolerance * max(LEAST_RANGE, reached):
+        raise GraphError(f"{problem} (by {apart:.2g} in a range of {reached:.2g}; {tolerance:.1%} of it is allowed)")
 
 
 FILE = "graph.onnx"

@@ -162,6 +162,22 @@ def test_numbers_scaled_by_the_whole_batch_are_refused(tmp_path: Path) -> None:
     assert "block 0 gives one of 2 inputs other values than alone" in refused(numbers_graph(body), tmp_path)
 
 
+@pytest.mark.parametrize(("others", "is_taken"), [pytest.param(3e-4, True, id="rounding"), pytest.param(0.05, False)])
+def test_rounding_by_the_batch_is_no_dependence_on_others(tmp_path: Path, others: float, is_taken: bool) -> None:
+    """Every input gets a share of the batch's largest number, as kernels round by what is beside an input."""
+    graph = numbers_graph(
+        f"most = ReduceMax<keepdims=0>(x) share = Constant<value = float {{{others}}}>() more = Mul(most, share) "
+        "y = Add(x, more) logits = Gemm(y, w, b)"
+    )
+    if is_taken:
+        path = saved(graph, tmp_path / "from")
+        assert take_graph(path, tmp_path, GraphOptions(cuts=[], codec=NUMBERS)).head is not None
+    else:
+        said = refused(graph, tmp_path)
+        assert "block 0 gives one of 2 inputs other values than alone (by " in said
+        assert "0.1% of it is allowed" in said
+
+
 def test_a_text_graph_that_ignores_its_mask_is_refused(tmp_path: Path) -> None:
     graph = words_graph(num_blocks=1)
     [node] = [each for each in graph.graph.node if each.output[0] == "b0"]
