@@ -1,35 +1,51 @@
-"""The simulator against the live service: three plans under several loads, the same requests at the same times on both.
+"""Compares the simulator with the live service: three plans under several loads, the same requests at the same times.
 
     python -m experiments.live.validation [--plans stock,e3,best] [--loads 0.4,0.7,0.95,1.2] [--requests 600]
 
-6 EMULATED V100, batches up to 8, SLO 100 ms, all stretched by the time scale; exits as recorded; no controller. Loads
-are shares of each plan's predicted rate, Poisson arrivals of requests of 8 inputs, a fresh service for every run. What
-calls cost beyond the accelerators' time is measured per plan, one request at a time, in a run that is not compared.
+6 EMULATED V100, batches up to 8, SLO 100 ms, all stretched by the time scale. Exits are recorded ones, and there is no
+controller. Emulated times are the published BERT-base profile of E3's accelerators, slowed to what E3's may be (its
+V100 at about 8 ms for a batch of 1, an estimate). A time scale stretches them, so that the cluster fits one machine.
+Loads are shares of each plan's predicted rate, Poisson arrivals of requests of 8 inputs, a fresh service for every run.
+What calls cost beyond the accelerators' time is measured per plan in a run that is not compared, one request at a time.
 Writes runs/live/validation.json. Minutes: 27, of which the simulations take seconds.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import asyncio
+from argparse import ArgumentParser, Namespace
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
 import numpy as np
+import psutil
 
-from deployments.settings import ServeSettings
+from deployments.local_ray.cluster import LocalCluster
+from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.errors import DataError
-from experiments.kit import show
-from experiments.live.emulation import Bench, command
-from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, WindowFigures, figures, played
+from experiments.data import RUNS
+from experiments.kit import keep, show
+from experiments.live.model import FOLDER, TEXT, ensure_model, thresholds
+from experiments.problems import PROBLEMS, stretched
 from offramp.client.protocol import Prediction
-from offramp.demo.service import RunningService
-from offramp.load.report import RequestRecord
-from optimizer.decision import Strategy
-from optimizer.plan import Plan, Stage
-from optimizer.problem import Link, PlanProblem
+from offramp.demo.service import served
+from offramp.load.arrivals import Poisson
+from offramp.load.report import RequestRecord, percentile
+from offramp.load.run import LoadConfig, run_load
+from optimizer.calibration_file import RECORDS_FILE
+from optimizer.decision import NoPlan, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.plan import Plan, PolicySpec
+from optimizer.planner import solve
+from optimizer.problem import Link, PlanProblem, Slo, Supply
+from optimizer.problem_file import read_problem
+from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords, IntArray
 from simulator.inputs import recorded
 from simulator.outcome import DROPS, Outcome
@@ -38,14 +54,214 @@ from simulator.simulate import simulate
 
 BOUNDS: Mapping[str, float] = {"goodput_per_s": 0.05, "p50_s": 0.10, "p99_s": 0.20}
 """How far a simulated figure may be from the live one, as a share of it."""
+INPUTS_PER_REQUEST = 8
 NUM_DRAWN = 8000
 """Inputs drawn for a load; a longer one begins with the first of them again."""
-WARM_SLOS, IDLE_SLOS = 3.0, 10.0
-"""Left out of a load's figures; and how long one request at a time is asked, a few dozen of them."""
+WARM_SLOS = 3.0
+"""Left out of a load's figures."""
+IDLE_REQUESTS = 40
+"""Requests that are sent one at a time to measure the overhead."""
+TIMEOUT_SLOS = 4.0
+"""A client's patience, in SLOs."""
+OK_SHARE = 0.6
+"""Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
 IDLE = "idle"
+HOP_S = 0.01
+"""What a call between two replicas takes here. It is no emulated time: accelerators are emulated, networks are not."""
 ENDLESS_BYTES_PER_S = 1e15
 """Emulated accelerators send no hidden state to each other: only the delay counts."""
 MAX_QUEUED: int = ServeSettings.model_fields["max_queued"].default
+
+
+# The emulated cluster.
+
+
+def emulated(name: str) -> str:
+    """Returns the accelerator type that stands for a real one."""
+    return f"emulated:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """A cluster that is not there."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: {"V100": 6})
+    """Accelerators by their published name."""
+    time_scale: float = 40.0
+    slower: float = 6.5
+    """Published seconds times this are an emulated accelerator's."""
+    batch_limit: int = 8
+    slo_s: float = 0.1
+    """Emulated, as E3's."""
+
+    @property
+    def wall_slo_s(self) -> float:
+        return self.slo_s * self.time_scale
+
+    def problem(self, survival: tuple[float, ...], *, time_scale: float) -> PlanProblem:
+        """Returns the planning problem of this cluster, in wall-clock seconds unless the time scale is 1."""
+        published = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
+        problem = with_batch_limit(stretched(published, self.slower * time_scale), self.batch_limit)
+        return replace(
+            problem,
+            survival_N=survival,
+            latency={emulated(name): problem.latency[name] for name in self.counts},
+            devices={
+                emulated(name): Supply(count=count, usd_per_hour=problem.devices[name].usd_per_hour)
+                for name, count in self.counts.items()
+            },
+            link=Link(bandwidth_bytes_per_s=ENDLESS_BYTES_PER_S, delay_s=HOP_S),
+            slo=Slo(latency_s=self.slo_s * time_scale, slack=problem.slo.slack),
+        )
+
+    def settings(self, model: Path, plan: Plan) -> ServeSettings:
+        """Returns the settings of a service that follows `plan`."""
+        problem = self.problem((1.0,) * plan.num_blocks, time_scale=1.0)
+        emulated = {
+            device: EmulatedSettings(
+                batch=list(table.batches),
+                block_s=table.block_s_NB.tolist(),
+                ramp_s=table.ramp_s_EB.tolist(),
+                time_scale=self.time_scale,
+            )
+            for device, table in problem.latency.items()
+        }
+        return ServeSettings(
+            model=str(model.resolve()),
+            plan=plan,
+            emulated=emulated,
+            slo_s=self.wall_slo_s,
+            probe_share=0.0,
+            slack=problem.slo.slack,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the comparison runs on."""
+
+    emulation: Emulation
+    model: Path
+    records: ExitRecords
+    options: Namespace
+
+    @property
+    def thresholds(self) -> dict[int, float]:
+        return thresholds(self.records)
+
+    @property
+    def policy(self) -> PolicySpec:
+        """Recorded exits, at E3's threshold for every ramp."""
+        path = str((self.model / RECORDS_FILE).resolve())
+        return PolicySpec(name="recorded", thresholds=self.thresholds, records=path)
+
+    @property
+    def problem(self) -> PlanProblem:
+        """In wall-clock seconds, with the survival of the records."""
+        survival = self.records.outcome(self.thresholds).survival
+        return self.emulation.problem(survival, time_scale=self.emulation.time_scale)
+
+    def best(self, strategy: Strategy) -> Plan:
+        """Returns the strategy's plan: of its good plans the one that the records prefer.
+
+        It carries what the joint records predict of it, from which admission starts. The policy is there even where no
+        ramp is on, because it says what the answers are.
+        """
+        problem, reach = self.problem, joint_reach(self.records, self.thresholds)
+        decision = solve(problem, strategy)
+        assert not isinstance(decision, NoPlan), decision.binding
+        stages = rechosen(problem, decision, rescore(problem, decision, reach)).stages
+        expected = evaluate(problem, stages, reach)
+        predicted = {"rate_per_s": expected.rate_per_s, "latency_s": expected.latency_s}
+        return Plan(stages=stages, policy=self.policy, networks=problem.networks, predicted=predicted)
+
+
+# A load on a live service, and its figures.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A load: Poisson arrivals at `rate_per_s` for so many seconds, or without a rate one request at a time."""
+
+    name: str
+    seconds: float
+    """0 where requests are sent one at a time."""
+    keys: tuple[str, ...]
+    """Sample ids, sent in turn."""
+    rate_per_s: float | None = None
+    """Inputs per second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """What became of every request; times are seconds after the start."""
+
+    phase: Phase
+    slo_s: float
+    records: tuple[RequestRecord, ...]
+    """In the order in which they were due."""
+    machine: float
+    """Share of the machine's processors that was busy."""
+
+    @property
+    def duration_s(self) -> float:
+        """Of the phase; where requests are sent one at a time, until the last is answered."""
+        return self.phase.seconds or max(record.done_s for record in self.records)
+
+
+async def drive(url: str, phase: Phase, *, slo_s: float, seed: int = 0) -> Driven:
+    """Sends a load; returns when every request has its outcome."""
+    times_s: list[float] | None = None
+    if phase.rate_per_s is not None:
+        process = Poisson(rate_per_s=phase.rate_per_s / INPUTS_PER_REQUEST)
+        times_s = process.draw(phase.seconds, np.random.default_rng(seed)).tolist()
+    config = LoadConfig(
+        url=url,
+        inputs=(TEXT,) * len(phase.keys),
+        keys=phase.keys,
+        num_requests=IDLE_REQUESTS if times_s is None else len(times_s),
+        send_times_s=times_s,
+        concurrency=1 if times_s is None else None,
+        inputs_per_request=INPUTS_PER_REQUEST,
+        timeout_s=TIMEOUT_SLOS * slo_s,
+        slo_s=slo_s,
+        seed=seed,
+    )
+    psutil.cpu_percent()
+    found = (await run_load(config)).records
+    machine = psutil.cpu_percent() / 100
+    records = tuple(sorted(found, key=lambda record: record.scheduled_s))
+    return Driven(phase=phase, slo_s=slo_s, records=records, machine=machine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFigures:
+    """A window of a run. Goodput counts inputs that were answered in it, the rest requests that were due in it."""
+
+    requests: int
+    goodput_per_s: float
+    p50_s: float | None
+    p99_s: float | None
+    errors: Mapping[str, int]
+
+
+def figures(driven: Driven, since_s: float) -> WindowFigures:
+    """Returns the figures of a run from `since_s` to its end."""
+    until_s = driven.duration_s
+    due = [record for record in driven.records if since_s <= record.scheduled_s < until_s]
+    answered = [record for record in driven.records if record.error is None]
+    good = [each for each in answered if since_s <= each.done_s < until_s and each.latency_s <= driven.slo_s]
+    latencies_s = [record.latency_s for record in due if record.error is None]
+    return WindowFigures(
+        requests=len(due),
+        goodput_per_s=sum(len(record.predictions) for record in good) / (until_s - since_s),
+        p50_s=percentile(latencies_s, 50),
+        p99_s=percentile(latencies_s, 99),
+        errors=dict(Counter(record.error for record in due if record.error is not None)),
+    )
+
+
+# The comparison.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +318,7 @@ def run(on: Bench) -> dict[str, Any]:
     rows: list[Compared] = []
     overheads: dict[str, Overhead] = {}
     for name in on.options.plans.split(","):
-        plan = plan_of(on, on.best(cast(Strategy, name)).stages)
+        plan = on.best(cast(Strategy, name))
         overheads[name] = overhead_of(serve_run(on, name, plan, idle_phase(on, plan)), on.records)
         print(f"{name}: {plan.predicted['rate_per_s']:.1f}/s predicted, {overheads[name]}")
         for share in on.options.loads.split(","):
@@ -113,13 +329,6 @@ def run(on: Bench) -> dict[str, Any]:
     print(*verdicts(rows), sep="\n")
     told = [asdict(row) | {"ratios": row.ratios, "within": row.within} for row in rows]
     return {"bounds": dict(BOUNDS), "overheads": overheads, "runs": told}
-
-
-def plan_of(on: Bench, stages: tuple[Stage, ...]) -> Plan:
-    """A plan, carrying what is predicted of it by the joint records: the admission starts from that."""
-    plan = on.plan(stages)
-    expected = on.predicted(plan)
-    return replace(plan, predicted={"rate_per_s": expected.rate_per_s, "latency_s": expected.latency_s})
 
 
 def load_phase(on: Bench, plan: Plan, share: float, num_requests: int) -> Phase:
@@ -139,28 +348,27 @@ def idle_phase(on: Bench, plan: Plan) -> Phase:
     stage_N = stages_left(plan, on.records.outcome(active_thresholds(plan)).exits_N)
     groups = [np.flatnonzero(stage_N == stage) for stage in range(len(plan.stages))]
     by_stage = [np.resize(rows_N, INPUTS_PER_REQUEST) for rows_N in groups if len(rows_N)]
-    requests = islice(cycle(by_stage), NUM_DRAWN // INPUTS_PER_REQUEST)
+    requests = islice(cycle(by_stage), IDLE_REQUESTS)
     keys = tuple(on.records.sample_ids[row] for rows_N in requests for row in rows_N)
-    return Phase(name=IDLE, seconds=IDLE_SLOS * on.emulation.wall_slo_s, keys=keys, workers=1)
+    return Phase(name=IDLE, seconds=0.0, keys=keys)
 
 
 def serve_run(on: Bench, name: str, plan: Plan, phase: Phase) -> Run:
-    """A fresh service of the plan under one load: nothing that another run has taught it is left."""
-    result = played(on, plan, phase, after=_stages)
-    print(f"{name}-{phase.name}: {len(result.driven.records)} requests; {result.driven.told()}", flush=True)
+    """Runs a load on a service of its own, so that nothing that another run has taught it is left."""
+    settings = on.emulation.settings(on.model, plan)
+    with served(settings, plan, LocalCluster(port=on.options.port, front=on.options.front)) as service:
+        driven = asyncio.run(drive(service.url, phase, slo_s=on.emulation.wall_slo_s, seed=on.options.seed))
+        stats = httpx.get(f"{service.url}/stats", trust_env=False).raise_for_status().json()
+    verdict = "undisturbed" if driven.machine < OK_SHARE else "DISTURBED: use a larger --time-scale"
+    print(f"{name}-{phase.name}: {len(driven.records)} requests; CPU {driven.machine:.0%}: {verdict}", flush=True)
     return Run(
         name=f"{name}-{phase.name}",
         plan=plan,
         problem=on.problem,
-        driven=result.driven,
+        driven=driven,
         warm_s=0.0 if phase.name == IDLE else WARM_SLOS * on.emulation.wall_slo_s,
-        fill=fill_of(result.after),
+        fill=fill_of(stats["stages"]),
     )
-
-
-async def _stages(service: RunningService) -> Any:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        return (await client.get(f"{service.url}/stats")).raise_for_status().json()["stages"]
 
 
 def fill_of(stages: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
@@ -175,15 +383,14 @@ def fill_of(stages: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
 
 def compare(run: Run, records: ExitRecords, overhead: Overhead) -> Compared:
     """The run's figures and the simulator's."""
-    window = (run.warm_s, run.driven.phase.seconds)
     outcome = simulate(scenario_of(run, records, overhead))
     simulated = as_driven(run.driven, outcome)
     fill = {f"{split.first}-{split.end - 1}": split.fill for split in outcome.splits}
     said = outcome.exit_N.reshape(-1, INPUTS_PER_REQUEST).tolist()
     return Compared(
         run=run.name,
-        live=figures(run.driven, window),
-        simulated=figures(simulated, window),
+        live=figures(run.driven, run.warm_s),
+        simulated=figures(simulated, run.warm_s),
         fill={blocks: (run.fill.get(blocks), fill.get(blocks)) for blocks in {**run.fill, **fill}},
         other_exits=sum(
             live.error is None and ours.error is None and [each.exit for each in live.predictions] != exits
@@ -208,7 +415,7 @@ def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
         decisions=recorded(records, active_thresholds(run.plan)),
         rows_N=np.array(rows, dtype=np.int64),
         arrivals_s=np.array([record.scheduled_s for record in driven.records]),
-        duration_s=driven.phase.seconds,
+        duration_s=driven.duration_s,
         inputs_per_request=INPUTS_PER_REQUEST,
         slo_s=driven.slo_s,
         warm_up_s=run.warm_s,
@@ -291,5 +498,24 @@ def verdicts(rows: Sequence[Compared]) -> list[str]:
     return near + [f"{row.run}: {row.other_exits} requests left elsewhere" for row in rows if row.other_exits]
 
 
+def main() -> None:
+    """Compares, prints and writes."""
+    parser = ArgumentParser(prog="python -m experiments.live.validation", description=__doc__)
+    parser.add_argument("--model", type=Path, default=FOLDER, help="made where it is missing")
+    parser.add_argument("--time-scale", type=float, default=40.0, help="wall-clock seconds of an emulated one")
+    parser.add_argument("--plans", default="stock,e3,best", help="strategies")
+    parser.add_argument("--loads", default="0.4,0.7,0.95,1.2", help="shares of a plan's predicted rate")
+    parser.add_argument("--requests", type=int, default=600, help="of a load")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
+    options = parser.parse_args()
+    emulation = Emulation(time_scale=options.time_scale)
+    on = Bench(emulation=emulation, model=options.model, records=ensure_model(options.model), options=options)
+    print(f"emulated V100, {emulation.time_scale:g} times stretched; SLO {emulation.wall_slo_s:g} s")
+    told = {"emulated": True, "time_scale": emulation.time_scale, "slo_s": emulation.wall_slo_s, **run(on)}
+    print(f"written: {keep(told, RUNS / 'live' / 'validation.json')}")
+
+
 if __name__ == "__main__":
-    command("validation", __doc__, run, {"V100": 6}, plans="stock,e3,best", loads="0.4,0.7,0.95,1.2", requests=600)
+    main()

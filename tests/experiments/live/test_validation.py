@@ -8,17 +8,22 @@ import pytest
 
 from earlyexit.errors import DataError
 from earlyexit.network.split import Split
-from experiments.live.emulation import Bench, Emulation, emulated
-from experiments.live.load import Driven, Phase, WindowFigures
 from experiments.live.validation import (
-    IDLE_SLOS,
+    IDLE_REQUESTS,
     WARM_SLOS,
+    Bench,
     Compared,
+    Driven,
+    Emulation,
     Overhead,
+    Phase,
     Run,
+    WindowFigures,
     active_thresholds,
     as_driven,
     compare,
+    emulated,
+    figures,
     fill_of,
     idle_phase,
     load_phase,
@@ -98,13 +103,8 @@ def run_of(
         for k, (keys, at_s, end_s) in enumerate(zip(asked, scheduled_s, done_s, strict=True))
     )
     keys = tuple(key for each in asked for key in each)
-    driven = Driven(
-        phase=Phase(name="0.5", seconds=20.0, keys=keys, rate_per_s=1.0),
-        slo_s=slo_s,
-        records=records,
-        num_sent=len(records),
-        machine=0.3,
-    )
+    phase = Phase(name="0.5", seconds=20.0, keys=keys, rate_per_s=1.0)
+    driven = Driven(phase=phase, slo_s=slo_s, records=records, machine=0.3)
     return Run(name="plan-0.5", plan=plan, problem=problem(), driven=driven, fill={"0-1": 0.75})
 
 
@@ -152,12 +152,21 @@ def test_overhead_is_what_idle_requests_take_beyond_their_blocks() -> None:
 
 
 def window(goodput_per_s: float, p50_s: float | None, p99_s: float | None) -> WindowFigures:
-    counts = {"requests": 1, "answered": 1, "in_slo": 1, "errors": {}}
-    return WindowFigures(goodput_per_s=goodput_per_s, p50_s=p50_s, p99_s=p99_s, **counts)  # type: ignore[arg-type]
+    return WindowFigures(requests=1, goodput_per_s=goodput_per_s, p50_s=p50_s, p99_s=p99_s, errors={})
 
 
 def compared(live: WindowFigures, simulated_figures: WindowFigures) -> Compared:
     return Compared(run="plan-0.5", live=live, simulated=simulated_figures, fill={}, other_exits=0, machine=0.3)
+
+
+def test_a_window_counts_requests_that_were_due_in_it_and_inputs_that_were_answered_in_it() -> None:
+    run = run_of(whole(), [HARD] * 4, [0.0, 2.0, 3.0, 19.0], [1.0, 4.0, 15.0, 21.0])
+    found = figures(run.driven, 2.0)
+    assert found.requests == 3
+    assert found.goodput_per_s == pytest.approx(8 / 18), "one request is late, and one is answered after the window"
+    assert found.p50_s == pytest.approx(2.0)
+    refused = figures(simulated(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0], slo_s=3.0)), 0.0)
+    assert refused.errors == {"deadline": 1}
 
 
 def test_figures_are_within_5_10_and_20_percent_or_not() -> None:
@@ -187,7 +196,7 @@ SURVIVAL = (1.0, 1.0, *(0.5,) * 10)
 def on_two_accelerators() -> tuple[Bench, Plan]:
     """Half of the inputs leave after block 1, in the first of two stages; 40 inputs/s are predicted."""
     records = drawn_exits(SURVIVAL, num_inputs=100, rng=np.random.default_rng(0))
-    emulation = Emulation(counts={"V100": 2}, time_scale=10.0)
+    emulation = Emulation(counts={"V100": 2}, time_scale=10.0)  # an SLO of 1 s
     on = Bench(emulation=emulation, model=Path("model"), records=records, options=Namespace(seed=0))
     splits = (Split(first=0, end=4, batch=8, ramps=(1,)), Split(first=4, end=12, batch=8))
     stages = tuple(Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits)
@@ -201,7 +210,7 @@ def test_idle_requests_leave_whole_in_the_first_stage_and_in_the_last_in_turn() 
     left = [exit_of[key] for key in phase.keys[:32]]
     assert left == [1] * 8 + [11] * 8 + [1] * 8 + [11] * 8
     assert stages_left(plan, np.array([1, 11])).tolist() == [0, 1]
-    assert phase.seconds == pytest.approx(IDLE_SLOS * 1.0), "an SLO of 0.1 s, 10 times stretched"
+    assert (phase.seconds, len(phase.keys)) == (0.0, 8 * IDLE_REQUESTS)
     assert active_thresholds(plan) == {1: 0.4}
 
 
