@@ -11,7 +11,7 @@ INSTALL := -m pip --disable-pip-version-check install -qq
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve demo-generation test test-fast test-all browser lint type format docs mutants bench bench-gpu bench-live bench-peers peers report report-quick clean
+.PHONY: help setup demo serve demo-generation test test-fast test-all browser lint type format docs mutants bench bench-gpu bench-live bench-peers report report-quick clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -88,15 +88,8 @@ bench-live: $(COMPILED)  ## The simulator beside the live service on emulated ac
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.engine.gpu
 
-peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Offramp is compared with are installed
-
-.venv-peers/.installed: pyproject.toml experiments/peers/constraints.txt
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python $(INSTALL) --constraint experiments/peers/constraints.txt --editable '.[peers]'
-	@touch $@
-
-bench-peers: $(COMPILED) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (hours)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mpnet]'
+bench-peers: $(COMPILED)  ## Against Ray Serve and mosec, on OFFRAMP_DATA's texts (hours)
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mpnet,peers]'
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16 --inputs 8 --rounds 3

@@ -20,10 +20,10 @@ from typing import Any
 from earlyexit.backends.backends import BackendName
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
-from experiments.peers.options import Dtype
 from experiments.peers.plans import STRATEGIES, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
 from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
+from experiments.peers.stock import Dtype
 from experiments.peers.turns import PROBE_HEADER, Rates, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
@@ -161,19 +161,12 @@ def _workers(bench: Loaded) -> int:
 
 def _sweeps(bench: Loaded) -> dict[str, list[Tried]]:
     """What every peer did with each of its settings, best first."""
-    asked, slo_s = bench.asked, bench.prepared.slo_s
+    asked = bench.asked
     batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
     short = bench.load.model_copy(update={"duration_s": SWEPT_S})
     swept = {}
     for name in asked.peers:
-        tried = settings(
-            bench.workload,
-            asked.dtype,
-            asked.machine,
-            slo_s=slo_s,
-            batch=batch,
-            port=asked.port + 1000,
-        )
+        tried = settings(bench.workload, asked.dtype, asked.machine, batch=batch, port=asked.port + 1000)
         swept[name] = sweep(name, tried, short, _workers(bench), partial(_print_tried, name))
     return swept
 

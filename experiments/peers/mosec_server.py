@@ -1,4 +1,4 @@
-"""mosec: `python -m experiments.peers.mosec_server`, in the peers' environment."""
+"""mosec, from the extra `peers`: `python -m experiments.peers.mosec_server`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import mosec
 
 from earlyexit.errors import InputError
-from experiments.peers.bodies import Asked, answer, parse_body
-from experiments.peers.options import ServerOptions
-from experiments.peers.stock import StockModel
+from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
 
 TIMEOUT_S = 60.0
 
 
-class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the peers' environment only
+class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the extra `peers` only
     """Batches of requests, in processes that mosec's Rust server feeds."""
 
     def __init__(self) -> None:
@@ -33,7 +31,8 @@ class Classifier(mosec.Worker):  # type: ignore[misc] # its package is in the pe
         return json.dumps(data).encode()
 
     def forward(self, data: Asked | list[Asked]) -> Any:
-        return answer(self._model.predict, data)
+        """Takes one request, not a list, where batches are of one request each."""
+        return answer(self._model.predict, [data])[0] if isinstance(data, Asked) else answer(self._model.predict, data)
 
 
 def main(options: ServerOptions) -> None:

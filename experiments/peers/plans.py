@@ -8,8 +8,7 @@ from statistics import median
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
-from experiments.peers.options import Dtype, ServerOptions
-from experiments.peers.stock import StockModel
+from experiments.peers.stock import Dtype, ServerOptions, StockModel
 from experiments.peers.workloads import Workload
 from offramp.demo.plans import Processors, measured_problem, plan_for, with_slo
 from optimizer.decision import Strategy

@@ -21,10 +21,9 @@ import psutil
 
 from earlyexit.errors import OfframpError
 from experiments.peers.client import ROOT
-from experiments.peers.options import VARIABLE, ServerOptions
+from experiments.peers.stock import VARIABLE, ServerOptions
 
 LOGS = ROOT / "runs" / "peers" / "logs"
-PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MARK = "OFFRAMP_PEER_RUN"
 """An environment variable that every process of a server inherits, whatever its parent is."""
 START_S = 120.0
@@ -44,32 +43,20 @@ Figure = TypeVar("Figure")
 class Peer:
     """How a peer is started."""
 
-    command: tuple[str, ...]
-    """Python's."""
-    beside_offramp: bool = False
-    """Whether it runs in this environment; else in the peers'."""
+    module: str
     environment: Callable[[ServerOptions], dict[str, str]] = lambda _: {}
 
 
 PEERS: Mapping[str, Peer] = {
-    "ray-serve": Peer(command=("-m", "experiments.peers.serve_batch"), beside_offramp=True),
-    "litserve": Peer(command=("-m", "experiments.peers.litserve_server")),
+    "ray-serve": Peer(module="experiments.peers.serve_batch"),
     "mosec": Peer(
-        command=("-m", "experiments.peers.mosec_server"),
+        module="experiments.peers.mosec_server",
         environment=lambda options: {
             "MOSEC_ADDRESS": "127.0.0.1",
             "MOSEC_PORT": str(options.port),
             "MOSEC_CAPACITY": str(options.max_queued),
             "MOSEC_TIMEOUT": "60000",
             "MOSEC_LOG_LEVEL": "warning",
-        },
-    ),
-    "bentoml": Peer(
-        command=("-m", "bentoml", "serve", "--quiet", "experiments.peers.bentoml_service:Classifier"),
-        environment=lambda options: {
-            "BENTOML_DO_NOT_TRACK": "True",
-            "BENTOML_HOST": "127.0.0.1",
-            "BENTOML_PORT": str(options.port),
         },
     ),
 }
@@ -138,11 +125,10 @@ def running(
 def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: float = START_S) -> Iterator[Server]:
     """A peer's server, once it answers.
 
-    Raises SystemExit where the peers' environment is missing, OfframpError where the port is taken or no request is
-    answered within `start_s`.
+    Raises OfframpError where the port is taken or no request is answered within `start_s`.
     """
     peer = PEERS[name]
-    command = [str(interpreter(peer)), *peer.command]
+    command = [sys.executable, "-m", peer.module]
     with socket.socket() as probe:  # another server there would answer in this one's place
         if probe.connect_ex(("127.0.0.1", options.port)) == 0:
             raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
@@ -150,15 +136,6 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
     with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", told) as server:
         wait_until_ready(server, name, start_s)
         yield server
-
-
-def interpreter(peer: Peer) -> Path:
-    """The Python that runs a peer; SystemExit says how to make the one that is missing."""
-    if peer.beside_offramp:
-        return Path(sys.executable)
-    if not PEERS_PYTHON.is_file():
-        raise SystemExit(f"{PEERS_PYTHON.relative_to(ROOT)} is missing: `make peers` makes the peers' environment")
-    return PEERS_PYTHON
 
 
 def threads_of(threads: int) -> dict[str, str]:

@@ -6,17 +6,22 @@ Offramp's own service has.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from deployments.local_ray.start import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
+from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
-from experiments.peers.options import ServerOptions
+from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -45,10 +50,37 @@ OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
 
 def application(options: ServerOptions) -> Application:
-    """One deployment, which takes requests and batches them; Serve's switches must have been set before."""
-    from experiments.peers.serve_batch_app import build
+    """Returns one deployment, which takes requests and batches them; Serve's switches must have been set before."""
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
 
-    return build(options)
+    class Classifier:
+        """A replica: its requests' bodies, batches of them, the model."""
+
+        def __init__(self) -> None:
+            self._model = StockModel.load(options)
+
+        async def __call__(self, request: Request) -> Response:
+            """Answers one request; its path does not matter."""
+            try:
+                asked = parse_body(json.loads(await request.body()))
+            except (InputError, ValueError) as error:
+                return Response(json.dumps({"error": str(error)}), status_code=400, media_type="application/json")
+            return Response(json.dumps(await self._answer(asked)), media_type="application/json")
+
+        @serve.batch(max_batch_size=options.batch, batch_wait_timeout_s=options.wait_s)
+        async def _answer(self, requests: list[Asked]) -> list[dict[str, Any]]:
+            return answer(self._model.predict, requests)
+
+    deployment = serve.deployment(
+        name="classifier",
+        num_replicas=options.workers,
+        max_ongoing_requests=max(options.batch, options.max_queued // options.workers),
+        ray_actor_options={"num_cpus": 1},
+        logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="WARNING"),  # as Offramp's own
+    )
+    bound: Application = deployment(Classifier).bind()
+    return bound
 
 
 def serve_switches(folder: Path) -> dict[str, str]:

@@ -17,9 +17,9 @@ from earlyexit.backends.backends import BackendName
 from earlyexit.errors import OfframpError
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.offramp_server import DONE, READY, OfframpOptions
-from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.plans import Prepared
 from experiments.peers.processes import LOGS, Server, running, serving, threads_of
+from experiments.peers.stock import Dtype, Kernel, ServerOptions
 from experiments.peers.workloads import FOLDER, Workload
 from offramp.demo.plans import Processors
 from offramp.demo.service import hand_control
@@ -66,11 +66,9 @@ class ServedSide:
         return run_client(self.load.model_copy(update=changes))
 
 
-def settings(
-    workload: Workload, dtype: Dtype, machine: Processors, *, slo_s: float, batch: int, port: int
-) -> list[ServerOptions]:
+def settings(workload: Workload, dtype: Dtype, machine: Processors, *, batch: int, port: int) -> list[ServerOptions]:
     """What a sweep tries: how the cores are shared, batches, waits, backends."""
-    base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, slo_s=slo_s, port=port)
+    base = ServerOptions(model=workload.folder.resolve(), dtype=dtype, port=port)
     all_cores = machine.workers * machine.threads
     onnx: list[Kernel] = ["onnx"] if dtype == "float32" else []
     shapes: list[tuple[int, int, int, float, Kernel]] = [

@@ -1,16 +1,24 @@
-"""The compute that all peers share: the full model without ramps, on one batch at a time."""
+"""What every peer's server shares: its settings, the bodies of `POST /predict`, and the full model without ramps.
+
+The settings and the compute are the same for all peers, so that only the server differs. Bodies and answers are those
+of Offramp.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from earlyexit.backends.onnx import onnx_segments
 from earlyexit.codecs.tokenizer import TextTokenizer
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
@@ -19,8 +27,78 @@ from earlyexit.network.store import load_model
 from earlyexit.network.wire import Encoded, entering
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import pack
-from experiments.peers.bodies import Prediction
-from experiments.peers.options import ServerOptions
+
+Dtype = Literal["float32", "bfloat16"]
+Kernel = Literal["packed", "onnx"]
+"""How the full model is computed: by Offramp's own modules, which spend nothing on padding, on torch or (in float32) by
+ONNX Runtime."""
+VARIABLE = "OFFRAMP_PEER_OPTIONS"
+"""Of the environment: some servers make their workers without arguments, in processes of their own."""
+
+
+class ServerOptions(BaseModel):
+    """One peer's settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path
+    """Model folder, as `offramp train` leaves it: weights, tokenizer, label names."""
+    dtype: Dtype = "float32"
+    kernel: Kernel = "packed"
+    workers: int = Field(default=1, ge=1)
+    """Processes, or replicas, that each hold the model."""
+    threads: int = Field(default=1, ge=1)
+    """Intra-op threads of each."""
+    batch: int = Field(default=16, ge=1)
+    """Requests in a batch, at most."""
+    wait_s: float = Field(default=0.0, ge=0)
+    """How long a batch waits to be filled."""
+    max_queued: int = Field(default=2000, ge=1)
+    """Requests that wait before more are refused, where a server can say so."""
+    port: int = Field(default=8100, ge=1, le=65535)
+
+    @classmethod
+    def told(cls) -> ServerOptions:
+        """What this process was started with."""
+        return cls.model_validate_json(os.environ[VARIABLE])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The full model's answer to one text."""
+
+    label: str
+    score: float
+    """Softmax probability of the label."""
+    exit: int
+    """The last block: no input leaves early."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The texts of one request."""
+
+    texts: tuple[str, ...]
+    alone: bool
+    """Whether the body has one text, not a list of texts."""
+
+
+def parse_body(document: object) -> Asked:
+    """Returns the texts of a parsed body, whose other fields do not matter; raises InputError for one without texts."""
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    if isinstance(inputs, str):
+        return Asked(texts=(inputs,), alone=True)
+    if not isinstance(inputs, list) or not inputs or not all(isinstance(text, str) for text in inputs):
+        raise InputError('the body must be {"inputs": "text"} or {"inputs": ["text", ...]}')
+    return Asked(texts=tuple(inputs), alone=False)
+
+
+def answer(predict: Callable[[Sequence[str]], list[Prediction]], requests: Sequence[Asked]) -> list[dict[str, Any]]:
+    """Returns the JSON replies to several requests, whose texts are one batch."""
+    predictions = iter(predict([text for asked in requests for text in asked.texts]))
+    outputs = [[asdict(next(predictions)) for _ in asked.texts] for asked in requests]
+    return [each[0] if asked.alone else {"outputs": each} for asked, each in zip(requests, outputs, strict=True)]
+
 
 Logits = Callable[[Sequence[Encoded]], Tensor]
 """Logits (B, C), float32, of a batch."""

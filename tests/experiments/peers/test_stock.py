@@ -11,8 +11,7 @@ import torch
 
 from earlyexit.network.store import load_model, save_model
 from earlyexit.training.ramps import exit_outputs
-from experiments.peers.options import Dtype, Kernel, ServerOptions
-from experiments.peers.stock import StockModel
+from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 TEXTS = some_texts(20)
@@ -44,31 +43,19 @@ def test_all_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["packed"])
-def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Kernel) -> None:
-    make_model(tmp_path)
-    stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
-    together = stock.predict(TEXTS)
-    alone = [stock.predict([text])[0] for text in TEXTS]
-    assert [each.label for each in alone] == [each.label for each in together]
-    assert [each.score for each in alone] == pytest.approx([each.score for each in together], abs=1e-5)
-
-
-@pytest.mark.parametrize("kernel", ["packed"])
-def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path, kernel: Kernel) -> None:
+def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path) -> None:
     model, tokenizer = make_model(tmp_path)
     model.temperatures_E[NUM_BLOCKS - 1] = 0.25
     save_model(model, tmp_path)
     [expected] = (exit_outputs(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
-    [prediction] = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(["pay my bill"])
+    [prediction] = StockModel.load(ServerOptions(model=tmp_path)).predict(["pay my bill"])
     assert prediction.score == pytest.approx(float(expected.max()), abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
-@pytest.mark.parametrize("kernel", ["packed"])
-def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, kernel: Kernel, dtype: Dtype) -> None:
+def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, dtype: Dtype) -> None:
     _, scores = unsplit_answers(tmp_path)
-    predictions = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel, dtype=dtype)).predict(TEXTS)
+    predictions = StockModel.load(ServerOptions(model=tmp_path, dtype=dtype)).predict(TEXTS)
     assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5 if dtype == "float32" else 2e-2)
 
 
@@ -77,13 +64,6 @@ def test_texts_beyond_the_models_length_are_cut(tmp_path: Path) -> None:
     stock = StockModel.load(ServerOptions(model=tmp_path))
     twelve_words = " ".join(["rain"] * 12)
     assert stock.predict([twelve_words + " pay my bill"]) == stock.predict([twelve_words])
-
-
-def test_what_is_encoded_elsewhere_gets_the_same_answers(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    stock = StockModel.load(ServerOptions(model=tmp_path))
-    encoded = [stock.encode([text])[0] for text in TEXTS]
-    assert stock.predict_encoded(encoded) == stock.predict(TEXTS)
 
 
 def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:

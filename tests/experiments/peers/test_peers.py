@@ -1,0 +1,341 @@
+"""What the comparison with other servers rests on: bodies, processes, the client, a side's turn, the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import InputError, OfframpError
+from earlyexit.network.checkpoint import random_model
+from earlyexit.network.store import save_model
+from earlyexit.tasks.label import LabelTask
+from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
+from experiments.peers.processes import MARK, Server, serving
+from experiments.peers.sides import settings
+from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
+from experiments.peers.table import best_peer, heavy_s, ratio, render
+from experiments.peers.turns import Rates, Turn, check_answers, sustained, take_turn
+from experiments.peers.workloads import Workload
+from offramp.client.protocol import Prediction as Answered
+from offramp.demo.plans import Processors
+from offramp.load.report import RequestRecord
+from offramp.load.sustained import Sustaining
+from optimizer.plan import PolicySpec
+from profiles.records import ExitRecords
+from tests.offramp.load.scripted_server import ok, refusal, scripted
+
+ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
+# A parent whose child forgets its environment and says its own process id, as a process does that renames itself.
+FAMILY = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], env={}, stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "document", [None, "pay", ["pay"], {}, {"inputs": None}, {"inputs": 3}, {"inputs": []}, {"inputs": ["pay", 3]}]
+)
+def test_a_body_without_texts_is_an_input_error(document: object) -> None:
+    with pytest.raises(InputError, match="the body must be"):
+        parse_body(document)
+
+
+def test_requests_of_several_texts_are_one_batch_and_get_their_own_answers_back() -> None:
+    def echo(texts: Sequence[str]) -> list[Prediction]:
+        return [Prediction(label=text, score=float(len(texts)), exit=5) for text in texts]
+
+    requests = [parse_body({"inputs": inputs, "ids": ["a"]}) for inputs in ("a", ["b", "c"], ["d"])]
+    assert requests[2] == Asked(texts=("d",), alone=False)
+    a, b, c, d = ({"label": name, "score": 4.0, "exit": 5} for name in "abcd")
+    assert answer(echo, requests) == [a, {"outputs": [b, c]}, {"outputs": [d]}]
+
+
+def test_a_server_is_its_process_those_with_its_mark_and_their_children() -> None:
+    sleeper = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    family, pipe = [sys.executable, "-c", FAMILY], subprocess.PIPE
+    with (
+        subprocess.Popen(sleeper, stdin=pipe) as leader,
+        subprocess.Popen(family, env=os.environ | {MARK: "of-this-test"}, stdin=pipe, stdout=pipe) as parent,
+        subprocess.Popen(sleeper, stdin=pipe) as stranger,
+    ):
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        server = Server("", leader, "of-this-test", Path())
+        assert {process.pid for process in server.processes()} == {leader.pid, parent.pid, child}
+        assert stranger.pid not in {process.pid for process in server.processes()}
+        assert server.memory_bytes() > 3_000_000  # three interpreters; even what they share is counted, in parts
+    assert (server.processes(), server.memory_bytes(), server.cpu_s()) == ([], 0, 0)
+
+
+def test_a_server_that_cannot_start_is_an_error_that_shows_its_log(tmp_path: Path) -> None:
+    options = ServerOptions(model=tmp_path / "no-such-model", port=free_port())
+    with (
+        pytest.raises(OfframpError, match=r"ended with 1 before it answered:\n[\s\S]*no-such-model"),
+        serving("ray-serve", options, logs=tmp_path),
+    ):
+        pytest.fail("it cannot have answered")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = options.model_copy(update={"port": taken.getsockname()[1]})
+        with pytest.raises(OfframpError, match="is taken"), serving("ray-serve", options, logs=tmp_path):
+            pytest.fail("it cannot have started")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def options_for(folder: Path, url: str = "http://127.0.0.1:1", **given: Any) -> ClientOptions:
+    """Two texts; slow machines must not fail a test, so the SLO is far away."""
+    inputs = write_inputs(folder / "inputs.jsonl", ["on", "off"], ["a", "b"])
+    known = {"url": url, "inputs": inputs, "duration_s": 1.0, "slo_s": 60.0, "timeout_s": 60.0}
+    return ClientOptions.model_validate(known | given)
+
+
+async def test_texts_go_in_turn_the_warm_up_is_not_counted_and_answers_are_written(tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    options = options_for(tmp_path, rate_per_s=40.0, warmup_s=0.5, duration_s=0.5, seed=3, answers=answers)
+    async with scripted(then=(ANSWER,)) as server:
+        result = await send_load(options.model_copy(update={"url": server.url}))
+        again = options.model_copy(update={"url": server.url, "rate_per_s": 80.0, "warmup_s": 0.25, "duration_s": 0.25})
+        assert (await send_load(again.model_copy(update={"answers": None}))).num_sent == result.num_sent
+    assert result.num_sent > result.num_counted == result.num_answered > 0
+    assert result.goodput_per_s == result.num_answered / 0.5
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(rows) == result.num_answered
+    assert {(row["label"], row["exit"]) for row in rows} == {("yes", 2)}
+    assert {row["input"] for row in rows} == {0, 1}
+
+
+async def test_workers_send_back_to_back_until_the_time_is_over(tmp_path: Path) -> None:
+    async with scripted((refusal(503),), then=(ANSWER,)) as server:
+        result = await send_load(options_for(tmp_path, server.url, concurrency=2, duration_s=0.2))
+    assert result.errors == {"http_503": 1}
+    assert result.num_sent == result.num_answered + 1 > 1
+    assert server.num_connections == 2
+
+
+async def test_the_client_is_a_process_of_its_own_and_says_where_no_server_listens(tmp_path: Path) -> None:
+    async with scripted(then=(ANSWER,)) as server:
+        options = options_for(tmp_path, server.url, rate_per_s=1000.0, duration_s=0.1)
+        result = await asyncio.to_thread(run_client, options)
+    assert result.num_answered == result.num_sent == pytest.approx(100, abs=40)
+    assert result.cpu_per_request_s > 0
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(OfframpError, match=f"no server answers at {url}"):
+        run_client(options_for(tmp_path, url, rate_per_s=10.0))
+
+
+def record(due_s: float, sent_s: float, done_s: float, error: str | None = None) -> RequestRecord:
+    answers = () if error else (Answered(exit=0, request_id="r", label="yes", score=1.0),)
+    times = {"scheduled_s": due_s, "sent_s": sent_s, "done_s": done_s}
+    return RequestRecord(request_id="r", input_indices=(0,), num_attempts=1, predictions=answers, error=error, **times)
+
+
+def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tmp_path: Path) -> None:
+    counted = [
+        record(1.0, 1.25, 1.5),  # 0.5 s: within the SLO, to the point
+        record(2.0, 2.0, 2.75),  # 0.75 s: too late
+        record(3.0, 3.0, 3.1, "http_503"),
+        record(4.0, 4.0, 4.1, "timeout"),
+    ]
+    options = options_for(tmp_path, rate_per_s=1.0, slo_s=0.5, duration_s=10.0)
+    result = summarize(counted, options, num_sent=9, cpu_s=0.02)
+    assert (result.num_counted, result.num_answered, result.measured.lost_share) == (4, 2, 0.5)
+    assert result.errors == {"http_503": 1, "timeout": 1}
+    assert (result.goodput_per_s, result.answered_per_s, result.p50_s) == (0.1, 0.2, 0.625)
+    assert result.from_sent_p99_s == pytest.approx(0.745)
+    assert result.lateness_p99_s == pytest.approx(0.97 * 0.25)
+    assert LoadResult.model_validate_json(result.model_dump_json()) == result
+    nothing = summarize(counted[2:], options, num_sent=2, cpu_s=0.0)
+    assert (nothing.p50_s, nothing.p99_s, nothing.goodput_per_s) == (None, None, 0.0)
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Workload:
+    """Three texts; the one ramp lets the first out as a `yes`, the others reach the end as `no` and `yes`."""
+    sizes = {"vocab_size": 10, "hidden_size": 8, "num_blocks": 2, "num_heads": 1, "intermediate_size": 8}
+    save_model(random_model(sizes | {"max_length": 8}, task=LabelTask(("no", "yes"))), tmp_path)
+    records = ExitRecords.of_answers(
+        np.column_stack([np.array([[1], [1], [1]]), np.array([1, 0, 1])]),
+        score="entropy",
+        num_blocks=2,
+        ramps=(0,),
+        sample_ids=("a", "b", "c"),
+        scores_NR=np.array([[0.1], [0.6], [0.6]], dtype=np.float32),
+    )
+    return Workload(
+        name="bert-base",
+        folder=tmp_path,
+        texts=("first", "second", "third"),
+        labels=None,
+        keys=records.sample_ids,
+        policy=PolicySpec(name="recorded", thresholds={0: 0.4}, records="nowhere"),
+        records=records,
+    )
+
+
+def test_an_answer_is_as_recorded_where_label_and_exit_are(workload: Workload, tmp_path: Path) -> None:
+    rows = ((0, "yes", 0), (1, "no", 1), (2, "yes", 0), (3, "yes", 0))
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"input": at, "label": label, "exit": left}) + "\n" for at, label, left in rows))
+    checked = check_answers(workload, [0, 1, 2, 0], path)
+    assert checked == {"num_inputs": 4, "accuracy": None, "as_recorded": 3 / 4}
+
+
+def test_a_sweep_tries_batches_a_wait_one_large_process_and_backends(workload: Workload) -> None:
+    tried = settings(workload, "float32", Processors(workers=2, batch_limit=16), batch=16, port=9000)
+    assert [(each.workers, each.threads, each.batch, each.wait_s, each.kernel) for each in tried] == [
+        (2, 1, 4, 0.0, "packed"),
+        (2, 1, 16, 0.0, "packed"),
+        (2, 1, 16, 0.005, "packed"),
+        (1, 2, 16, 0.0, "packed"),
+        (2, 1, 16, 0.0, "onnx"),
+    ]
+
+
+@dataclass
+class FakeServer:
+    spent_s: dict[str, float] = field(default_factory=lambda: {"ingress": 0.0, "stages": 0.0})
+
+    def cpu_s_by_part(self) -> dict[str, float]:
+        return dict(self.spent_s)
+
+
+@dataclass
+class FakeSide:
+    """Sustains 100 requests/s, spends 1 ms of a stage on each; of its hundred requests it answers `answered`."""
+
+    load: ClientOptions
+    is_ours: bool = True
+    answered: int = 100
+    name: str = "offramp"
+    server: FakeServer = field(default_factory=FakeServer)
+    asked: list[tuple[float, int]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Does nothing."""
+
+    def measure(self, rate_per_s: float, seed: int) -> LoadResult:
+        self.asked.append((round(rate_per_s, 1), seed))
+        self.server.spent_s["stages"] += 0.1
+        if self.load.answers is not None:
+            self.load.answers.write_text(json.dumps({"input": 0, "label": "yes", "exit": 0}) + "\n")
+        p99_s = 0.05 if rate_per_s <= 100 else 0.2
+        return LoadResult(
+            duration_s=1.0,
+            num_sent=100,
+            num_counted=100,
+            num_answered=self.answered,
+            errors={},
+            goodput_per_s=100.0,
+            p50_s=0.01,
+            p99_s=p99_s,
+            from_sent_p99_s=p99_s,
+            lateness_p99_s=0.0,
+            cpu_s=0.0,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "spent"),
+    [
+        pytest.param({}, {"ingress": 0.0, "stages": pytest.approx(1e-3)}, id="ours by part"),
+        pytest.param({"is_ours": False}, {"server": pytest.approx(1e-3)}, id="a peer as a whole"),
+        pytest.param({"answered": 50}, {"ingress": 0.0, "stages": pytest.approx(2e-3)}, id="refusals are paid for too"),
+    ],
+)
+def test_a_turn_is_a_light_rate_a_heavier_one_and_a_search_for_the_sustained_rate(
+    workload: Workload, tmp_path: Path, changes: dict[str, Any], spent: dict[str, float]
+) -> None:
+    load = ClientOptions(url="", inputs=tmp_path / "inputs.jsonl", concurrency=1, duration_s=1.0, slo_s=0.1)
+    side = FakeSide(load=load, **changes)
+    turn = Turn(
+        workload=workload,
+        drawn=[0],
+        rates=Rates(light_per_s=30.0, heavy_per_s=70.0),
+        start_per_s=80.0,
+        is_known=False,
+        target=Sustaining(slo_s=0.1),
+        index=2,
+    )
+    found = take_turn(cast(Any, side), turn)
+    # 80 passes; 80 x 1.15 passes; then its square above, which fails; then the mean of both, and so on to within 5 %.
+    assert side.asked[:4] == [(30.0, 2000), (70.0, 2001), (80.0, 2002), (92.0, 2003)]
+    assert 95 < found["sustained_per_s"] <= 100
+    assert found["answers"] == {"num_inputs": 1, "accuracy": None, "as_recorded": 1.0}
+    assert found["heavy"]["cpu_s"] == spent
+
+
+def turn_of(cpu_ms: dict[str, float], sustained_per_s: float) -> dict[str, Any]:
+    load = {"num_answered": 100, "num_counted": 100, "duration_s": 0.5, "p50_s": 0.01, "p99_s": 0.04}
+    cpu_s = {part: ms / 1e3 for part, ms in cpu_ms.items()}
+    return {
+        "light": load | {"cpu_s": cpu_s},
+        "heavy": load | {"duration_s": 0.25, "cpu_s": cpu_s},
+        "sustained_per_s": sustained_per_s,
+        "answers": {"accuracy": 0.9561, "as_recorded": None},
+    }
+
+
+def result_of_two_rounds() -> dict[str, Any]:
+    """Offramp 2 and 1 ms, 200 and 240 requests/s; mosec 4 ms, 100 and 150; Ray Serve 3 ms, 90, then nothing."""
+    servers = {
+        "offramp": {"idle_cores": 0.1, "memory_bytes": 3072 * 2**20},
+        "mosec": {"idle_cores": 0.0, "memory_bytes": 1024 * 2**20},
+    }
+    rounds = [
+        {
+            "ray-serve": turn_of({"server": 3.0}, serve_per_s),
+            "mosec": turn_of({"server": 4.0}, mosec_per_s),
+            "offramp": turn_of({"stages": stages_ms, "ingress": ingress_ms}, ours_per_s),
+        }
+        for serve_per_s, mosec_per_s, stages_ms, ingress_ms, ours_per_s in (
+            (90.0, 100.0, 1.5, 0.5, 200.0),
+            (0.0, 150.0, 0.7, 0.3, 240.0),
+        )
+    ]
+    return {
+        "workload": "clinc150",
+        "dtype": "bfloat16",
+        "inputs_per_request": 8,
+        "machine": {"workers": 2, "threads": 1, "batch_limit": 32},
+        "provenance": {"commit": "0123456789abcdef"},
+        "stock_s": 0.004,
+        "slo_s": 0.05,
+        "predicted_per_s": {"offramp": 2200.0},
+        "rounds": [{"sides": sides, "servers": servers} for sides in rounds],
+    }
+
+
+def test_ratios_are_taken_within_a_round_and_then_their_median() -> None:
+    result = result_of_two_rounds()
+    assert best_peer(result, sustained) == "mosec"
+    assert best_peer(result, heavy_s, least=True) == "ray-serve"
+    assert ratio(result, "offramp", "mosec", sustained) == ((2.0 + 1.6) / 2, 1.6, 2.0)
+    assert ratio(result, "offramp", "ray-serve", sustained) == (200 / 90,) * 3, "a round without a rate is left out"
+    assert ratio(result, "offramp", "litserve", sustained) is None
+
+
+def test_the_table_has_a_row_per_side_and_the_parts_of_ours() -> None:
+    text = render(result_of_two_rounds())
+    assert "light load is 200 requests/s, processor time is that of 400/s; medians of 2 rounds" in text
+    assert (
+        "| **offramp** | 1.50 (1.00 to 2.00) | 0.50 (0.33 to 0.67) | 1.50 (1.00 to 2.00) | 220 (200 to 240) "
+        "| 1.80 (1.60 to 2.00) |  | 80% | 10.0 / 40.0 | 3072 | 0.10 | 95.6% |  |"
+    ) in text
+    assert text.splitlines()[-1] == "| offramp | 0.00 | 0.40 | 1.10 | 0.00 | 0.00 |"
