@@ -18,18 +18,15 @@ from starlette.routing import Router
 
 from deployments.api.access import gate_of
 from deployments.api.bodies import InferRequest
-from deployments.api.completions.http import generate_paths
-from deployments.api.endpoint import VersionFacts
 from deployments.api.generation import GenerateRequest, Stream, build_generation
 from deployments.api.grpc.methods import RpcMethods
-from deployments.api.http import build_app, build_lane
+from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from deployments.api.server.in_serve import replace_server
 from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
-from deployments.api.tracing import start_tracing
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.crossing import entrance_of
@@ -42,12 +39,13 @@ from deployments.metrics import IngressMetrics
 from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
 from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
+from deployments.ops.tracing.tracer import start_tracing
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally
-from deployments.versions.http import version_paths
+from deployments.versions.http import VersionRoutes
 from deployments.versions.metrics import VersionMetrics
-from deployments.versions.other import RayIngressLink
+from deployments.versions.other import IngressLink, VersionFacts
 from deployments.versions.repository import RayCluster, Repository
 from deployments.versions.store import RayStore
 from deployments.versions.versions import Versions
@@ -93,9 +91,9 @@ class Ingress(RpcMethods):
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
         phase = random.random()
-        self._tracing = start_tracing(self._settings, self._clock, self.card.chain.starts)
+        self._tracer = start_tracing(self._settings, self._clock, self.card.chain.starts)
         self._transports = {
-            name: LinkTransport(phase=phase, link=ReplicaLink if self._tracing is None else self._tracing.link(name))
+            name: LinkTransport(phase=phase, link=ReplicaLink if self._tracer is None else self._tracer.link(name))
             for name in self._slots
         }
         self._core = build_core(self._settings, self.card, self._transports)
@@ -103,7 +101,7 @@ class Ingress(RpcMethods):
         self._dispatcher = Dispatcher(self._core, self._clock, self._metrics, entrance=entrance)
         self._everyone = Everyone(self._settings.app)
         self._feed = self._build_feed()
-        trace = None if self._tracing is None else self._tracing.follow
+        trace = None if self._tracer is None else self._tracer.follow
         encode = encode_of(codec, self._core)
         self._service = InferService(
             codec,
@@ -120,9 +118,8 @@ class Ingress(RpcMethods):
         self.version = self._settings.version
         self.bodies = Bodies(self._settings.max_body_bytes, self._settings.max_held_bytes)
         store, repository = RayStore(), self._settings.repository
-        self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)
+        self.versions = Versions(self, self._settings, store, IngressLink, self._clock, VersionMetrics().show)
         self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
-        self.choose = self.versions.choose
 
     def _build_feed(self) -> Feed:
         settings = self._settings
@@ -145,20 +142,22 @@ class Ingress(RpcMethods):
             self._background.start("read keys", self._gate.ring.watch())
         self._background.start("tell metrics", self._keep_telling())
         self._background.start("follow versions", self.versions.run())
-        origins = () if access is None else access.cors_origins
-        paths = version_paths(self.versions, self._repository, self.card.name, self.bodies)
-        endpoint = None if self._tracing is None else self._tracing.endpoint
         settings = self._settings
-        generated = generate_paths(self, self._gate)
-        lane = build_lane(self, self._gate, origins, endpoint, settings.route_prefix, generated)
-        router = build_app(self, self._gate, origins, endpoint, [*generated, *paths])
+        api = build_api(
+            self,
+            VersionRoutes(self, self.versions, self._repository),
+            gate=self._gate,
+            cors_origins=() if access is None else access.cors_origins,
+            tracer=self._tracer,
+            prefix=settings.route_prefix,
+        )
         if settings.listener is None:
-            replace_server({} if settings.access_log else lane)  # Serve writes that log
+            replace_server({} if settings.access_log else api.lane)  # Serve writes that log
         else:
-            site = Site(router=router, prefix=settings.route_prefix, name=settings.app)
-            self._outright = StandaloneServer(site, lane, access_log=settings.access_log)
+            site = Site(router=api.router, prefix=settings.route_prefix, name=settings.app)
+            self._outright = StandaloneServer(site, api.lane, access_log=settings.access_log)
             self._background.start("listen", self._outright.start(take_listener(settings.listener)))
-        return router
+        return api.router
 
     def check_health(self) -> None:
         """Serve asks every second. An ingress whose background work has ended must be replaced."""
@@ -214,8 +213,8 @@ class Ingress(RpcMethods):
         self._feed.close()  # viewers of the page would stay
         if self._outright is not None:
             await self._outright.close()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     @property
     def max_timeout_s(self) -> float:

@@ -185,7 +185,7 @@ LIGHT: dict[str, tuple[str, set[str]]] = {
         {"torch", "transformers", "ray"},
     ),
     "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),
-    "an ingress, untraced": ("deployments.api.tracing", {"opentelemetry", "ray", "torch"}),
+    "an ingress, untraced": ("deployments.ops.tracing.tracer", {"opentelemetry", "ray", "torch"}),
     "the engine, records and accelerators": (
         "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, cluster.devices",
         {"torch", "ray"},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
 
-T = TypeVar("T")
+T = TypeVar("T", bound=BaseModel)
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_DIMENSIONS = 16
 KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
@@ -109,10 +109,10 @@ class V2Reply:
     """Outputs to send as bytes behind the JSON (Triton's binary tensor extension)."""
 
 
-def validated(adapter: TypeAdapter[T], body: bytes) -> T:
-    """A body as its type has it; raises InputError that names the field."""
+def validated(model: type[T], body: bytes) -> T:
+    """Parses a body; raises InputError, which names the field."""
     try:
-        return adapter.validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         refusal = InputError("; ".join(_explained(error)))
         refusal.param = next((str(each) for each in error.errors()[0]["loc"][:1]), None)

@@ -1,12 +1,11 @@
-"""What all paths of an ingress share: admission of callers, errors as JSON, counts of requests, release of bodies."""
+"""What all routes and RPCs share: admission, counting, tracing, errors as JSON, and release of request bodies."""
 
 from __future__ import annotations
 
 import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -22,10 +21,12 @@ from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
-from deployments.api.operations import ENDS_OF_GENERATION, OPERATION_BY_NAME, Handler
+from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from deployments.api.responses import compressed
+from deployments.ops.tracing.spans import RequestRecord
+from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import (
     AdmissionError,
@@ -41,60 +42,61 @@ from earlyexit.network.store import ModelCard
 from earlyexit.network.wire import Answer
 from earlyexit.tasks.base import Task
 
-
-class Served(Protocol):
-    """Answers requests as one version; raises what `InferService.infer` raises."""
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    @property
-    def task(self) -> Task:
-        """What its answers are."""
-        ...
-
-    @property
-    def version(self) -> str: ...
-
-    async def infer(self, request: InferRequest) -> list[Answer]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionFacts:
-    """What one ingress says of its version to another's."""
-
-    card: ModelCard
-    version: str
-    agreement: float | None
-    """Of this ingress's probes with the full model; None before the first."""
-
-
-class Chooser(Protocol):
-    """A version that was chosen for a request: returns the version that answered, and its answer."""
-
-    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]: ...
-
-
-class Names(Protocol):
-    """Knows which versions of the model there are."""
-
-    async def names(self) -> list[str]: ...
-
-
 VERSION = version("offramp")
-"""Read once: it lies in a file."""
+"""Read once, because it is in a file."""
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
-"""Of the protocol, by Triton's names."""
+"""Extensions of the Open Inference Protocol, by Triton's names."""
 GENERATES = "token"
-"""The task whose answers only make sense one after the other."""
+"""The name of the task of models that generate."""
 WHERE_IT_GENERATES = "ask {}, {} or {}".format(
     *(OPERATION_BY_NAME[name].path for name in ("completions", "chat", "generate"))
 )
 GONE = 499
 """The status that is counted if the caller left before the response."""
+SERVER_ERROR = 500
 REFUSALS = (InputError, AdmissionError, RateLimitError)
-"""They come by the thousand, and are counted, not logged."""
+"""Errors that may come by the thousand: they are counted, but not logged."""
 FAILED = "the server failed on this request; its log says why, under the request's id"
+CALLER = "offramp.caller"
+"""Key of an ASGI scope: the caller that the gate admitted."""
+REQUEST_ID = "offramp.request_id"
+"""Key of an ASGI scope: the request's id, once it was asked for."""
+OPENAI_CODES = {
+    "unauthorized": "invalid_api_key",
+    "unknown_model": "model_not_found",
+    "rate_limit": "rate_limit_exceeded",
+    "context_length": "context_length_exceeded",
+}
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+logger.addFilter(WithoutWords())
+
+
+class Served(Protocol):
+    """One version of a model: this ingress, or another version's."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def version(self) -> str: ...
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """Returns the answers in the order of the inputs; raises what `InferService.infer` raises."""
+        ...
+
+
+class ServedVersions(Protocol):
+    """All versions of the model."""
+
+    async def names(self) -> list[str]: ...
+
+    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
+        """Answers a request that names no version; returns also the version that answered it."""
+        ...
 
 
 class Backend(Served, Protocol):
@@ -104,12 +106,13 @@ class Backend(Served, Protocol):
     def signature(self) -> Signature: ...
 
     @property
-    def versions(self) -> Names: ...
+    def versions(self) -> ServedVersions: ...
 
     @property
     def bodies(self) -> Bodies: ...
 
-    def choose(self, request_id: str) -> Chooser | None: ...
+    @property
+    def max_timeout_s(self) -> float: ...
 
     def is_ready(self) -> bool: ...
 
@@ -117,11 +120,8 @@ class Backend(Served, Protocol):
         """Counts a finished request."""
         ...
 
-    @property
-    def max_timeout_s(self) -> float: ...
-
     async def generate(self, request: GenerateRequest) -> Stream:
-        """Begins a sequence; raises what refuses it."""
+        """Starts a sequence; raises what `GenerateService.start` raises."""
         ...
 
     async def stats(self) -> dict[str, Any]: ...
@@ -136,30 +136,28 @@ class Backend(Served, Protocol):
 
 
 class Api:
-    """Over a backend, behind a gate where there is one."""
+    """The operations that HTTP and gRPC share, over a backend, and behind a gate if there is one."""
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
         self._gate = gate
 
-    def charge(self, caller: str | None, asked: InferRequest) -> None:
-        """Count a request's inputs; raises RateLimitError. `caller`: admitted by the gate, if there is one."""
+    def charge(self, caller: str | None, num_inputs: int) -> None:
+        """Counts a request's inputs for the caller that the gate admitted; raises RateLimitError."""
         if self._gate is not None:
             assert caller is not None
-            self._gate.charge(caller, len(asked.rows))
+            self._gate.charge(caller, num_inputs)
 
     async def answer(self, asked: InferRequest, *, names_version: bool) -> tuple[Served, list[Answer]]:
-        """The version that answered: another version's ingress, if the request names none and that one is to answer.
-
-        Raises InputError of a model that generates.
-        """
+        """Returns the answers and the version that gave them; raises InputError for a model that generates."""
         if self._backend.signature.task.name == GENERATES:
             raise InputError(f"model {self._backend.card.name!r} generates text: {WHERE_IT_GENERATES}")
-        chosen = None if names_version else self._backend.choose(asked.request_id)
-        return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
+        if names_version:
+            return self._backend, await self._backend.infer(asked)
+        return await self._backend.versions.answer(asked)
 
     def check_model(self, name: str, version: str | None) -> None:
-        """Raise UnknownModelError for what is not served; no `version` stands for whichever is."""
+        """Raises UnknownModelError for a model that is not served here; no `version` means any."""
         card, served = self._backend.card, self._backend.version
         if name != card.name:
             raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}", param="model")
@@ -167,7 +165,7 @@ class Api:
             raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}", param="model")
 
     async def model_metadata(self) -> dict[str, Any]:
-        """As the protocol names its parts."""
+        """Returns the model's metadata, by the names of the protocol."""
         return {
             "name": self._backend.card.name,
             "versions": await self._backend.versions.names(),
@@ -177,51 +175,12 @@ class Api:
         }
 
     def server_metadata(self) -> dict[str, Any]:
-        """As the protocol names its parts."""
+        """Returns the server's metadata, by the names of the protocol."""
         return {"name": "offramp", "version": VERSION, "extensions": EXTENSIONS}
 
 
-def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:
-    """Log what became of a request, unless it is a refusal."""
-    if not isinstance(error, REFUSALS):
-        said = {"request_id": request_id}  # Serve's field; it fills it only where it has passed the request on itself
-        logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text, extra=said)
-
-
-def retry_after(error: OfframpError) -> str | None:
-    """When to come back, in whole seconds; None where that would not help."""
-    retry_after_s = getattr(error, "retry_after_s", None)
-    return None if retry_after_s is None else str(max(1, math.ceil(retry_after_s)))
-
-
-def own_id(given: object) -> str:
-    """A request's id: the caller's, or a new one."""
-    return str(given or uuid.uuid4().hex)
-
-
-logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
-
-JSON = "application/json"
-CALLER = "offramp.caller"
-"""Key of an ASGI scope: the caller that the gate admitted."""
-REQUEST_ID = "offramp.request_id"
-"""Of an ASGI scope: once it was asked for."""
-SERVER_ERROR = 500
-OPENAI_CODES = {
-    "unauthorized": "invalid_api_key",
-    "unknown_model": "model_not_found",
-    "rate_limit": "rate_limit_exceeded",
-    "context_length": "context_length_exceeded",
-}
-
-
-EndpointOf = Callable[[Backend, str, Mapping[str, Handler]], ASGIApp]
-"""Makes a path's handlers by method an application: `Endpoint`, or what traces too."""
-
-
 class Gatekeeper:
-    """Runs before every route and passes on the callers that the gate admits."""
+    """Middleware before all routes: passes on only requests that the gate admits."""
 
     def __init__(self, app: ASGIApp, backend: Backend, gate: Gate) -> None:
         self._app = app
@@ -229,7 +188,7 @@ class Gatekeeper:
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request; what is refused is counted under the route `access`."""
+        """Handles one ASGI request; a refused request is counted under the route `access`."""
         if scope["type"] != "lifespan":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
@@ -243,23 +202,36 @@ class Gatekeeper:
 
 
 class Endpoint:
-    """A path's handlers by method, with their errors turned into JSON and their requests counted."""
+    """The handlers of one path by method: counts and traces requests, and turns errors into JSON."""
 
-    def __init__(self, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, backend: Backend, path: str, handlers: Mapping[str, Handler], tracer: Tracer | None = None
+    ) -> None:
         self._backend = backend
         self._path = path
         self._handlers = handlers
+        self._tracer = tracer if path in TRACED else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        record = None if self._tracer is None else self._begin_trace(self._tracer, request)
+        status: int | None = None
         try:
-            response = await self._respond(Request(scope, receive))
-            self._backend.count_request(self._path, response.status_code)
+            response = await compressed(request, await self._answer(request))
+            status = response.status_code
+            self._backend.count_request(self._path, status)
+            if record is not None and self._tracer is not None:
+                response.headers.update(self._tracer.headers(record))
             await response(scope, receive, send)
         finally:
             self._backend.bodies.release(scope)
+            if record is not None and self._tracer is not None:
+                attributes = {} if status is None else {"http.response.status_code": status}
+                self._tracer.end(record, attributes, scope.get(REQUEST_ID), failure=failure_of(status))
 
-    async def _respond(self, request: Request) -> Response:
-        return await compressed(request, await self._answer(request))
+    def _begin_trace(self, tracer: Tracer, request: Request) -> RequestRecord | None:
+        attributes = {"http.request.method": "POST", "http.route": self._path}
+        return tracer.begin(f"POST {self._path}", attributes, request.headers)
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -288,7 +260,7 @@ class Endpoint:
 
 
 def nowhere(endpoint: Endpoint) -> ASGIApp:
-    """Where no route is: a 404, and for a web socket, which none of ours is, a handshake that fails."""
+    """Returns the application for unknown paths: a 404, and for a web socket a handshake that fails."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
@@ -296,8 +268,36 @@ def nowhere(endpoint: Endpoint) -> ASGIApp:
     return answer
 
 
+def failure_of(status: int | None) -> str | None:
+    """Returns the failure that a trace reports for a status; None for success, and for errors of the caller.
+
+    OpenTelemetry's convention: an error of the caller is no error of the server's span.
+    """
+    if status is None or status == GONE:
+        return "the caller left before the response"
+    return "" if status >= SERVER_ERROR else None
+
+
+def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:
+    """Logs the error that ended a request, unless it is a refusal."""
+    if not isinstance(error, REFUSALS):
+        fields = {"request_id": request_id}  # Serve fills this field only for requests that it passed on itself
+        logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text, extra=fields)
+
+
+def retry_after(error: OfframpError) -> str | None:
+    """Returns the whole seconds after which to retry; None if a retry would not help."""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return None if retry_after_s is None else str(max(1, math.ceil(retry_after_s)))
+
+
+def own_id(given: object) -> str:
+    """Returns the id that the caller gave a request, or a new one."""
+    return str(given or uuid.uuid4().hex)
+
+
 def request_id(request: Request) -> str:
-    """The caller's, or a new one; as a header the server itself sends it back, here it would be there twice."""
+    """Returns the request's id: the caller's, or a new one. The server itself sends it back as a header."""
     scope = request.scope
     known: str | None = scope.get(REQUEST_ID)
     if known is None:
@@ -307,7 +307,7 @@ def request_id(request: Request) -> str:
 
 
 def json_response(content: object, status: int = 200) -> Response:
-    """An answer of JSON."""
+    """Returns a response of JSON."""
     return Response(to_json(content), status_code=status, media_type=JSON)
 
 
@@ -332,7 +332,7 @@ def _error(request: Request, error: OfframpError) -> Response:
 
 def _error_body(request: Request, kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    if path.startswith("/v2"):  # the protocol's errors are a string
+    if path.startswith("/v2"):  # errors of the protocol are a string
         return {"error": message}
     if path.startswith("/v1/"):
         return openai_error(kind, message, status, param)
@@ -340,7 +340,7 @@ def _error_body(request: Request, kind: str, message: str, status: int, param: s
 
 
 def openai_error(kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
-    """An error as OpenAI's clients read it; `kind` is ours where they have no word for it."""
+    """Returns an error in the form of OpenAI; its code is our `kind` if OpenAI has none."""
     type_ = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
     code = OPENAI_CODES.get(kind, kind)
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
@@ -355,15 +355,15 @@ def _authorization(scope: Scope) -> str | None:
 
 SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
 SCORE_HEADER, EXIT_HEADER = "X-Offramp-Score", "X-Offramp-Exit"
-"""Of an answer that is no JSON."""
+"""Headers of an answer that is not JSON."""
 READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
 REMEMBERED_S = 600
 
 
 def cross_origin(origins: Sequence[str]) -> Middleware:
-    """Answers a browser's question beforehand, which carries no key, and names the origins in every answer.
+    """Returns the CORS middleware: it answers preflight requests, which carry no key, and adds CORS headers.
 
-    Without credentials: a page of another site sends a key itself, never a password that the browser remembers.
+    Credentials are not allowed: a page of another site sends a key itself, never a password that the browser stores.
     """
     return Middleware(
         CORSMiddleware,

@@ -1,9 +1,9 @@
-"""The HTTP face of an ingress: `/predict`, the Open Inference Protocol v2, health, statistics, OpenAPI."""
+"""The HTTP interface of an ingress: handlers of the routes, and the application that serves them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import quote
 
@@ -11,20 +11,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api import live_page as pages
 from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
+from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
     CALLER,
     EXIT_HEADER,
-    JSON,
     SCORE_HEADER,
     Api,
     Backend,
     Endpoint,
-    EndpointOf,
     Gatekeeper,
     Served,
     cross_origin,
@@ -33,34 +32,38 @@ from deployments.api.endpoint import (
     request_id,
 )
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
-from deployments.api.operations import FREQUENT, Handler, bound
+from deployments.api.operations import BYTES, FREQUENT, JSON, bound
 from deployments.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.api.request_body import MAX_DIGITS
 from deployments.api.responses import ANYTHING, formed, predict_response, preferred, v2_response
 from deployments.api.server.connection import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
+from deployments.ops.tracing.tracer import Tracer
+from earlyexit.clock import Clock, WallClock
+from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.wire import Answer
+from earlyexit.tasks.token import TokenTask
 
 FILES = ("image/", "audio/", "video/")
-"""What is no JSON by its content type; others are read as JSON, since many clients say something else."""
+"""Content types that are not JSON. All others are read as JSON, because many clients send a wrong one."""
 HEADER_LENGTH = "inference-header-content-length"
 SOME_PLANS = 20
-"""Of the history, unless the caller wants another number."""
+"""Plans of the history that are returned by default."""
 MOST_PLANS = 1000
 
 
 class Routes:
-    """Handlers over a backend."""
+    """Handlers of the operations that need only a backend."""
 
     def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
         self.page, self.asset = pages.page, pages.asset
-        self._face = Api(backend, gate)
+        self._api = Api(backend, gate)
         self._has_keys = gate is not None and gate.ring is not None
 
     async def predict(self, request: Request) -> Response:
-        """One input or a list of them, in JSON; or one input as the body."""
+        """Answers one input or a list of them, in JSON; or one input that is the body."""
         body = await self._backend.bodies.read(request)
         infer_request, many = self._parse_predict(request, body)
         kind = self._answer_type(request, many=many)
@@ -74,9 +77,9 @@ class Routes:
         return Response(content, media_type=kind, headers=said)
 
     def _answer_type(self, request: Request, *, many: bool) -> str:
-        """What the caller gets; raises NotAcceptableError."""
+        """Returns the content type of the answer; raises NotAcceptableError."""
         lines = [value for name, value in request.scope["headers"] if name == b"accept"]
-        accept = b", ".join(lines).decode("latin-1") or ANYTHING  # several lines of a header are one list
+        accept = b", ".join(lines).decode("latin-1") or ANYTHING  # a header of several lines is one list
         if accept in (ANYTHING, JSON):
             return JSON
         of_one = self._backend.signature.task.content_types
@@ -97,7 +100,7 @@ class Routes:
         return parse_predict(body, codec)
 
     async def infer(self, request: Request) -> Response:
-        """Open Inference Protocol, tensors in JSON or in the binary extension."""
+        """Answers the Open Inference Protocol, with tensors in JSON or in the binary extension."""
         self._check_model(request)
         body = await self._backend.bodies.read(request)
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
@@ -107,19 +110,19 @@ class Routes:
         content, json_length = await formed(make, answers)
         if json_length is None:
             return Response(content, media_type=JSON)
-        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
+        return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
     async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
-        self._face.charge(request.scope.get(CALLER), asked)
+        self._api.charge(request.scope.get(CALLER), len(asked.rows))
         asked = replace(asked, request_id=request_id(request))
-        return await self._face.answer(asked, names_version="version" in request.path_params)
+        return await self._api.answer(asked, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: Request) -> Response:
         self._check_model(request)
-        return json_response(await self._face.model_metadata())
+        return json_response(await self._api.model_metadata())
 
     async def server_metadata(self, request: Request) -> Response:
-        return json_response(self._face.server_metadata() | {"models": [self._backend.card.name]})
+        return json_response(self._api.server_metadata() | {"models": [self._backend.card.name]})
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})
@@ -157,73 +160,74 @@ class Routes:
         return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
-        self._face.check_model(request.path_params["model"], request.path_params.get("version"))
+        self._api.check_model(request.path_params["model"], request.path_params.get("version"))
 
 
-def build_app(
+@dataclass(frozen=True, slots=True)
+class HttpApi:
+    """The HTTP interface of an ingress."""
+
+    router: Router
+    """The ASGI application with all routes."""
+    lane: Lane
+    """The most frequent paths, which lead to the same endpoints without routing."""
+
+
+def build_api(
     backend: Backend,
+    *more: object,
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
-    endpoint: EndpointOf | None = None,
-    more: Iterable[tuple[str, Mapping[str, Handler]]] = (),
-) -> Router:
-    """The ASGI application over a backend; what is off costs nothing.
+    tracer: Tracer | None = None,
+    prefix: str = "/",
+    wall: Clock | None = None,
+) -> HttpApi:
+    """Builds the HTTP interface over a backend; features that are off cost nothing.
 
-    `more` are further paths, with their handlers by method. `endpoint` makes another of a path's handlers than
-    `Endpoint`. Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of
-    an ingress.
+    `more`: further objects whose methods handle operations. `prefix`: that of the service's paths. `wall`: seconds
+    since 1970. Starlette's router is used without its application, whose middlewares repeat what `Endpoint` does and
+    cost 6 % of an ingress's time.
     """
-    endpoint = endpoint or Endpoint
-    paths = (*bound(Routes(backend, gate)).items(), *more)
+    handlers: list[object] = [Routes(backend, gate), *more]
+    if generates(backend):
+        handlers.append(GenerateRoutes(backend, gate, wall or WallClock()))
+    endpoints = {
+        path: Endpoint(backend, path, methods, tracer) for each in handlers for path, methods in bound(each).items()
+    }
+    before: list[Middleware] = [cross_origin(cors_origins)] if cors_origins else []
+    if gate is not None:
+        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
     router = Router(
-        routes=[Route(path, endpoint(backend, path, handlers)) for path, handlers in paths],
+        routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
         redirect_slashes=False,
         default=nowhere(Endpoint(backend, "unknown", {})),
-        middleware=_before(backend, gate, cors_origins),
+        middleware=before,
     )
     router.default = FromTheRoot(router)
-    return router
+    frequent = {path: endpoint for path, endpoint in endpoints.items() if path in FREQUENT}
+    return HttpApi(router, _lane(frequent, backend, before, prefix.rstrip("/")))
 
 
-def build_lane(
-    backend: Backend,
-    gate: Gate | None = None,
-    cors_origins: Sequence[str] = (),
-    endpoint: EndpointOf | None = None,
-    prefix: str = "/",
-    more: Iterable[tuple[str, Mapping[str, Handler]]] = (),
-) -> Lane:
-    """What is asked most, by its whole path: the same endpoints behind the same gate, without routing.
+def generates(backend: Backend) -> bool:
+    """Returns whether the model continues prompts."""
+    return isinstance(backend.signature.task, TokenTask) and isinstance(backend.signature.codec, PromptCodec)
 
-    `prefix`: that of the service's paths; `more`: further ones, which name model and version or neither.
-    """
-    endpoint, root = endpoint or Endpoint, prefix.rstrip("/")
+
+def _lane(endpoints: Mapping[str, Endpoint], backend: Backend, before: Sequence[Middleware], root: str) -> Lane:
     named = {"model": backend.card.name, "version": backend.version}
     lane: dict[bytes, FastPath] = {}
-    for path, handlers in (*bound(Routes(backend, gate)).items(), *more):
-        if path not in FREQUENT:
-            continue
+    for path, endpoint in endpoints.items():
         params = {name: value for name, value in named.items() if f"{{{name}}}" in path}
-        app = endpoint(backend, path, handlers)
-        for each in reversed(_before(backend, gate, cors_origins)):
+        app: ASGIApp = endpoint
+        for each in reversed(before):
             app = each.cls(app, *each.args, **each.kwargs)
         whole = root + path.format(**params)
         lane[quote(whole).encode()] = FastPath(app, {"path": whole, "root_path": root, "path_params": params})
     return lane
 
 
-def _before(backend: Backend, gate: Gate | None, cors_origins: Sequence[str]) -> list[Middleware]:
-    """What stands before every endpoint, the outermost first."""
-    before: list[Middleware] = []
-    if cors_origins:
-        before.append(cross_origin(cors_origins))
-    if gate is not None:
-        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
-    return before
-
-
 class FromTheRoot:
-    """Below a route prefix a path may be meant from the root: `/v2/models/{model}/versions/{version}/infer`."""
+    """Tries a path again from the root: below a route prefix, `/v2/models/{model}/versions/{version}/infer` may be."""
 
     def __init__(self, router: Router) -> None:
         self._router = Router(router.routes, redirect_slashes=False, default=router.default)

@@ -1,4 +1,4 @@
-"""Viewers of the live page, and the one producer for all of them, which runs while there is a viewer."""
+"""The live page: its files, and its stream of events, which one producer makes for all viewers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from hashlib import sha256
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
+from deployments.api.events import HEADERS, Departure, EventStream
 from earlyexit.clock import Clock
 from earlyexit.errors import OverloadedError, UnknownPathError
 
 PERIOD_S = 1.0
 HEARTBEAT_S = 10.0
-"""Proxies close connections on which nothing happens; where the service does not answer, nothing else would."""
+"""Proxies close idle connections; a heartbeat is sent if there is no news."""
 MOST_VIEWERS = 16
 LONGEST_S = 600.0
-"""A viewer is asked to come again after so long: what a proxy keeps for a slow one is bounded, and a new ingress gets
-its part of the viewers."""
+"""A viewer must reconnect after so long. This bounds what a proxy buffers, and gives new ingresses viewers."""
+STUCK_S = 60.0
+"""A viewer that reads nothing for so long is disconnected."""
 BEAT = b": still here\n\n"
 TROUBLE = b'event: trouble\ndata: {"words": "the service cannot be looked at; the log of the ingress says why"}\n\n'
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Produce = Callable[[], Awaitable[bytes | None]]
-"""The newest event; None where there will be none any more."""
+"""Returns the newest event; None if there will be no more."""
 
 
 class Viewer:
-    """A viewer: gets the newest event whenever it is ready for one, and never those that it missed."""
+    """An asynchronous iterator of the newest event; a slow viewer skips older ones."""
 
     def __init__(self, since_s: float, leave: Callable[[Viewer], None]) -> None:
         self.since_s = since_s
@@ -44,22 +45,22 @@ class Viewer:
         self._ended = False
 
     def offer(self, event: bytes) -> None:
-        """Instead of what was not taken yet."""
+        """Replaces the event that was not taken yet."""
         self._newest = event
         self._news.set()
 
     def beat(self) -> None:
-        """A sign of life, where there is no news."""
+        """Offers a heartbeat if there is no event."""
         if self._newest is None:
             self.offer(BEAT)
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """Ends the iteration."""
         self._ended = True
         self._news.set()
 
     def leave(self) -> None:
-        """The viewer has gone."""
+        """Ends the iteration, and removes the viewer from its feed."""
         self.end()
         self._leave(self)
 
@@ -76,7 +77,7 @@ class Viewer:
 
 
 class Feed:
-    """One per ingress, on its event loop."""
+    """The viewers of one ingress; it produces events while there are any."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class Feed:
         return len(self._viewers)
 
     def join(self) -> Viewer:
-        """Adds a viewer; raises OverloadedError if there are too many, or if the ingress ends."""
+        """Adds a viewer; raises OverloadedError if there are too many, or if the ingress stops."""
         if self._closed:
             raise OverloadedError("this ingress ends; another one has the page", retry_after_s=1.0)
         if len(self._viewers) >= self._most_viewers:
@@ -117,7 +118,7 @@ class Feed:
         return viewer
 
     def close(self) -> None:
-        """End every viewer, and take no more: the ingress ends."""
+        """Ends every viewer and accepts no more, because the ingress stops."""
         self._closed = True
         for viewer in list(self._viewers):
             viewer.end()
@@ -159,29 +160,17 @@ class Feed:
 
 PAGE = "page.html"
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page loads what this service serves, and nothing else."""
+"""The page loads files of this service, and nothing else."""
 ALWAYS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # kept, and asked for by its ETag: a page is never older than its service
+    "cache-control": "no-cache",  # browsers revalidate by the ETag, so that a page is never older than its service
 }
-STREAM = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-"""No proxy may gather events, compress or keep them."""
-STUCK_S = 60.0
-"""A viewer that takes nothing for so long is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,18 +184,18 @@ class Asset:
 
 @cache
 def assets() -> Mapping[str, Asset]:
-    """By name; read once."""
+    """Returns the files by name; they are read once."""
     folder = files(__package__) / "assets"
     return {entry.name: _asset(entry.name, entry.read_bytes()) for entry in folder.iterdir()}
 
 
 async def page(request: Request) -> Response:
-    """The page itself."""
+    """Returns the page."""
     return _respond(request, assets()[PAGE])
 
 
 async def asset(request: Request) -> Response:
-    """A file that it loads; raises UnknownPathError."""
+    """Returns a file that the page loads; raises UnknownPathError."""
     name = request.path_params["asset"]
     if name == PAGE or name not in assets():
         raise UnknownPathError(f"GET {request.url.path}: there is no such path; see /openapi.json")
@@ -214,43 +203,11 @@ async def asset(request: Request) -> Response:
 
 
 def watch(request: Request, join: Callable[[], Viewer]) -> Response:
-    """The stream of events; raises what `join` does."""
+    """Returns the stream of events; raises what `join` raises."""
     if request.method == "HEAD":
-        return Response(media_type="text/event-stream", headers=STREAM)
-    return EventStream(join())
-
-
-class EventStream(StreamingResponse):
-    """What a viewer gets, until it leaves or is let go."""
-
-    def __init__(self, viewer: Viewer, *, stuck_s: float = STUCK_S) -> None:
-        super().__init__(viewer, media_type="text/event-stream", headers=STREAM)
-        self._viewer = viewer
-        self._stuck_s = stuck_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request. Starlette's own would not notice, on newer servers, that a silent viewer has left."""
-        leaving = asyncio.create_task(_leave_when_gone(receive, self._viewer))
-        try:
-            await self._stream(send)
-        except (OSError, TimeoutError):
-            pass  # the viewer has gone, or does not read: no error can be sent
-        finally:
-            leaving.cancel()
-            self._viewer.leave()
-
-    async def _stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._viewer:
-            async with asyncio.timeout(self._stuck_s):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _leave_when_gone(receive: Receive, viewer: Viewer) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    viewer.leave()
+        return Response(media_type="text/event-stream", headers=HEADERS)
+    viewer = join()
+    return EventStream(viewer, Departure(request.receive, viewer.leave), stuck_s=STUCK_S)
 
 
 def _respond(request: Request, found: Asset) -> Response:

@@ -11,12 +11,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.bodies import PredictBody
-from deployments.api.completions.bodies import (
-    CHAT_TOKENS,
-    COMPLETION_TOKENS,
-    OPENAI_TEMPERATURE,
-    V2_TEMPERATURE,
-)
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
 from deployments.api.parsing import Signature
@@ -57,20 +51,6 @@ OF_CONTENT = {
     SCORE_HEADER: {"description": "How sure the exit was; of answers that are no JSON.", "schema": {"type": "number"}},
     EXIT_HEADER: {"description": "The block it left after; the same.", "schema": {"type": "integer"}},
 }
-GENERATE_EXAMPLES: dict[str, dict[str, Any]] = {
-    "CompletionBody": {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20},
-    "ChatBody": {"model": "smollm2", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True},
-    "GenerateBody": {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}},
-}
-GENERATE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "CompletionBody": {"temperature": OPENAI_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
-    "ChatBody": {"temperature": OPENAI_TEMPERATURE, "max_tokens": CHAT_TOKENS, "logprobs": False, "top_logprobs": 0},
-    "GenerateBody": {"temperature": V2_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
-    "GenerateParameters": {"temperature": V2_TEMPERATURE, "max_tokens": COMPLETION_TOKENS},
-    "StreamOptions": {"include_usage": False},
-}
-SHARED_DEFAULTS = {"top_p": 1.0, "ignore_eos": False, "exits": False, "stream": False, "echo": False}
-"""What a request gets that leaves a field out, or sends null. A field without a default is off, or random."""
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 REQUEST_ID = {
     "name": "X-Request-ID",
@@ -94,7 +74,7 @@ def openapi_document(
     schemas = _schemas(each for each in OPERATIONS if each.of != "generates")
     _say_of_the_model(schemas, signature)
     if signature.task.name == GENERATES:
-        schemas |= generate_schemas()
+        schemas |= _schemas(each for each in OPERATIONS if each.of == "generates")
     allowed = {"model": None if model is None else [model], "version": [version]}
     return {
         "openapi": "3.1.0",
@@ -153,19 +133,6 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     found: dict[str, Any] = schemas["$defs"]
-    return found
-
-
-def generate_schemas() -> dict[str, Any]:
-    """What is asked of a model that generates."""
-    found = _schemas(each for each in OPERATIONS if each.of == "generates")
-    for name, example in GENERATE_EXAMPLES.items():
-        found[name]["examples"] = [example]
-    for name, defaults in GENERATE_DEFAULTS.items():
-        for field, described in found[name]["properties"].items():
-            described.pop("default", None)
-            if (default := {**SHARED_DEFAULTS, **defaults}.get(field)) is not None:
-                described["default"] = default
     return found
 
 

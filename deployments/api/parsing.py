@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from deployments.api.bodies import InferRequest, PredictBody, V2Body, V2Input, V2Reply, validated
@@ -206,13 +205,11 @@ def _names(inputs: Sequence[Column]) -> str:
 
 T = TypeVar("T")
 BINARY_SIZE = "binary_data_size"
-_PREDICT = TypeAdapter(PredictBody)
-_V2 = TypeAdapter(V2Body)
 
 
 def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
     """The request, and whether it was a list of inputs; raises InputError."""
-    parsed = validated(_PREDICT, body)
+    parsed = validated(PredictBody, body)
     rows, many = codec.from_json(parsed.inputs)
     if parsed.ids is not None and len(parsed.ids) != len(rows):
         raise InputError(f"ids: {len(parsed.ids)} for {len(rows)} inputs; one for every input is needed")
@@ -230,7 +227,7 @@ def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tupl
     """A v2 request, its tensors in the JSON or in bytes behind the first `json_length`; raises InputError."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
-    parsed = validated(_V2, body if json_length is None else body[:json_length])
+    parsed = validated(V2Body, body if json_length is None else body[:json_length])
     tail = memoryview(b"" if json_length is None else body)[json_length or 0 :]
     asked = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
     request = v2_request(_given(parsed.inputs, tail), parsed.parameters, signature)

@@ -1,17 +1,17 @@
-"""Prometheus metrics by version, where a model has more than one."""
+"""Prometheus metrics of a model that has several versions."""
 
 from __future__ import annotations
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.metrics import tags
-from deployments.versions.choice import Counts, Tally, counts, growth, quantile_s
+from deployments.metrics import Totals, tags
+from deployments.versions.choice import Tally, quantile_s
 
 QUANTILES = (0.5, 0.99)
 
 
 class VersionMetrics:
-    """Shown about once a second: what has grown since."""
+    """Tells Ray about once a second what was counted."""
 
     def __init__(self) -> None:
         self._requests = Counter(
@@ -24,20 +24,17 @@ class VersionMetrics:
             tags("version", "quantile"),
         )
         self._shown = Tally()
-        self._before: Counts = {}
+        self._totals = Totals()
 
     def show(self, tally: Tally) -> None:
-        """Tell Ray what a tally holds; another tally than before begins at nothing."""
+        """Adds what a tally has counted since the last time; a new tally starts at zero."""
         if tally is not self._shown:
-            self._shown, self._before = tally, {}
-        now = counts(tally)
-        for (version, status), grown in growth(self._before, now).items():
-            if version:
-                self._requests.inc(grown, {"version": version, "status": status})
-            else:
-                self._compared.inc(grown, {"outcome": status})
-        self._before = now
+            self._shown, self._totals = tally, Totals()
+        for outcome, total in (("same", tally.same), ("other", tally.other), ("failed", tally.failed)):
+            self._totals.grow(self._compared, total, outcome=outcome)
         for version, each in tally.versions.items():
+            for status, count in {"answered": each.answered, **each.errors}.items():
+                self._totals.grow(self._requests, count, version=version, status=status)
             for quantile in QUANTILES:
                 latency_s = quantile_s(each.latencies, quantile)
                 if latency_s is not None:

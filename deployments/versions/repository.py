@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
 from deployments.api.bodies import LoadParameters, validated
@@ -30,7 +28,6 @@ from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card
 
 SETTINGS_FILE = "settings.json"
-_SETTINGS = TypeAdapter(ServeSettings)
 
 
 class RayCluster:
@@ -115,7 +112,7 @@ class Repository:
             await self._cluster.put(without_application(serve, there[version]))
 
     def _settings(self, model: str, parameters: LoadParameters) -> ServeSettings:
-        settings = validated(_SETTINGS, self._config(model, parameters))
+        settings = validated(ServeSettings, self._config(model, parameters))
         card = read_card(Path(settings.model))
         if card.name != model:
             raise InputError(f"the settings are of model {card.name!r}, not of {model!r}")

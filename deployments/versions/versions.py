@@ -1,4 +1,4 @@
-"""What an ingress knows and does about versions: which exist, which answers, how two compare, and operators' orders."""
+"""The versions of a model as one ingress sees them: the index, the canary, comparisons, and operators' orders."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from collections.abc import Awaitable, Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from deployments.api.bodies import Canary
-from deployments.api.endpoint import Served, VersionFacts
+from deployments.api.bodies import Canary, InferRequest
+from deployments.api.endpoint import Served
 from deployments.settings import ServeSettings
-from deployments.versions.choice import (
-    Chosen,
-    Compared,
-    Tally,
-    Traffic,
-    VersionChoice,
-    compared_figures,
-    version_figures,
-)
-from deployments.versions.other import IngressLink, PatientLink, connected
+from deployments.versions.choice import Fork, Tally, Traffic, compared_figures, version_figures
+from deployments.versions.other import IngressLink, VersionFacts, connected
 from deployments.versions.store import IndexRow, Listed, RayStore, app_of, index_rows
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
-from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
+from earlyexit.errors import (
+    ControlRefusedError,
+    InputError,
+    OfframpError,
+    UnknownModelError,
+    VersionUnavailableError,
+)
 from earlyexit.network.store import ModelCard
+from earlyexit.network.wire import Answer
 
 VERSIONS_PATH = "/versions/"
-"""In a route prefix: only requests for this version come by it."""
+"""A part of route prefixes by which only requests for one version arrive."""
 LOOK_S = 1.0
-"""How soon an ingress does what another was told; one look is one question to Ray."""
+"""How soon an ingress follows an order that another ingress received. Each look is one read of Ray's store."""
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -38,7 +37,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Versions:
-    """Of one model, as one ingress of one version sees them."""
+    """The versions of one model, as one ingress of one version sees them."""
 
     def __init__(
         self,
@@ -49,29 +48,39 @@ class Versions:
         clock: Clock,
         show: Callable[[Tally], None],
     ) -> None:
-        """`show` is told about once a second what was counted, while two versions share the requests."""
+        """`show` gets the counts about once a second, while two versions share the requests."""
         self._own = own
         self._app = settings.app
         self._store = store
         self._link_to = link_to
-        self._links: dict[str, PatientLink] = {}
+        self._links: dict[str, IngressLink] = {}
         self._answers: dict[str, bool] = {}
-        """Which applications answered when they were last asked what they are, while the traffic is followed."""
+        """Whether each application answered when it was last asked, during one look."""
         self._following = asyncio.Lock()
         self._apps: dict[str, str] = {}
+        """The application that last served each version."""
         self._is_root = VERSIONS_PATH not in settings.route_prefix
         self._control = settings.repository.control
         self._default_timeout_s = settings.default_timeout_s
-        self._choice = VersionChoice(own, self._connect, clock)
+        self._clock = clock
         self._show = show
+        self._fork: Fork | None = None
+        """None: this version answers all requests, and nothing is counted."""
+        self._sides: tuple[str, str | None] | None = None
+        """The default version and the canary of the tally."""
+        self.tally = Tally()
+        """What this ingress has counted since the default version or the canary changed."""
+        self.comparing: set[asyncio.Task[None]] = set()
+        """Running comparisons of two versions."""
 
-    def choose(self, request_id: str) -> Chosen | Compared | None:
-        """The version that answers a request that names none; None: this one, and nothing is counted."""
-        fork = self._choice.fork
-        return None if fork is None else fork.choose(request_id)
+    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
+        """Answers a request that names no version; returns also the version that answered it."""
+        if self._fork is None:
+            return self._own, await self._own.infer(request)
+        return await self._fork.answer(request)
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
-        """Announce this version; at the root, then follow the store for ever."""
+        """Announces this version; an ingress at the root then follows the store, without an end."""
         await self._until_done(self._register, sleep)
         while self._is_root:
             await self._until_done(self._look, sleep)
@@ -82,7 +91,7 @@ class Versions:
         return [row for row in rows if row.state == "READY" or not ready_only]
 
     async def names(self) -> list[str]:
-        """The versions of our model; only ours where Ray does not say."""
+        """Returns the versions of the model; only this one if Ray does not answer."""
         try:
             rows = await self.index()
         except Exception as error:
@@ -90,13 +99,8 @@ class Versions:
             rows = []
         return sorted({self._own.version, *(row.version for row in rows if row.name == self._own.card.name)})
 
-    @property
-    def tally(self) -> Tally:
-        """What this ingress has counted since default and canary are what they are."""
-        return self._choice.tally
-
     async def side_by_side(self) -> dict[str, Any]:
-        """Default and canary, with what all our ingresses have counted of each."""
+        """Returns the default version and the canary, with the counts of all ingresses of this application."""
         traffic = await self._store.traffic(self._own.card.name)
         tally = Tally()
         for each in await self._link(self._app).tallies():
@@ -114,7 +118,7 @@ class Versions:
         }
 
     async def set_canary(self, canary: Canary) -> None:
-        """Let a version answer its share; one that neither answers nor is compared ends it.
+        """Lets a version answer its share of the requests; a canary without any share ends the trial.
 
         Raises ControlRefusedError, UnknownModelError, InputError, VersionUnavailableError.
         """
@@ -129,11 +133,11 @@ class Versions:
         await self._put(traffic.model_copy(update={"canary": None if is_over else canary}))
 
     async def end_canary(self) -> None:
-        """Let the default version answer everything; raises ControlRefusedError."""
+        """Lets the default version answer all requests; raises ControlRefusedError."""
         await self._put((await self._changeable()).model_copy(update={"canary": None}))
 
     async def set_default(self, version: str) -> None:
-        """Let a version answer what names none; its canary is over with that.
+        """Lets a version answer requests that name none; this ends its trial as a canary.
 
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
@@ -143,7 +147,7 @@ class Versions:
         await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
 
     async def check_free(self, model: str, version: str) -> None:
-        """Raise InputError for a version that requests are sent to which name none."""
+        """Raises InputError for a version that answers requests without a version."""
         traffic = await self._store.traffic(model)
         is_ours = (model, version) == (self._own.card.name, self._own.version)
         if is_ours or version == traffic.default:
@@ -156,7 +160,7 @@ class Versions:
         return await self._store.traffic(self._own.card.name)
 
     def check_control(self) -> None:
-        """Raise ControlRefusedError unless the settings let operators in."""
+        """Raises ControlRefusedError unless the settings allow orders over HTTP."""
         if self._control != "explicit":
             raise ControlRefusedError("not by HTTP: this service's settings do not say repository.control: explicit")
 
@@ -175,34 +179,63 @@ class Versions:
         await self._store.put_listed(listed)
 
     async def _look(self) -> None:
-        """Under a lock: what was read before an order must not be followed after it."""
-        async with self._following:
+        async with self._following:  # else a traffic that was read before an order might be followed after it
             await self._follow(await self._store.traffic(self._own.card.name))
-        if self._choice.fork is not None:
-            self._show(self._choice.tally)
+        if self._fork is not None:
+            self._show(self.tally)
 
     async def _follow(self, traffic: Traffic) -> None:
-        """What still waits for an application that is gone is given up once nothing more is sent there.
+        """Divides requests as the traffic says, and gives up requests that wait for an application that is gone.
 
-        Also where the traffic does not name it any more: a canary may end, and be unloaded, before its last answer.
+        The traffic may not name that application any more: a canary may end, and be unloaded, before its last answer.
         """
         self._answers.clear()
-        await self._choice.follow(traffic)
+        self._fork = await self._fork_for(traffic)
         for app, link in list(self._links.items()):
             if link.is_waited_for and not await self._is_there(app, link):
                 link.give_up()
 
-    async def _is_there(self, app: str, link: PatientLink) -> bool:
+    async def _fork_for(self, traffic: Traffic) -> Fork | None:
+        """Returns the fork between the versions that can be reached; a change of versions starts a new tally."""
+        default = await self._reach(traffic.default or self._own.version) or self._own
+        asked = traffic.canary
+        canary = None if asked is None or asked.version == default.version else await self._reach(asked.version)
+        if canary is None and default is self._own:
+            return None
+        sides = default.version, None if canary is None else canary.version
+        if self._sides != sides:
+            self._sides, self.tally = sides, Tally()
+        return Fork(
+            own=self._own,
+            default=default,
+            canary=canary,
+            share=0.0 if asked is None else asked.share,
+            compare_share=0.0 if asked is None else asked.compare_share,
+            tally=self.tally,
+            clock=self._clock,
+            comparing=self.comparing,
+        )
+
+    async def _reach(self, version: str) -> Served | None:
+        if version == self._own.version:
+            return self._own
+        try:
+            return await self._connect(version)
+        except OfframpError as error:
+            logger.warning("version %s is left out: %s", version, error)
+            return None
+
+    async def _is_there(self, app: str, link: IngressLink) -> bool:
         if app not in self._answers:
             try:
                 self._answers[app] = bool(await link.facts())
-            except Exception as error:  # whatever Ray says of what is gone
+            except Exception as error:  # Ray raises different errors for an application that is gone
                 logger.warning("what waits for %s is given up: %r", app, error)
                 self._answers[app] = False
         return self._answers[app]
 
     async def _until_done(self, step: Callable[[], Awaitable[None]], sleep: Sleep) -> None:
-        """Ray may be away for a while: what was known then goes on."""
+        """Retries a step while Ray is unavailable; meanwhile the last state stays in force."""
         while True:
             try:
                 await step()
@@ -213,7 +246,7 @@ class Versions:
                 return
 
     async def _connect(self, version: str) -> Served:
-        """Serve is asked only where the application of the last time does not answer any more."""
+        """Connects to a version; asks Serve only if the application that last served it does not answer."""
         app = self._apps.pop(version, None)
         try:
             served = await self._connected(app or await self._find(version), version)
@@ -241,28 +274,28 @@ class Versions:
             raise UnknownModelError(f"unknown version {version!r} of {name!r}; there are {known}")
         return app
 
-    def _link(self, app: str) -> PatientLink:
+    def _link(self, app: str) -> IngressLink:
         if app not in self._links:
-            self._links[app] = PatientLink(self._link_to(app))
+            self._links[app] = self._link_to(app)
         return self._links[app]
 
     async def _agreement(self, version: str) -> float | None:
-        """With the full model, by the probes of all its ingresses; None before the first probe."""
+        """Returns the agreement with the full model by the probes of all ingresses; None before the first probe."""
         try:
             app = self._app if version == self._own.version else await self._find(version)
             return mean_agreement(await self._link(app).facts())
-        except Exception as error:  # the other figures are worth showing without it
+        except Exception as error:  # the other figures are shown without it
             logger.warning("no agreement of version %s: %r", version, error)
             return None
 
 
 def _inputs(card: ModelCard) -> str:
-    """What rows are made of: those of one version are given to another as they are."""
+    """Describes the rows of a model's inputs, which are passed on unchanged from one version to another."""
     columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in make_codec(card.codec).inputs)
     return f"{card.input_kind!r} inputs, {', '.join(columns)}"
 
 
 def mean_agreement(facts: Iterable[VersionFacts]) -> float | None:
-    """Over the ingresses that have seen a probe."""
+    """Returns the mean over the ingresses that have seen a probe; None if there is none."""
     known = [each.agreement for each in facts if each.agreement is not None]
     return fmean(known) if known else None

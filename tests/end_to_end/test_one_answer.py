@@ -25,7 +25,7 @@ from PIL import Image
 from deployments.api.bodies import InferRequest
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.api.parsing import Signature, packed
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.wire import Answer
@@ -83,7 +83,7 @@ def pixels_of(content: bytes) -> Pixels:
 def serving(backend: Encoding) -> Iterator[str]:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(build_app(backend), log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(build_api(backend).router, log_level="error", lifespan="off"))
     thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
     thread.start()
     try:

@@ -1,11 +1,11 @@
-"""What is asked of a model that generates, in OpenAI's words and in those of Triton's generate extension."""
+"""Requests to a model that generates: OpenAI's bodies, and those of Triton's generate extension."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,8 +17,9 @@ from earlyexit.sequences.sequence import LARGEST_SEED, Sampling
 
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
+"""OpenAI's bound for messages."""
 MOST_LOGPROBS = 5
-"""OpenAI's bounds, of messages and of texts."""
+"""OpenAI's bound for texts."""
 IGNORED = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier"),
@@ -32,18 +33,43 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{"function_call": ("none", "auto"), "response_format": ({"type": "text"},), "modalities": (["text"],)},
     **{"repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,)},
 }
-"""Parameters that are not served, with what may be said of them nevertheless, since it asks for nothing."""
+"""Parameters that are not supported, with the values that are accepted because they ask for nothing."""
 
 StopText = Annotated[str, Field(min_length=1)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)]
 Tokens = Annotated[int, Field(ge=1)]
 
 
-class _Asked(BaseModel):
+def _describe(schema: dict[str, Any], body: type[Any]) -> None:
+    """Puts a body's example and its real defaults, which stand for None, into its JSON schema."""
+    for name, described in schema["properties"].items():
+        described.pop("default", None)
+        if name in body.defaults:
+            described["default"] = body.defaults[name]
+    if body.example is not None:
+        schema["examples"] = [body.example]
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True, json_schema_extra=_describe)
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a request gets that leaves a field out, or sends null; other fields are then off, or random."""
+    example: ClassVar[Mapping[str, Any] | None] = None
+
+    def value(self, name: str) -> Any:
+        """Returns a field, or its default if it is None."""
+        given = getattr(self, name)
+        return self.defaults.get(name) if given is None else given
+
+
+class _ExtensibleBody(BaseModel):
+    """A body that may have further fields, which are checked by hand."""
+
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     def check_served(self) -> None:
-        """Raise InputError that names the parameters which are not served."""
+        """Raises InputError, which names them, for parameters that are not supported."""
         extra = self.model_extra or {}
         not_served = [name for name, value in extra.items() if value is not None and not _is_nothing(name, value)]
         if not_served:
@@ -56,10 +82,11 @@ def _is_nothing(name: str, value: object) -> bool:
     return name in IGNORED or value in NEUTRAL.get(name, ())
 
 
-class StreamOptions(BaseModel):
-    """Of a stream."""
+class StreamOptions(_Described):
+    """Options of a stream."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=False)
+    defaults = {"include_usage": False}
 
     include_usage: bool | None = None
     """One more chunk before the end, which has no choices, and says how many tokens there were."""
@@ -67,8 +94,10 @@ class StreamOptions(BaseModel):
     """Of no consequence."""
 
 
-class DrawnBody(_Asked):
+class DrawnBody(_Described, _ExtensibleBody):
     """How tokens are drawn, and when an answer is over; None stands for the default, wherever it may be said."""
+
+    defaults = {"top_p": 1.0, "ignore_eos": False, "exits": False}
 
     temperature: float | None = None
     """The temperature of sampling; 0 always takes the likeliest token."""
@@ -89,8 +118,15 @@ class DrawnBody(_Asked):
     exits: bool | None = None
     """Report the block after which each token left."""
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The limit that the request names; None for the default."""
+        return self.max_tokens
+
 
 class _OpenAiBody(DrawnBody):
+    source: ClassVar[str]
+    """The field that the prompt comes from."""
     model: str
     """The model's name, also with a version: `name:2`."""
     stream: bool | None = None
@@ -98,9 +134,40 @@ class _OpenAiBody(DrawnBody):
     stream_options: StreamOptions | None = None
     """Options of a stream."""
 
+    @property
+    @abstractmethod
+    def num_likeliest(self) -> int | None:
+        """Alternatives to report for each token; None if no log-probabilities are reported."""
+
+    @property
+    def echoed(self) -> str:
+        """The text that is put before the answer."""
+        return ""
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @abstractmethod
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
+        """Returns the tokens of the prompt; raises InputError for a request that contradicts itself."""
+
+    def request(self, codec: PromptCodec, vocab_size: int, request_id: str) -> GenerateRequest:
+        """Returns the sequence to generate; raises InputError."""
+        self.check_served()
+        asked = request_of(self, self.prompt_tokens(codec, vocab_size), codec, self.source, request_id)
+        if self.stream_options is not None and not self.stream:
+            raise InputError("stream_options: only with stream", param="stream_options")
+        return asked
+
 
 class CompletionBody(_OpenAiBody):
     """`POST /v1/completions`."""
+
+    source = "prompt"
+    defaults = {**DrawnBody.defaults, "temperature": 1.0, "max_tokens": 16, "stream": False, "echo": False}
+    """OpenAI's."""
+    example = {"model": "smollm2", "prompt": "The sky is blue because", "max_tokens": 20}
 
     prompt: str | list[int] | list[str] | list[list[int]]
     """A text, in which nothing is read as a special token, or a list of tokens; or a list of one of them."""
@@ -108,6 +175,35 @@ class CompletionBody(_OpenAiBody):
     """Report each token's log-probability, and those of this many of the likeliest tokens."""
     echo: bool | None = None
     """Put the prompt before the answer."""
+
+    @property
+    def num_likeliest(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def echoed(self) -> str:
+        prompt = self._one_prompt()
+        return prompt if self.echo and isinstance(prompt, str) else ""
+
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
+        prompt = self._one_prompt()
+        tokens = text_tokens(prompt, codec) if isinstance(prompt, str) else _checked(prompt, vocab_size)
+        if self.echo and not isinstance(prompt, str):
+            raise InputError("echo: only of prompts that are texts", param="echo")
+        if self.echo and self.logprobs is not None:
+            message = "logprobs with echo is not served: no probabilities of a prompt are computed"
+            raise InputError(message, param="logprobs")
+        return tokens
+
+    def _one_prompt(self) -> str | list[int]:
+        """Returns the only prompt; raises InputError for several."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        tokens = [each for each in self.prompt if isinstance(each, int)]
+        others = [each for each in self.prompt if not isinstance(each, int)]
+        if len(others) > 1:
+            raise InputError(f"prompt: {len(others)} prompts in one request; one is taken", param="prompt")
+        return others[0] if others else tokens
 
 
 class TextPart(BaseModel):
@@ -119,7 +215,7 @@ class TextPart(BaseModel):
     text: str | None = None
 
 
-class ChatMessage(_Asked):
+class ChatMessage(_ExtensibleBody):
     """A message; what else it may have must be null or empty."""
 
     role: Annotated[str, Field(min_length=1)]
@@ -130,7 +226,7 @@ class ChatMessage(_Asked):
     """The speaker's name, where the chat template uses it."""
 
     def as_text(self) -> dict[str, str]:
-        """As a chat template takes it; raises InputError for parts that are no text, and for calls of tools."""
+        """Returns the message for a chat template; raises InputError for tool calls and parts that are not texts."""
         asked = [name for name, value in (self.model_extra or {}).items() if value not in (None, [], {}, "")]
         if asked:
             raise InputError(
@@ -147,6 +243,18 @@ class ChatMessage(_Asked):
 class ChatBody(_OpenAiBody):
     """`POST /v1/chat/completions`."""
 
+    source = "messages"
+    defaults = {
+        **DrawnBody.defaults,
+        **{"temperature": 1.0, "max_tokens": 256, "stream": False, "logprobs": False, "top_logprobs": 0},
+    }
+    """OpenAI's `max_tokens` is all that the model's length leaves; here keys and values are reserved beforehand."""
+    example = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+        "stream": True,
+    }
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     """The conversation so far."""
     max_completion_tokens: Tokens | None = None
@@ -156,13 +264,34 @@ class ChatBody(_OpenAiBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     """With `logprobs`, report those of this many of the likeliest tokens, too."""
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def prompt_tokens(self, codec: PromptCodec, vocab_size: int) -> Sequence[int]:
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            message = "max_tokens and max_completion_tokens are one parameter, and say different things"
+            raise InputError(message, param="max_completion_tokens")
+        return codec.chat([message.as_text() for message in self.messages])
+
 
 class GenerateParameters(DrawnBody):
     """Of Triton's generate extension, and what we add to them."""
 
+    defaults = {**DrawnBody.defaults, "temperature": 0.0, "max_tokens": 16}
+
 
 class GenerateBody(DrawnBody):
     """`POST /v2/models/{model}/generate`, and `/generate_stream`; parameters may stand beside the text, too."""
+
+    defaults = GenerateParameters.defaults
+    example = {"text_input": "The sky is blue because", "parameters": {"max_tokens": 20}}
 
     text_input: str
     """The prompt."""
@@ -171,16 +300,19 @@ class GenerateBody(DrawnBody):
     parameters: GenerateParameters = Field(default_factory=GenerateParameters)
     """The parameters of the answer; they may also stand beside `text_input`."""
 
-    def drawn(self) -> DrawnBody:
-        """All parameters, wherever they stood; raises InputError for those that are not served, or said twice."""
+    def drawn(self) -> GenerateParameters:
+        """Returns all parameters; raises InputError for those that are not supported, or given twice."""
         self.check_served()
         self.parameters.check_served()
         names = set(DrawnBody.model_fields)
         beside, inside = self.model_fields_set & names, self.parameters.model_fields_set & names
         if both := beside & inside:
             raise InputError(f"{', '.join(sorted(both))}: said twice, in `parameters` and beside them", param=min(both))
-        said = {name: getattr(self, name) for name in beside}
-        return self.parameters.model_copy(update=said)
+        return self.parameters.model_copy(update={name: getattr(self, name) for name in beside})
+
+    def request(self, codec: PromptCodec, request_id: str) -> GenerateRequest:
+        """Returns the sequence to generate; raises InputError."""
+        return request_of(self.drawn(), text_tokens(self.text_input, codec), codec, "text_input", request_id)
 
 
 class OpenAiErrorDetail(BaseModel):
@@ -198,105 +330,25 @@ class OpenAiError(BaseModel):
     error: OpenAiErrorDetail
 
 
-COMPLETION_TOKENS = 16
-"""OpenAI's default of `/v1/completions`."""
-CHAT_TOKENS = 256
-"""Ours of messages, where OpenAI's is all that a model's length leaves: keys and values are reserved beforehand."""
-OPENAI_TEMPERATURE, V2_TEMPERATURE = 1.0, 0.0
-"""Where a request says none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is generated, and how its caller wants it told."""
-
-    request: GenerateRequest
-    source: str
-    """The field that the prompt came from."""
-    streams: bool = False
-    include_usage: bool = False
-    num_likeliest: int | None = None
-    """Tokens to name at every place beside the one that was chosen; None where no probabilities are asked for."""
-    exits: bool = False
-    """Whether of every token is told where it left."""
-    echo: str = ""
-    """What is said before the answer."""
-
-
-def asked_completion(body: CompletionBody, codec: PromptCodec, vocab_size: int, request_id: str) -> Asked:
-    """Raises InputError."""
-    body.check_served()
-    prompt = _one_prompt(body.prompt)
-    tokens = _tokens(prompt, codec) if isinstance(prompt, str) else _checked(prompt, vocab_size)
-    _check_echo(body, prompt)
-    return Asked(
-        request=_request(
-            body, tokens, codec, (body.max_tokens, COMPLETION_TOKENS), OPENAI_TEMPERATURE, request_id=request_id
-        ),
-        source=_source(body),
-        streams=bool(body.stream),
-        include_usage=_usage(body),
-        num_likeliest=body.logprobs,
-        exits=bool(body.exits),
-        echo=prompt if body.echo and isinstance(prompt, str) else "",
-    )
-
-
-def asked_chat(body: ChatBody, codec: PromptCodec, request_id: str) -> Asked:
-    """Raises InputError."""
-    body.check_served()
-    if body.top_logprobs and not body.logprobs:
-        raise InputError("top_logprobs: only with logprobs", param="top_logprobs")
-    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
-        message = "max_tokens and max_completion_tokens are one parameter, and say different things"
-        raise InputError(message, param="max_completion_tokens")
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    tokens = codec.chat([message.as_text() for message in body.messages])
-    return Asked(
-        request=_request(body, tokens, codec, (max_tokens, CHAT_TOKENS), OPENAI_TEMPERATURE, request_id=request_id),
-        source=_source(body),
-        streams=bool(body.stream),
-        include_usage=_usage(body),
-        num_likeliest=(body.top_logprobs or 0) if body.logprobs else None,
-        exits=bool(body.exits),
-    )
-
-
-def asked_generate(body: GenerateBody, codec: PromptCodec, request_id: str, *, streams: bool) -> Asked:
-    """Raises InputError."""
-    drawn = body.drawn()
-    tokens = _tokens(body.text_input, codec)
-    lengths = drawn.max_tokens, COMPLETION_TOKENS
-    request = _request(drawn, tokens, codec, lengths, V2_TEMPERATURE, request_id=request_id)
-    return Asked(request=request, source=_source(body), streams=streams, exits=bool(drawn.exits))
-
-
-def _request(
-    body: DrawnBody,
-    tokens: Sequence[int],
-    codec: PromptCodec,
-    lengths: tuple[int | None, int],
-    temperature: float,
-    *,
-    request_id: str,
+def request_of(
+    body: DrawnBody, tokens: Sequence[int], codec: PromptCodec, source: str, request_id: str
 ) -> GenerateRequest:
-    """`lengths`: the most tokens that were asked for, and the default, which is cut where the model is shorter."""
+    """Returns the sequence to generate after some tokens, which came from the field `source`; raises InputError."""
     if not tokens:
-        raise InputError("the prompt is empty; a token at least is needed", param=_source(body))
-    max_tokens = lengths[0] or min(lengths[1], codec.max_length - 1)
+        raise InputError("the prompt is empty; a token at least is needed", param=source)
+    max_tokens = body.most_tokens or min(body.defaults["max_tokens"], codec.max_length - 1)
     if max_tokens >= codec.max_length:
         raise ContextLengthError(
             f"max_tokens is {max_tokens}; this model takes {codec.max_length} tokens with the prompt",
             param="max_tokens",
         )
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return GenerateRequest(
         prompt=tuple(tokens),
         max_tokens=max_tokens,
-        stops=stops,
+        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         sampling=Sampling(
-            temperature=temperature if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
+            temperature=body.value("temperature"),
+            top_p=body.value("top_p"),
             top_k=body.top_k,
             seed=random.getrandbits(63) if body.seed is None else body.seed & LARGEST_SEED,
         ),
@@ -306,25 +358,9 @@ def _request(
     )
 
 
-def _source(body: DrawnBody) -> str:
-    """Returns the field that the prompt came from."""
-    return "messages" if isinstance(body, ChatBody) else "prompt" if isinstance(body, CompletionBody) else "text_input"
-
-
-def _tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:
-    """Of an empty text none, whatever the tokenizer puts before texts."""
+def text_tokens(text: str, codec: PromptCodec) -> tuple[int, ...]:
+    """Returns the tokens of a text; none for an empty text, whatever the tokenizer puts before texts."""
     return codec.tokens(text) if text else ()
-
-
-def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | list[int]:
-    """The only one; raises InputError for several."""
-    if isinstance(prompt, str):
-        return prompt
-    tokens = [each for each in prompt if isinstance(each, int)]
-    others = [each for each in prompt if not isinstance(each, int)]
-    if len(others) > 1:
-        raise InputError(f"prompt: {len(others)} prompts in one request; one is taken", param="prompt")
-    return others[0] if others else tokens
 
 
 def _checked(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
@@ -332,18 +368,3 @@ def _checked(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     if wrong is not None:
         raise InputError(f"prompt: token {wrong}; this model has tokens 0 to {vocab_size - 1}", param="prompt")
     return tuple(tokens)
-
-
-def _check_echo(body: CompletionBody, prompt: str | list[int]) -> None:
-    if body.echo and not isinstance(prompt, str):
-        raise InputError("echo: only of prompts that are texts", param="echo")
-    if body.echo and body.logprobs is not None:
-        raise InputError(
-            "logprobs with echo is not served: no probabilities of a prompt are computed", param="logprobs"
-        )
-
-
-def _usage(body: CompletionBody | ChatBody) -> bool:
-    if body.stream_options is not None and not body.stream:
-        raise InputError("stream_options: only with stream", param="stream_options")
-    return body.stream_options is not None and bool(body.stream_options.include_usage)

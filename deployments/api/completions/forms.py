@@ -1,6 +1,6 @@
-"""Answers in the forms of the routes: whole, or an event for every part. Pure.
+"""Writes answers in the form of each route: whole, or as an event for each part. Pure.
 
-A chunk that ends an answer brings no text, as clients expect (vLLM #35705), and an error in mid-stream is an event.
+The chunk that ends an answer brings no text, as clients expect (vLLM #35705). An error in mid-stream is an event.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import Any
 from pydantic_core import to_json
 from tokenizers import Tokenizer
 
+from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
 from deployments.api.endpoint import openai_error
 from deployments.api.generation import CutShortError
 from earlyexit.sequences.sequence import Ended, Said
 
 LEAST = -9999.0
-"""OpenAI's word for what is as good as impossible; JSON has no infinite numbers."""
+"""OpenAI's log-probability of impossible tokens; JSON has no infinite numbers."""
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
 
 
 class Probabilities:
-    """Tokens with their texts and log-probabilities, and the likeliest ones beside them."""
+    """Writes the log-probabilities of tokens, and of the likeliest alternatives."""
 
     def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
         self._tokenizer = tokenizer
         self._num_likeliest = num_likeliest
 
     def of_chat(self, said: Sequence[Said]) -> dict[str, Any]:
-        """`logprobs` of a message's choice."""
+        """Returns `logprobs` of a message's choice."""
         return {
             "content": [
                 {
@@ -45,7 +46,7 @@ class Probabilities:
         }
 
     def of_text(self, said: Sequence[Said], offset: int) -> dict[str, Any]:
-        """`logprobs` of a text's choice; `offset`: characters before it."""
+        """Returns `logprobs` of a text's choice; `offset`: characters before it."""
         texts = [self._text(each.chosen.token) for each in said]
         offsets = [offset + sum(map(len, texts[:k])) for k in range(len(texts))]
         return {
@@ -72,7 +73,7 @@ class Probabilities:
         }
 
     def _text(self, token: int) -> str:
-        """Alone: of half a character it is the sign for what cannot be read."""
+        """Returns a token's text by itself; half a character becomes the replacement character."""
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
         return f" {text}" if begins_word else text
@@ -84,7 +85,7 @@ def _bounded(log_probability: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Some text, and the tokens that it came of: several where a character, or what might be a stop string, held on."""
+    """Some text and its tokens: several if text was held back, as half a character or the start of a stop string."""
 
     text: str
     said: tuple[Said, ...]
@@ -92,19 +93,19 @@ class Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class Telling:
-    """How far a sequence is told."""
+    """The part of a sequence that was written so far."""
 
     num_prompt: int
     num_said: int = 0
     exits: Counter[int] = field(default_factory=Counter)
-    """Tokens by the block that they left after."""
+    """Tokens by the block after which they left."""
     ended: Ended | None = None
     cut_short: str | None = None
-    """Which limit of time ended the sequence, where one did."""
+    """The time limit that ended the sequence; None if none did."""
     _held: list[Said] = field(default_factory=list)
 
     def take(self, said: Said) -> Stretch | None:
-        """A token came; None while it brings no text."""
+        """Adds a token; returns None if it brings no text."""
         self.num_said += 1
         self.exits[said.exit] += 1
         self.ended = said.ended
@@ -112,12 +113,12 @@ class Telling:
         return self._let_go(said.text) if said.text else None
 
     def cut(self, error: CutShortError) -> Stretch | None:
-        """A limit of time came instead of a token; None where no text was held back."""
+        """Ends the sequence by a time limit; returns None if no text was held back."""
         self.ended, self.cut_short = "length", str(error)
         return self._let_go(error.text) if error.text else None
 
     def rest(self) -> Stretch:
-        """Tokens at the end that brought no text, such as the one that ends it."""
+        """Returns the last tokens that brought no text, such as the one that ends the sequence."""
         return self._let_go("")
 
     def _let_go(self, text: str) -> Stretch:
@@ -127,13 +128,13 @@ class Telling:
 
     @property
     def usage(self) -> dict[str, int]:
-        """OpenAI's count."""
+        """The counts, as OpenAI names them."""
         total = self.num_prompt + self.num_said
         return {"prompt_tokens": self.num_prompt, "completion_tokens": self.num_said, "total_tokens": total}
 
     @property
     def exits_by_block(self) -> dict[str, int]:
-        """In JSON, whose keys are texts."""
+        """Tokens by block, for JSON, whose keys are strings."""
         return {str(block): self.exits[block] for block in sorted(self.exits)}
 
 
@@ -141,7 +142,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(content: object) -> bytes:
-    """A server-sent event of JSON."""
+    """Returns a server-sent event of JSON."""
     return b"data: %b\n\n" % to_json(content)
 
 
@@ -155,41 +156,27 @@ def _of_tokens(said: Iterable[Said]) -> dict[str, Any]:
 
 
 class Form(ABC):
-    """How a route tells an answer; of one answer."""
+    """How a route writes one answer."""
 
-    @abstractmethod
     def begin(self) -> list[bytes]:
-        """Events before the first part; sent together with it."""
+        """Returns the events before the first part, with which they are sent."""
+        return []
 
     @abstractmethod
     def part(self, part: Stretch) -> bytes:
-        """The event of a part."""
+        """Returns the event of a part."""
 
     @abstractmethod
     def end(self, telling: Telling, rest: Stretch) -> list[bytes]:
-        """Events after the last part."""
+        """Returns the events after the last part."""
 
     @abstractmethod
     def error(self, kind: str, message: str, status: int) -> list[bytes]:
-        """Events of an answer that breaks off."""
+        """Returns the events that end a stream by an error."""
 
     @abstractmethod
     def whole(self, telling: Telling, parts: Sequence[Stretch], rest: Stretch) -> dict[str, Any]:
-        """The answer that is no stream; `rest` came without text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAiFacts:
-    """Of one answer in OpenAI's form."""
-
-    request_id: str
-    model: str
-    created_s: int
-    """Since 1970."""
-    include_usage: bool
-    exits: bool
-    echo: str
-    probabilities: Probabilities | None
+        """Returns the answer that is not a stream; the tokens of `rest` brought no text."""
 
 
 class OpenAiForm(Form):
@@ -199,39 +186,46 @@ class OpenAiForm(Form):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, facts: OpenAiFacts) -> None:
-        self._facts = facts
+    def __init__(self, body: CompletionBody | ChatBody, request_id: str, created_s: int, tokenizer: Tokenizer) -> None:
+        """`created_s`: seconds since 1970."""
+        likeliest = body.num_likeliest
+        self._body = body
+        self._exits = bool(body.exits)
+        self._include_usage = body.include_usage
+        self._id = f"{self.prefix}-{request_id}"
+        self._created_s = created_s
+        self._probabilities = None if likeliest is None else Probabilities(tokenizer, likeliest)
         self._offset = 0
 
     @abstractmethod
     def _choice(self, text: str, said: Sequence[Said]) -> dict[str, Any]:
-        """A part, but for its index and why it ended."""
+        """Returns the choice of a part, without its index and finish reason."""
 
     @abstractmethod
     def _empty(self) -> dict[str, Any]:
-        """The choice of the chunk that ends an answer."""
+        """Returns the choice of the chunk that ends an answer."""
 
-    @abstractmethod
     def _whole_choice(self, text: str, said: Sequence[Said]) -> dict[str, Any]:
-        """The choice of an answer that is no stream."""
+        """Returns the choice of an answer that is not a stream."""
+        return self._choice(text, said)
 
     def part(self, part: Stretch) -> bytes:
-        more = {"offramp": _of_tokens(part.said)} if self._facts.exits else {}
+        more = {"offramp": _of_tokens(part.said)} if self._exits else {}
         return event(self._chunk(self._choice(part.text, part.said), None, more))
 
     def end(self, telling: Telling, rest: Stretch) -> list[bytes]:
-        of_rest = _of_tokens(rest.said) if self._facts.exits else {}
+        of_rest = _of_tokens(rest.said) if self._exits else {}
         last = self._chunk(self._empty(), telling.ended, {"offramp": _exits(telling) | of_rest})
         usage = [self._head(self.chunk_object) | {"choices": [], "usage": telling.usage}]
-        return [event(each) for each in (last, *(usage if self._facts.include_usage else []))] + [DONE]
+        return [event(each) for each in (last, *(usage if self._include_usage else []))] + [DONE]
 
     def error(self, kind: str, message: str, status: int) -> list[bytes]:
         return [event(openai_error(kind, message, status)), DONE]
 
     def whole(self, telling: Telling, parts: Sequence[Stretch], rest: Stretch) -> dict[str, Any]:
         said = [each for part in parts for each in part.said]
-        choice = self._whole_choice(self._facts.echo + "".join(part.text for part in parts), said)
-        of_tokens = _of_tokens([*said, *rest.said]) if self._facts.exits else {}
+        choice = self._whole_choice(self._body.echoed + "".join(part.text for part in parts), said)
+        of_tokens = _of_tokens([*said, *rest.said]) if self._exits else {}
         return {
             **self._head(self.whole_object),
             "choices": [{"index": 0, **choice, "finish_reason": telling.ended}],
@@ -240,12 +234,10 @@ class OpenAiForm(Form):
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        facts = self._facts
-        name = f"{self.prefix}-{facts.request_id}"
-        return {"id": name, "object": kind, "created": facts.created_s, "model": facts.model}
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._body.model}
 
     def _chunk(self, choice: dict[str, Any], ended: Ended | None, more: dict[str, Any]) -> dict[str, Any]:
-        usage: dict[str, Any] = {"usage": None} if self._facts.include_usage else {}
+        usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
         choices = [{"index": 0, **choice, "finish_reason": ended}]
         return {**self._head(self.chunk_object), "choices": choices, **usage, **more}
 
@@ -256,10 +248,10 @@ class CompletionForm(OpenAiForm):
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def begin(self) -> list[bytes]:
-        return [event(self._chunk(self._choice(self._facts.echo, ()), None, {}))] if self._facts.echo else []
+        return [event(self._chunk(self._choice(self._body.echoed, ()), None, {}))] if self._body.echoed else []
 
     def _choice(self, text: str, said: Sequence[Said]) -> dict[str, Any]:
-        probabilities = self._facts.probabilities
+        probabilities = self._probabilities
         logprobs = None
         if probabilities is not None:
             logprobs = probabilities.of_text(said, self._offset)
@@ -268,9 +260,6 @@ class CompletionForm(OpenAiForm):
 
     def _empty(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
-
-    def _whole_choice(self, text: str, said: Sequence[Said]) -> dict[str, Any]:
-        return self._choice(text, said)
 
 
 class ChatForm(OpenAiForm):
@@ -293,19 +282,16 @@ class ChatForm(OpenAiForm):
         return {"message": message, "logprobs": self._logprobs(said)}
 
     def _logprobs(self, said: Sequence[Said]) -> dict[str, Any] | None:
-        probabilities = self._facts.probabilities
+        probabilities = self._probabilities
         return None if probabilities is None else probabilities.of_chat(said)
 
 
 class GenerateForm(Form):
     """Triton's generate extension: an object for the whole, or for every part; the last says why the text ended."""
 
-    def __init__(self, model: str, version: str, given_id: str | None, *, exits: bool) -> None:
-        self._head = {"model_name": model, "model_version": version} | ({"id": given_id} if given_id else {})
-        self._exits = exits
-
-    def begin(self) -> list[bytes]:
-        return []
+    def __init__(self, model: str, version: str, body: GenerateBody) -> None:
+        self._head = {"model_name": model, "model_version": version} | ({"id": body.id} if body.id else {})
+        self._exits = bool(body.drawn().exits)
 
     def part(self, part: Stretch) -> bytes:
         of_tokens = _of_tokens(part.said) if self._exits else {}

@@ -1,44 +1,26 @@
-"""The routes of a model that generates."""
+"""The routes of a model that generates: whole answers, and streams of server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from deployments.api.access import Gate
 from deployments.api.bodies import validated
-from deployments.api.completions.bodies import (
-    Asked,
-    ChatBody,
-    CompletionBody,
-    GenerateBody,
-    asked_chat,
-    asked_completion,
-    asked_generate,
-)
-from deployments.api.completions.forms import (
-    ChatForm,
-    CompletionForm,
-    Form,
-    GenerateForm,
-    OpenAiFacts,
-    Probabilities,
-    Stretch,
-    Telling,
-)
+from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
+from deployments.api.completions.forms import ChatForm, CompletionForm, Form, GenerateForm, Stretch, Telling
 from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, request_id
-from deployments.api.generation import CutShortError, Stream
-from deployments.api.operations import Handler, bound
+from deployments.api.events import Departure, EventStream
+from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.process_setup import WithoutWords
-from earlyexit.clock import Clock, WallClock
+from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
 from earlyexit.sequences.sequence import Said
@@ -47,130 +29,9 @@ from earlyexit.tasks.token import TokenTask
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
 
-HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-"""No proxy may gather events, compress or keep them."""
-
-
-class Departure:
-    """Aborts a sequence when its caller leaves, also while nothing is said."""
-
-    def __init__(self, receive: Receive, abort: Callable[[], None]) -> None:
-        """Watches from now on, until it is closed; the request's body has been read."""
-        self._task = asyncio.get_running_loop().create_task(self._watch(receive, abort))
-
-    async def _watch(self, receive: Receive, abort: Callable[[], None]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        abort()
-
-    def close(self) -> None:
-        """Watch no longer."""
-        self._task.cancel()
-
-
-async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool, request_id: str) -> Response:
-    """The answer, begun when the first token is there: what goes wrong before it is raised, and has a status.
-
-    Raises what the stream does, and ClientDisconnect where the caller left.
-    """
-    departure = Departure(receive, stream.abort)
-    try:
-        first = await _next(stream)
-        if streams:
-            return TokenStream(stream, first, departure, form, request_id)
-        response = await _whole(stream, first, form)
-    except BaseException:
-        _close(stream, departure)
-        raise
-    _close(stream, departure)
-    return response
-
-
-async def _whole(stream: Stream, first: Said, form: Form) -> Response:
-    telling = Telling(num_prompt=stream.num_prompt)
-    part, parts = telling.take(first), []
-    while True:
-        parts += [] if part is None else [part]
-        if telling.ended is not None:
-            return json_response(form.whole(telling, parts, telling.rest()))
-        part = await _next_part(stream, telling)
-
-
-async def _next_part(stream: Stream, telling: Telling) -> Stretch | None:
-    """The text of what is said next; None where that brings no text. Raises what `_next` raises."""
-    try:
-        return telling.take(await _next(stream))
-    except CutShortError as error:
-        return telling.cut(error)
-
-
-async def _next(stream: Stream) -> Said:
-    """What is said next; raises ClientDisconnect if the caller has disconnected."""
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:  # it was aborted: sequences end with a word
-        raise ClientDisconnect from None
-
-
-def _close(stream: Stream, departure: Departure) -> None:
-    departure.close()
-    stream.abort()
-
-
-class TokenStream(Response):
-    """Server-sent events, each sent as soon as there is text. A slow reader is waited for."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, stream: Stream, first: Said, departure: Departure, form: Form, request_id: str) -> None:
-        super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
-        self._stream = stream
-        self._first = first
-        self._departure = departure
-        self._form = form
-        self._request_id = request_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._tell(send)
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            _close(self._stream, self._departure)
-
-    async def _tell(self, send: Send) -> None:
-        form, telling = self._form, Telling(num_prompt=self._stream.num_prompt)
-        begun, part = b"".join(form.begin()), telling.take(self._first)
-        try:
-            while True:
-                if part is not None or begun:
-                    await _send(send, begun + (b"" if part is None else form.part(part)))
-                    begun = b""
-                if telling.ended is not None:
-                    break
-                part = await _next_part(self._stream, telling)
-            await _send(send, b"".join(form.end(telling, telling.rest())))
-        except ClientDisconnect:
-            return
-        except OfframpError as error:
-            log_error(logger, self._request_id, error)
-            await _send(send, b"".join(form.error(error.kind, str(error), error.http_status)))
-        except Exception:
-            logger.exception("request %s: a stream broke off", self._request_id, extra={"request_id": self._request_id})
-            await _send(send, b"".join(form.error("internal", FAILED, 500)))
-
-
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
 T = TypeVar("T")
 LONG_BODY_BYTES = 20_000
-"""Above, reading a body takes milliseconds, most of them for tokens: it leaves the event loop."""
-_COMPLETION = TypeAdapter(CompletionBody)
-_CHAT = TypeAdapter(ChatBody)
-_GENERATE = TypeAdapter(GenerateBody)
+"""Reading a longer body takes milliseconds, most of them for tokenizing, and is done in a thread."""
 OWNER = "offramp"
 
 
@@ -185,95 +46,84 @@ class GenerateRoutes:
         self._backend = backend
         self._codec = codec
         self._task = task
-        self._gate = gate
-        self._face = Api(backend, gate)
+        self._api = Api(backend, gate)
         self._clock = clock
-        self._created_s = int(clock.now_s())
-        """When this service began: a model's folder does not say when it was made."""
+        self._created_s = int(self._clock.now_s())
+        """The start of this service, since a model's folder does not tell when it was made."""
 
     async def completions(self, request: Request) -> Response:
-        """OpenAI's `/v1/completions`."""
-        name, codec, vocab_size = request_id(request), self._codec, self._task.vocab_size
-
-        def read(body: bytes) -> tuple[str, Asked]:
-            parsed = validated(_COMPLETION, body)
-            self._check_model(parsed.model)
-            return parsed.model, asked_completion(parsed, codec, vocab_size, name)
-
-        model, asked = await self._read(request, read)
-        return await self._respond(request, asked, CompletionForm(self._facts(asked, model)))
+        """Answers OpenAI's `POST /v1/completions`."""
+        return await self._openai(request, CompletionBody, CompletionForm)
 
     async def chat(self, request: Request) -> Response:
-        """OpenAI's `/v1/chat/completions`."""
-        name, codec = request_id(request), self._codec
-
-        def read(body: bytes) -> tuple[str, Asked]:
-            parsed = validated(_CHAT, body)
-            self._check_model(parsed.model)
-            return parsed.model, asked_chat(parsed, codec, name)
-
-        model, asked = await self._read(request, read)
-        return await self._respond(request, asked, ChatForm(self._facts(asked, model)))
+        """Answers OpenAI's `POST /v1/chat/completions`."""
+        return await self._openai(request, ChatBody, ChatForm)
 
     async def models(self, request: Request) -> Response:
-        """OpenAI's `/v1/models`."""
+        """Answers OpenAI's `GET /v1/models`."""
         return json_response({"object": "list", "data": [self._described()]})
 
     async def model(self, request: Request) -> Response:
-        """One of them."""
+        """Answers OpenAI's `GET /v1/models/{model}`."""
         self._check_model(request.path_params["model"])
         return json_response(self._described())
 
     async def generate(self, request: Request) -> Response:
-        """Triton's `/v2/models/{model}/generate`."""
+        """Answers Triton's `generate`."""
         return await self._generate(request, streams=False)
 
     async def generate_stream(self, request: Request) -> Response:
-        """Triton's `/v2/models/{model}/generate_stream`."""
+        """Answers Triton's `generate_stream`."""
         return await self._generate(request, streams=True)
 
+    async def _openai(
+        self,
+        request: Request,
+        kind: type[CompletionBody] | type[ChatBody],
+        form: type[CompletionForm] | type[ChatForm],
+    ) -> Response:
+        name = request_id(request)
+
+        def read(content: bytes) -> tuple[CompletionBody | ChatBody, GenerateRequest]:
+            body = validated(kind, content)
+            self._check_model(body.model)
+            return body, body.request(self._codec, self._task.vocab_size, name)
+
+        body, asked = await self._read(request, read)
+        told = form(body, name, int(self._clock.now_s()), self._codec.tokenizer)
+        return await self._respond(request, asked, told, source=body.source, streams=bool(body.stream))
+
     async def _generate(self, request: Request, *, streams: bool) -> Response:
-        self._face.check_model(request.path_params["model"], request.path_params.get("version"))
-        name, codec = request_id(request), self._codec
+        self._api.check_model(request.path_params["model"], request.path_params.get("version"))
+        name = request_id(request)
 
-        def read(body: bytes) -> tuple[str | None, Asked]:
-            parsed = validated(_GENERATE, body)
-            return parsed.id, asked_generate(parsed, codec, name, streams=streams)
+        def read(content: bytes) -> tuple[GenerateBody, GenerateRequest]:
+            body = validated(GenerateBody, content)
+            return body, body.request(self._codec, name)
 
-        given_id, asked = await self._read(request, read)
-        card, version = self._backend.card, self._backend.version
-        return await self._respond(request, asked, GenerateForm(card.name, version, given_id, exits=asked.exits))
+        body, asked = await self._read(request, read)
+        form = GenerateForm(self._backend.card.name, self._backend.version, body)
+        return await self._respond(request, asked, form, source="text_input", streams=streams)
 
     async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
-        body = await self._backend.bodies.read(request)
-        return read(body) if len(body) < LONG_BODY_BYTES else await asyncio.to_thread(partial(read, body))
+        content = await self._backend.bodies.read(request)
+        return read(content) if len(content) < LONG_BODY_BYTES else await asyncio.to_thread(partial(read, content))
 
-    async def _respond(self, request: Request, asked: Asked, form: Form) -> Response:
-        if self._gate is not None:
-            self._gate.charge(request.scope[CALLER], 1)
+    async def _respond(
+        self, request: Request, asked: GenerateRequest, form: Form, *, source: str, streams: bool
+    ) -> Response:
+        self._api.charge(request.scope.get(CALLER), 1)
         try:
-            stream = await self._backend.generate(asked.request)
+            stream = await self._backend.generate(asked)
         except ContextLengthError as error:
-            error.param = asked.source
+            error.param = source
             raise
-        return await respond(stream, request.receive, form, streams=asked.streams, request_id=asked.request.request_id)
-
-    def _facts(self, asked: Asked, model: str) -> OpenAiFacts:
-        likeliest = asked.num_likeliest
-        return OpenAiFacts(
-            request_id=asked.request.request_id,
-            model=model,
-            created_s=int(self._clock.now_s()),
-            include_usage=asked.include_usage,
-            exits=asked.exits,
-            echo=asked.echo,
-            probabilities=None if likeliest is None else Probabilities(self._codec.tokenizer, likeliest),
-        )
+        return await respond(stream, request.receive, form, streams=streams, request_id=asked.request_id)
 
     def _check_model(self, given: str) -> None:
-        """Of OpenAI's routes: the model's name, or with a version behind a colon, which names have none of."""
+        """Checks the model of an OpenAI request, `name` or `name:version`; names of models have no colon."""
         name, _, version = given.partition(":")
-        self._face.check_model(name, version or None)
+        self._api.check_model(name, version or None)
 
     def _described(self) -> dict[str, Any]:
         card = self._backend.card
@@ -288,11 +138,68 @@ class GenerateRoutes:
         }
 
 
-def generate_paths(
-    backend: Backend, gate: Gate | None, clock: Clock | None = None
-) -> list[tuple[str, Mapping[str, Handler]]]:
-    """For `build_app` and `build_lane`; none where the model does not generate, or takes no prompts."""
-    signature = backend.signature
-    if not isinstance(signature.task, TokenTask) or not isinstance(signature.codec, PromptCodec):
-        return []
-    return list(bound(GenerateRoutes(backend, gate, clock or WallClock())).items())
+async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool, request_id: str) -> Response:
+    """Returns the answer once the first token is there: earlier errors are raised, and get a status.
+
+    Raises what the stream raises, and ClientDisconnect if the caller left.
+    """
+    departure = Departure(receive, stream.abort)
+    try:
+        first = await _next(stream)
+        if streams:
+            return EventStream(_events(stream, first, form, request_id), departure)
+        response = await _whole(stream, first, form)
+    except BaseException:
+        departure.close()
+        raise
+    departure.close()
+    return response
+
+
+async def _whole(stream: Stream, first: Said, form: Form) -> Response:
+    telling = Telling(num_prompt=stream.num_prompt)
+    part, parts = telling.take(first), []
+    while True:
+        parts += [] if part is None else [part]
+        if telling.ended is not None:
+            return json_response(form.whole(telling, parts, telling.rest()))
+        part = await _next_part(stream, telling)
+
+
+async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> AsyncIterator[bytes]:
+    """Yields an event for each part of the text; an error in mid-stream is an event, too."""
+    telling = Telling(num_prompt=stream.num_prompt)
+    begun, part = b"".join(form.begin()), telling.take(first)
+    try:
+        while True:
+            if part is not None or begun:
+                yield begun + (b"" if part is None else form.part(part))
+                begun = b""
+            if telling.ended is not None:
+                break
+            part = await _next_part(stream, telling)
+        yield b"".join(form.end(telling, telling.rest()))
+    except ClientDisconnect:
+        return
+    except OfframpError as error:
+        log_error(logger, request_id, error)
+        yield b"".join(form.error(error.kind, str(error), error.http_status))
+    except Exception:
+        logger.exception("request %s: a stream broke off", request_id, extra={"request_id": request_id})
+        yield b"".join(form.error("internal", FAILED, 500))
+
+
+async def _next_part(stream: Stream, telling: Telling) -> Stretch | None:
+    """Returns the text of the next token; None if it brings no text. Raises what `_next` raises."""
+    try:
+        return telling.take(await _next(stream))
+    except CutShortError as error:
+        return telling.cut(error)
+
+
+async def _next(stream: Stream) -> Said:
+    """Returns the next token; raises ClientDisconnect if the caller has disconnected."""
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:  # the stream was aborted: a sequence that ends says why
+        raise ClientDisconnect from None

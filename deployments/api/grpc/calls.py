@@ -13,13 +13,12 @@ from google.protobuf.message import DecodeError
 
 from deployments.api.access import EVERYBODY, Gate
 from deployments.api.bodies import InferRequest, V2Reply
-from deployments.api.endpoint import FAILED, GONE, Api, Backend, log_error, own_id, retry_after
+from deployments.api.endpoint import FAILED, GONE, Api, Backend, failure_of, log_error, own_id, retry_after
 from deployments.api.grpc.messages import ONE_OF, message_class
 from deployments.api.grpc.server import REMAINING_S
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import GivenTensor, Signature, packed, v2_reply, v2_request
 from deployments.api.responses import v2_columns
-from deployments.api.tracing import failure_of
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
@@ -141,7 +140,7 @@ class Rpcs:
     def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
         self._gate = gate
-        self._face = Api(backend, gate)
+        self._api = Api(backend, gate)
         self._tracer = tracer
         self._handlers: dict[str, RpcHandler] = {
             name: getattr(self, f"_{each.name}") for name, each in OPERATION_BY_RPC.items()
@@ -196,27 +195,27 @@ class Rpcs:
     async def _model_ready(self, message: Any, caller: Caller) -> Any:
         """False for models that there are not, as Triton says it."""
         try:
-            self._face.check_model(message.name, message.version)
+            self._api.check_model(message.name, message.version)
         except UnknownModelError:
             return message_class("ModelReadyResponse")(ready=False)
         return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
 
     async def _server_metadata(self, message: Any, caller: Caller) -> Any:
-        return message_class("ServerMetadataResponse")(**self._face.server_metadata())
+        return message_class("ServerMetadataResponse")(**self._api.server_metadata())
 
     async def _model_metadata(self, message: Any, caller: Caller) -> Any:
-        self._face.check_model(message.name, message.version)
-        said, tensor = await self._face.model_metadata(), message_class("TensorMetadata")
+        self._api.check_model(message.name, message.version)
+        said, tensor = await self._api.model_metadata(), message_class("TensorMetadata")
         tensors = {side: [tensor(**each) for each in said[side]] for side in ("inputs", "outputs")}
         return message_class("ModelMetadataResponse")(**said | tensors)
 
     async def _infer(self, message: Any, caller: Caller) -> Any:
-        self._face.check_model(message.model_name, message.model_version)
+        self._api.check_model(message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
-        self._face.charge(caller.owner, request)
+        self._api.charge(caller.owner, len(request.rows))
         timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
-        served, answers = await self._face.answer(request, names_version=bool(message.model_version))
+        served, answers = await self._api.answer(request, names_version=bool(message.model_version))
         return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
 

@@ -13,21 +13,20 @@ if TYPE_CHECKING:
 
     from deployments.api.access import Gate
     from deployments.api.grpc.calls import Rpcs
-    from deployments.api.tracing import Tracing
+    from deployments.ops.tracing.tracer import Tracer
 
 
 class RpcMethods:
     """What an ingress inherits: a method for each RPC of the table of operations. gRPC is loaded at the first RPC."""
 
     _gate: Gate | None
-    _tracing: Tracing | None
+    _tracer: Tracer | None
 
     @cached_property
     def _rpcs(self) -> Rpcs:
         from deployments.api.grpc.calls import Rpcs
 
-        tracer = None if self._tracing is None else self._tracing.tracer
-        return Rpcs(self, self._gate, tracer)  # type: ignore[arg-type] # an ingress, which is a backend
+        return Rpcs(self, self._gate, self._tracer)  # type: ignore[arg-type] # an ingress, which is a backend
 
 
 def _method(name: str) -> Callable[[RpcMethods, bytes, RayServegRPCContext], Awaitable[Any]]:

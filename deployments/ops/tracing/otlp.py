@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector, over OTLP/HTTP and on the SDK's thread; imported only where tracing is on."""
+"""Sends spans to an OpenTelemetry collector, over OTLP/HTTP and on the SDK's thread; imported only with tracing."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.choices import TracingSettings
-from deployments.ops.tracing.spans import Span
-from deployments.ops.tracing.tracer import Attributes
+from deployments.ops.tracing.spans import Attributes, Span
 
 TRACES = "/v1/traces"
 TRACEPARENT = "traceparent"
 DEFAULT_RATIO = 0.01
 NAMELESS = "unknown_service"
-"""Prefix of the SDK's name for a service without a name."""
+"""Prefix of the SDK's name for an unnamed service."""
 LEAVE_MS = 2000
-"""What an ingress that ends waits for its last spans to go out."""
+"""How long an ingress that stops waits until its last spans are sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A request's span, and how far the wall clock is ahead of the ingress's as it begins."""
+    """The root span of a request, and by how much the wall clock was ahead of the ingress's clock at its start."""
 
     span: trace.Span
     ahead_s: float
 
     def ns(self, at_s: float) -> int:
-        """The ingress's time as spans want it."""
+        """Converts a time of the ingress's clock to nanoseconds since 1970."""
         return round((at_s + self.ahead_s) * 1e9)
 
 
 class OtlpExporter:
-    """Makes the SDK's spans after the fact, from the times that an ingress took."""
+    """Creates the SDK's spans when a request has ended, from the times that the ingress recorded."""
 
     def __init__(self, provider: TracerProvider, ratio: float | None, rng: random.Random) -> None:
-        """`ratio`: of the requests that come without a trace; None where the provider's own sampler decides."""
+        """`ratio`: the sampled share of the requests that carry no trace; None if the provider's sampler decides."""
         self._provider = provider
         self._ratio = ratio
         self._rng = rng
@@ -55,8 +54,11 @@ class OtlpExporter:
         self._context = TraceContextTextMapPropagator()
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Root | None:
-        """The server's span, a child of the caller's where the headers name one; None where it is not sampled."""
-        # Before anything is made: the SDK takes 10 us to find out that a request is not sampled.
+        """Starts the root span of a request, below the caller's span if the headers name one.
+
+        Returns None for a request that is not sampled.
+        """
+        # Decided before the SDK is called, which takes 10 us for a request that is not sampled.
         if self._ratio is not None and TRACEPARENT not in headers and self._rng.random() >= self._ratio:
             return None
         parent = self._context.extract(headers)
@@ -68,7 +70,7 @@ class OtlpExporter:
         return Root(span, wall_ns / 1e9 - now_s)
 
     def headers(self, root: Root) -> Mapping[str, str]:
-        """W3C's `traceparent`, and `tracestate` where the caller sent one."""
+        """Returns W3C's `traceparent`, and `tracestate` if the caller sent one."""
         found: dict[str, str] = {}
         self._context.inject(found, trace.set_span_in_context(root.span))
         return found
@@ -76,7 +78,10 @@ class OtlpExporter:
     def end(
         self, root: Root, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
     ) -> None:
-        """Queue the request's spans for the thread that sends them."""
+        """Queues the spans of a request that has ended for the thread that sends them; does not block.
+
+        `failure` is None if nothing failed, empty if the attributes describe the failure, else its description.
+        """
         root.span.set_attributes(attributes)
         if failure is not None:
             root.span.set_status(StatusCode.ERROR, failure or None)
@@ -84,7 +89,7 @@ class OtlpExporter:
         root.span.end(root.ns(ended_s))
 
     def close(self) -> None:
-        """Send what is left, as long as that takes a moment only."""
+        """Sends the remaining spans; blocks for at most `LEAVE_MS`."""
         self._provider.force_flush(LEAVE_MS)
         self._provider.shutdown()
 
@@ -101,16 +106,16 @@ class OtlpExporter:
 
 
 def otlp_exporter(settings: TracingSettings, application: str) -> OtlpExporter:
-    """What the settings say, and the SDK's environment variables of what they leave out."""
+    """Creates an exporter from the settings, and from the SDK's environment variables for what they leave out."""
     ratio = _ratio(settings)
-    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # of those without a parent `OtlpExporter` has chosen
+    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `OtlpExporter` samples requests without a parent
     provider = TracerProvider(sampler=sampler, resource=_resource(settings, application))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
     return OtlpExporter(provider, ratio, random.Random())
 
 
 def _ratio(settings: TracingSettings) -> float | None:
-    """None where the environment names a sampler, and the settings no ratio."""
+    """Returns the sampled share; None if only the environment names a sampler."""
     if settings.ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
         return None
     return DEFAULT_RATIO if settings.ratio is None else settings.ratio
@@ -124,7 +129,7 @@ def _resource(settings: TracingSettings, application: str) -> Resource:
 
 
 def traces_url(endpoint: str | None) -> str | None:
-    """Where spans are posted; None where the SDK's environment says it."""
+    """Returns the URL that spans are posted to; None if the SDK reads it from its environment."""
     if endpoint is None:
         return None
     path = urlsplit(endpoint).path.rstrip("/")

@@ -13,6 +13,7 @@ from typing import Any
 
 from deployments.wire.messages import SplitRun, Timing
 
+Attributes = Mapping[str, str | int]
 MOST_INPUTS = 16
 """Of a request with many inputs the slowest have spans: its latency is theirs."""
 

@@ -1,58 +1,42 @@
-"""Notes what happens to the inputs of sampled requests, and has spans made of it when they end."""
+"""Records what happens to the inputs of sampled requests, and exports it as spans when the requests end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from deployments.ingress.core.inputs import WHOLE
 from deployments.ingress.crossing import LiveFlight, serial_and_attempt
-from deployments.ops.tracing.spans import InputRecord, RequestRecord, Sent, Span, Visit, request_spans
-from deployments.wire.messages import Chunk, SplitRun, StageCall, Timing
+from deployments.ingress.link import LinkTo, ReplicaLink
+from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Visit, request_spans
+from deployments.settings import ServeSettings
+from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
+from earlyexit.errors import InputError
+
+if TYPE_CHECKING:
+    from deployments.ops.tracing.otlp import OtlpExporter
 
 _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request", default=None)
-"""The sampled request that a task works for."""
-
-
-Attributes = Mapping[str, str | int]
-
-
-class Exporter(Protocol):
-    """Where spans go; `deployments.ops.tracing.otlp` has one."""
-
-    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Any | None:
-        """The root of a request's trace; None where it is not sampled."""
-        ...
-
-    def headers(self, root: Any) -> Mapping[str, str]:
-        """What tells the caller which trace it was."""
-        ...
-
-    def end(
-        self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
-    ) -> None:
-        """The request has ended; must not wait for anything.
-
-        `failure` is None where nothing failed, empty where the attributes say what did, else what is to be said of it.
-        """
-        ...
+"""The sampled request that the current task serves."""
 
 
 class Tracer:
-    """Of one ingress, on its event loop."""
+    """The tracer of one ingress, on its event loop."""
 
-    def __init__(self, exporter: Exporter, clock: Clock, starts: Collection[int] = ()) -> None:
-        """`starts`: the blocks that networks of a chain begin with."""
+    def __init__(self, exporter: OtlpExporter, clock: Clock, starts: Collection[int] = ()) -> None:
+        """`starts`: the first block of each network of a chain."""
         self._exporter = exporter
         self._clock = clock
         self._starts = starts
-        self._inputs: dict[int, InputRecord] = {}  # of sampled requests, by their flights' serials
+        self._inputs: dict[int, InputRecord] = {}
+        """Inputs of sampled requests, by the serial number of their flights."""
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
-        """A request arrives; None where it is not sampled. What follows in this task belongs to it."""
+        """Starts the trace of a request, which covers the rest of this task; None for a request that is not sampled."""
         now_s = self._clock.now_s()
         root = self._exporter.begin(name, attributes, headers, now_s)
         record = None if root is None else RequestRecord(root=root, began_s=now_s)
@@ -60,7 +44,7 @@ class Tracer:
         return record
 
     def follow(self, flights: Sequence[LiveFlight]) -> None:
-        """The present request's inputs were submitted."""
+        """Records that the inputs of the current request were submitted."""
         record = _REQUEST.get()
         if record is None:
             return
@@ -70,12 +54,13 @@ class Tracer:
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 
     def headers(self, record: RequestRecord) -> Mapping[str, str]:
+        """Returns the response headers that name the trace."""
         return self._exporter.headers(record.root)
 
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
     ) -> None:
-        """The response is out, or the caller is gone; `failure` as in `Exporter.end`."""
+        """Exports a request whose response was sent, or whose caller has left; `failure` as in `OtlpExporter.end`."""
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
         for serial in record.serials:
@@ -85,8 +70,16 @@ class Tracer:
             attributes["offramp.request_id"] = request_id
         self._exporter.end(record.root, request_spans(record, ended_s), ended_s, attributes, failure)
 
+    def close(self) -> None:
+        """Sends the remaining spans; blocks for at most two seconds."""
+        self._exporter.close()
+
+    def link(self, slot: str) -> LinkTo:
+        """Returns a factory of links that record the calls to a slot's replicas."""
+        return partial(TracedLink, self, slot)
+
     def sent(self, slot: str, replica: str, call: StageCall) -> TracedCall | None:
-        """A call goes out; None where no input of it is of a sampled request."""
+        """Records that a call is sent; returns None if none of its inputs belongs to a sampled request."""
         if not self._inputs:
             return None
         now_s, piece = self._clock.now_s(), call.piece
@@ -95,7 +88,7 @@ class Tracer:
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
             record = self._inputs.get(serial)
-            # A probe goes on although it is answered, and a whole text beside one that lost words.
+            # A probe continues after its answer, and so does the unpruned copy of a pruned text.
             if record is None or record.answered or attempt == WHOLE:
                 continue
             record.under_way = Sent(
@@ -115,16 +108,16 @@ class Tracer:
 
 
 class TracedCall:
-    """A call with inputs of sampled requests."""
+    """A call that carries inputs of sampled requests."""
 
     def __init__(self, call: StageCall, inputs: dict[str, InputRecord], clock: Clock) -> None:
         self.call = call
-        """The same, asking for what a trace needs to know."""
+        """The call, which also asks the replica for the times of these inputs."""
         self._inputs = inputs
         self._clock = clock
 
     def listening(self, take: Callable[[Chunk], None]) -> Callable[[Chunk], None]:
-        """Take note of every part before `take` gets it."""
+        """Returns a callback that records each part of the reply and passes it on to `take`."""
 
         def noted(chunk: Chunk) -> None:
             self._hear(chunk)
@@ -133,6 +126,7 @@ class TracedCall:
         return noted
 
     def fail(self, reason: str) -> None:
+        """Records that the call failed before these inputs came back."""
         for sample_id in tuple(self._inputs):
             self._end(sample_id, error=reason)
 
@@ -168,3 +162,50 @@ class TracedCall:
             error=error,
         )
         record.end(visit)
+
+
+class TracedLink(ReplicaLink):
+    """A link to a replica that records calls with inputs of sampled requests."""
+
+    def __init__(
+        self, tracer: Tracer, slot: str, replica: str, address: Address, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(replica, address, on_change)
+        self._tracer = tracer
+        self._slot = slot
+
+    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
+        traced = self._tracer.sent(self._slot, self.replica, call)
+        if traced is None:
+            return await super().call(call, take)
+        try:
+            await super().call(traced.call, traced.listening(take))
+        except BaseException as error:  # a cancelled call has failed, too
+            traced.fail(repr(error))
+            raise
+        return None
+
+
+def start_tracing(settings: ServeSettings, clock: Clock, starts: Collection[int] = ()) -> Tracer | None:
+    """Returns the tracer that the settings ask for; without one, OpenTelemetry is not imported.
+
+    `starts`: the first block of each network of a chain.
+    """
+    if settings.tracing is None:
+        return None
+    from deployments.ops.tracing.otlp import otlp_exporter
+
+    return Tracer(otlp_exporter(settings.tracing, settings.app), clock, starts)
+
+
+def check_tracing(settings: ServeSettings) -> None:
+    """Raises InputError if the settings ask for traces and the exporter is not installed."""
+    if settings.tracing is None:
+        return
+    try:
+        import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # only whether it is there
+    except ImportError as error:
+        raise InputError(
+            "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
+            f"pip install '.[tracing]' ({error})"
+        ) from error

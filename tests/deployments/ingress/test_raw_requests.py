@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.http import build_app, build_lane
+from deployments.api.http import build_api
 from deployments.api.request_body import Bodies
 from deployments.api.server.connection import Limits
 from deployments.api.server.server import HttpServer, Site
@@ -169,8 +169,9 @@ class Served:
     def __init__(self, *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None) -> None:
         self.backend = backend or FakeBackend()
         guard = gate() if keys else None
-        site = Site(router=build_app(self.backend, guard), prefix="/", name="offramp")
-        paths = build_lane(self.backend, guard) if lane else {}
+        api = build_api(self.backend, gate=guard)
+        site = Site(router=api.router, prefix="/", name="offramp")
+        paths = api.lane if lane else {}
         self._server = HttpServer(site, lane=paths, limits=LIMITS, outright=True)
         self._callers: list[Caller] = []
 

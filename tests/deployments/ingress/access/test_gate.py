@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.api.access import EVERYBODY, Limit, gate_of
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.clock import ManualClock
 from tests.deployments.ingress.api.faces import BEARER, KEY, OTHER_KEY, V2_BODY, FakeBackend, client_of, gate
@@ -184,5 +184,5 @@ async def test_a_web_socket_is_refused(backend: FakeBackend, behind: bool) -> No
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/predict", "headers": [], "query_string": b"", "root_path": ""}
-    await build_app(backend, gate() if behind else None)(scope, receive, send)
+    await build_api(backend, gate=gate() if behind else None).router(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]

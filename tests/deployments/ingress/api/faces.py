@@ -10,21 +10,24 @@ import grpc
 import httpx
 
 from deployments.api.access import Gate, KeyRing, Limit, RateLimits
-from deployments.api.bodies import InferRequest
-from deployments.api.endpoint import Chooser
+from deployments.api.bodies import Canary, InferRequest, LoadParameters
+from deployments.api.endpoint import Served
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.api.live_page import Viewer
 from deployments.api.request_body import Bodies
 from deployments.keys import AccessSettings
-from deployments.versions.http import version_paths
+from deployments.versions.choice import Fork
+from deployments.versions.http import VersionRoutes
+from deployments.versions.repository import Repository
+from deployments.versions.store import IndexRow
+from deployments.versions.versions import Versions
 from earlyexit.clock import ManualClock
 from earlyexit.network.store import ModelCard
 from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.signatures import Described
-from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.model_cards import a_card
 
 MAX_BODY_BYTES = 2000
@@ -35,13 +38,43 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 @dataclass
+class FakeDesk(Versions, Repository):
+    """Versions of which one answers; takes every order."""
+
+    own: Served | None = None
+    fork: Fork | None = None
+
+    async def answer(self, request: InferRequest) -> tuple[Served, list[Answer]]:
+        assert self.own is not None
+        return (self.own, await self.own.infer(request)) if self.fork is None else await self.fork.answer(request)
+
+    async def names(self) -> list[str]:
+        return ["1"]
+
+    async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
+        return [IndexRow(name="intents", version="1", state="READY", reason="")]
+
+    async def load(self, model: str, parameters: LoadParameters) -> None: ...
+
+    async def unload(self, model: str, parameters: LoadParameters) -> None: ...
+
+    async def side_by_side(self) -> dict[str, Any]:
+        return {"model": "intents", "default": "1", "canary": None}
+
+    async def set_canary(self, canary: Canary) -> None: ...
+
+    async def end_canary(self) -> None: ...
+
+    async def set_default(self, version: str) -> None: ...
+
+
+@dataclass
 class FakeBackend(Described):
     """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
 
     card: ModelCard = field(default_factory=a_card)
     version: str = "1"
-    versions: FakeDesk = field(default_factory=FakeDesk)
-    chosen: Chooser | None = None
+    versions: Versions = field(default_factory=FakeDesk)
     bodies: Bodies = field(default_factory=lambda: Bodies(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES))
     max_timeout_s: float = 60.0
     ready: bool = True
@@ -49,13 +82,14 @@ class FakeBackend(Described):
     requests: list[InferRequest] = field(default_factory=list)
     counted: list[tuple[str, int]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.versions, FakeDesk):
+            self.versions.own = self
+
     async def infer(self, request: InferRequest) -> list[Answer]:
         self.requests.append(request)
         self._fail()
         return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
-
-    def choose(self, request_id: str) -> Chooser | None:
-        return self.chosen
 
     def is_ready(self) -> bool:
         return self.ready
@@ -129,8 +163,9 @@ def gate(
 
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
     """An `httpx.AsyncClient` of the whole application, the routes of versions too."""
-    paths = version_paths(backend.versions, backend.versions, backend.card.name, backend.bodies)
-    app = build_app(backend, gate, more=paths, **options)
+    assert isinstance(backend.versions, FakeDesk)
+    routes = VersionRoutes(backend, backend.versions, backend.versions)
+    app = build_api(backend, routes, gate=gate, **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 
 

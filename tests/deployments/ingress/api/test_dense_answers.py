@@ -17,7 +17,7 @@ from PIL import Image
 
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
 from earlyexit.errors import OfframpError
 from earlyexit.tasks.pose import PoseTask
@@ -109,7 +109,7 @@ def of_words(said: dict[str, Any]) -> tuple[npt.NDArray[Any], float, int]:
 
 
 def client(backend: DenseBackend, **options: Any) -> AsyncClient:
-    return AsyncClient("http://test", transport=httpx.ASGITransport(build_app(backend)), **options)
+    return AsyncClient("http://test", transport=httpx.ASGITransport(build_api(backend).router), **options)
 
 
 async def by_client(backend: DenseBackend, **options: Any) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import grpc
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from deployments.api.access import Limit
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.versions.choice import Chosen, Tally
+from deployments.versions.choice import Fork, Tally
 from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,
@@ -23,8 +24,8 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
-from tests.deployments.ingress.api.faces import FACES, KEY, Ask, FakeBackend, FakeContext, client_of, gate
-from tests.deployments.ingress.versions.version_fakes import FakeServed
+from tests.deployments.ingress.api.faces import FACES, KEY, Ask, FakeBackend, FakeContext, FakeDesk, client_of, gate
+from tests.deployments.ingress.versions.version_world import FakeServed
 from tests.model_cards import a_card
 
 
@@ -89,7 +90,9 @@ async def test_a_request_keeps_its_callers_id_or_gets_one_of_its_own(ask: Ask, b
 
 async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: Ask, backend: FakeBackend) -> None:
     other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
-    backend.chosen = Chosen(other, backend, Tally(), ManualClock())
+    sides: Any = {"own": backend, "default": other, "canary": None, "share": 0.0, "compare_share": 0.0}
+    assert isinstance(backend.versions, FakeDesk)
+    backend.versions.fork = Fork(**sides, tally=Tally(), clock=ManualClock(), comparing=set())
     said = await ask(backend, "pay")
     assert (said.version, said.labels, backend.requests) == ("2", ("b",), [])
     named = await ask(backend, "pay", version="1")

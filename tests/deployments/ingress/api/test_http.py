@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from earlyexit.errors import ControllerUnavailableError, DeadlineError, StageUnavailableError
 from tests.deployments.ingress.api.faces import MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, client_of
 
@@ -263,7 +263,7 @@ class Scope:
         self.scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
 
     async def run(self, backend: FakeBackend) -> None:
-        await asyncio.wait_for(build_app(backend)(self.scope, self._receive, self._send), timeout=5)
+        await asyncio.wait_for(build_api(backend).router(self.scope, self._receive, self._send), timeout=5)
 
     async def _receive(self) -> dict[str, Any]:
         self.received.append({"type": "http.disconnect"})

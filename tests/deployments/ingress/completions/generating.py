@@ -15,9 +15,8 @@ import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from deployments.api.access import Gate
-from deployments.api.completions.http import generate_paths
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
-from deployments.api.http import build_app, build_lane
+from deployments.api.http import build_api
 from deployments.api.parsing import Signature
 from deployments.api.server.connection import Limits
 from deployments.api.server.server import HttpServer
@@ -127,17 +126,16 @@ def spelt(codec: PromptCodec, text: bytes) -> list[int]:
 
 def client_of(teller: Teller, gate: Gate | None = None, **options: Any) -> httpx.AsyncClient:
     """Of the whole application, in this process."""
-    app = build_app(teller, gate, more=generate_paths(teller, gate, ManualClock(NOW_S)), **options)
+    app = build_api(teller, gate=gate, wall=ManualClock(NOW_S), **options).router
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 @asynccontextmanager
 async def listening(teller: Teller, gate: Gate | None = None, *, lane: bool = True) -> AsyncIterator[int]:
     """Our HTTP server over it, at a port; `lane`: by the fast lane, as ingresses have it."""
-    paths = generate_paths(teller, gate, ManualClock(NOW_S))
-    lanes = build_lane(teller, gate, more=paths) if lane else {}
-    app: Any = build_app(teller, gate, more=paths)
-    server = HttpServer(app, lane=lanes, outright=lane, limits=Limits(left_s=0.05, sweep_s=0.02))
+    api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
+    app: Any = api.router
+    server = HttpServer(app, lane=api.lane if lane else {}, outright=lane, limits=Limits(left_s=0.05, sweep_s=0.02))
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     bound.listen()

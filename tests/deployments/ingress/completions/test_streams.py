@@ -11,9 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.completions.http import generate_paths
-from deployments.api.http import build_app
-from earlyexit.clock import ManualClock
+from deployments.api.http import build_api
 from tests.deployments.ingress.completions.generating import CHAT, TEXT, Teller, events, listening, text_of
 from tests.earlyexit.codecs.prompts import prompt_codec
 
@@ -107,7 +105,7 @@ async def test_a_slow_reader_is_waited_for_and_what_he_has_not_taken_is_bounded_
     teller: Teller,
 ) -> None:
     teller.may_say, teller.goes_on, teller.answer = None, True, b"x"
-    app = build_app(teller, more=generate_paths(teller, None, ManualClock()))
+    app = build_api(teller).router
     body = [{"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}]
     room, sent = asyncio.Semaphore(0), []
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
 from deployments.ingress.core.outcomes import bucket_of
 from deployments.ops.dashboard.poller import SnapshotPoller
@@ -80,6 +80,7 @@ class FakeService(FakeBackend):
     num_looks: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._clock = MonotonicClock()
         self._began_s = self._clock.now_s()
         facts = ServiceFacts(
@@ -215,7 +216,7 @@ class _Server(uvicorn.Server):
 def served(service: FakeService, port: int) -> Iterator[str]:
     """On a port of this machine, in a thread."""
     config = uvicorn.Config(
-        build_app(service), port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        build_api(service).router, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
     )
     server = _Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),))

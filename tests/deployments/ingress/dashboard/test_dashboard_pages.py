@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.http import build_app
-from deployments.api.live_page import EventStream, Viewer, assets
+from deployments.api.events import Departure, EventStream
+from deployments.api.http import build_api
+from deployments.api.live_page import Viewer, assets
 from tests.deployments.ingress.dashboard.fake_service import FakeService
 
 MOST_BYTES = 150_000
@@ -22,7 +23,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(service))
+    transport = httpx.ASGITransport(build_api(service).router)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -107,13 +108,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def stream_to(viewer: Viewer, connection: Connection, *, stuck_s: float = 60.0) -> None:
+    stream = EventStream(viewer, Departure(connection.receive, viewer.leave), stuck_s=stuck_s)
+    await stream({}, connection.receive, connection.send)
+
+
 def a_viewer(left: list[Viewer]) -> Viewer:
     return Viewer(0.0, left.append)
 
 
 async def test_the_stream_may_not_be_gathered_or_kept_on_its_way() -> None:
     connection, viewer = Connection(), a_viewer([])
-    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    streaming = asyncio.create_task(stream_to(viewer, connection))
     viewer.offer(b"data: 1\n\n")
     await settle()
     headers = dict(connection.sent[0]["headers"])
@@ -129,7 +135,7 @@ async def test_the_stream_may_not_be_gathered_or_kept_on_its_way() -> None:
 async def test_when_the_client_leaves_its_viewer_does() -> None:
     left: list[Viewer] = []
     connection, viewer = Connection(), a_viewer(left)
-    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    streaming = asyncio.create_task(stream_to(viewer, connection))
     await settle()
     connection.gone.set()
     await asyncio.wait_for(streaming, timeout=5)
@@ -140,7 +146,7 @@ async def test_when_the_viewer_is_let_go_the_response_ends_properly() -> None:
     left: list[Viewer] = []
     connection, viewer = Connection(), a_viewer(left)
     viewer.end()
-    await EventStream(viewer)({}, connection.receive, connection.send)
+    await stream_to(viewer, connection)
     assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
     assert viewer in left
 
@@ -150,14 +156,14 @@ async def test_a_client_that_takes_nothing_is_let_go() -> None:
     connection, viewer = Connection(), a_viewer(left)
     connection.blocked = True
     viewer.offer(b"data: 1\n\n")
-    await asyncio.wait_for(EventStream(viewer, stuck_s=0.01)({}, connection.receive, connection.send), timeout=5)
+    await asyncio.wait_for(stream_to(viewer, connection, stuck_s=0.01), timeout=5)
     assert viewer in left
 
 
 async def test_a_stream_that_is_cancelled_leaves() -> None:
     left: list[Viewer] = []
     connection, viewer = Connection(), a_viewer(left)
-    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    streaming = asyncio.create_task(stream_to(viewer, connection))
     await settle()
     streaming.cancel()
     await asyncio.wait([streaming])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deployments.api.access import Gate
-from deployments.api.http import build_app, build_lane
+from deployments.api.http import build_api
 from deployments.api.server.server import Site, StandaloneServer
 from earlyexit.errors import OverloadedError
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, gate
@@ -46,9 +46,9 @@ async def serving(
     backend: FakeBackend, guard: Gate | None = None, *, lane: bool = True, prefix: str = "/", access_log: bool = False
 ) -> AsyncIterator[tuple[StandaloneServer, int]]:
     origins = (ORIGIN,)
-    site = Site(router=build_app(backend, guard, origins), prefix=prefix, name="offramp")
-    paths = build_lane(backend, guard, origins, prefix=prefix) if lane else {}
-    outright, bound = StandaloneServer(site, paths, access_log=access_log), socket.socket()
+    api = build_api(backend, gate=guard, cors_origins=origins, prefix=prefix)
+    site = Site(router=api.router, prefix=prefix, name="offramp")
+    outright, bound = StandaloneServer(site, api.lane if lane else {}, access_log=access_log), socket.socket()
     bound.bind(("127.0.0.1", 0))
     await outright.start(bound)
     try:
@@ -130,8 +130,8 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     options = HTTPOptions(host="127.0.0.1", port=port)
-    lane, loop = build_lane(backend), asyncio.get_running_loop()
-    task, server = await in_serve._start(lane, build_app(backend), options, event_loop=loop)
+    api, loop = build_api(backend), asyncio.get_running_loop()
+    task, server = await in_serve._start(api.lane, api.router, options, event_loop=loop)
     for path in ("/predict", V2_INFER):
         body = b'{"inputs": "pay"}' if path == "/predict" else V2
         status, headers, _ = await asked(port, post(body, "X-Request-ID: r-1", path=path))
@@ -139,7 +139,7 @@ async def test_serve_starts_and_ends_ours_as_it_does_its_own() -> None:
     status, headers, _ = await asked(port, b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n")
     assert (status, len(headers["x-request-id"])) == (200, 36)
     with pytest.raises(RuntimeError, match="bind") as raised:
-        await in_serve._start(lane, build_app(backend), options, event_loop=loop)
+        await in_serve._start(api.lane, api.router, options, event_loop=loop)
     assert isinstance(raised.value.__cause__, OSError)
     server.should_exit = True
     await asyncio.wait_for(task, 5)

@@ -200,4 +200,4 @@ async def test_headers_for_the_collector_come_from_the_environment(
 async def test_a_service_that_does_not_trace_answers_without_a_trace(tmp_path: Path) -> None:
     async with traced_service(settings_of(tmp_path)) as service:
         response = await service.ask("a", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
-    assert (service.tracing, response.status_code, "traceparent" in response.headers) == (None, 200, False)
+    assert (service.tracer, response.status_code, "traceparent" in response.headers) == (None, 200, False)

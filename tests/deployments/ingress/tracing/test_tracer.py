@@ -8,8 +8,9 @@ import numpy as np
 
 from deployments.ingress.core.inputs import Flight
 from deployments.ingress.crossing import LiveFlight, Query
-from deployments.ops.tracing.spans import Span, Visit, request_spans
-from deployments.ops.tracing.tracer import Attributes, Tracer
+from deployments.ops.tracing.otlp import OtlpExporter
+from deployments.ops.tracing.spans import Attributes, Span, Visit, request_spans
+from deployments.ops.tracing.tracer import Tracer
 from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
@@ -21,7 +22,7 @@ RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, comput
 
 
 @dataclass
-class FakeExporter:
+class FakeExporter(OtlpExporter):
     """Keeps what it is told; samples what is posted to /predict."""
 
     ended: list[tuple[str, list[str], float, dict[str, str | int], str | None]] = field(default_factory=list)

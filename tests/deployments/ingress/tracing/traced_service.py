@@ -16,14 +16,14 @@ from tokenizers import Tokenizer, models
 
 from deployments.api.bodies import InferRequest
 from deployments.api.grpc.calls import Rpcs
-from deployments.api.http import build_app
+from deployments.api.http import build_api
 from deployments.api.service import InferService
-from deployments.api.tracing import Tracing, start_tracing
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.crossing import Query
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.ops.tracing.tracer import Tracer, start_tracing
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
@@ -108,7 +108,7 @@ class Traced:
     rpcs: Rpcs
     boards: dict[str, ReplicaDirectory]
     addresses: dict[str, Any]
-    tracing: Tracing | None
+    tracer: Tracer | None
 
     async def ask(self, *ids: str, **more: Any) -> httpx.Response:
         """For the answers of these inputs."""
@@ -117,20 +117,20 @@ class Traced:
 
     async def send_spans(self) -> None:
         """Everything that is not sent yet; afterwards there is no more."""
-        assert self.tracing is not None
-        await asyncio.to_thread(self.tracing.close)
+        assert self.tracer is not None
+        await asyncio.to_thread(self.tracer.close)
 
 
 @asynccontextmanager
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     clock = MonotonicClock()
     placed = initial_placement(plan_from(settings))
-    tracing = start_tracing(settings, clock)
+    tracer = start_tracing(settings, clock)
     async with AsyncExitStack() as stack:
         addresses = {slot: await _replica(settings, placed, slot, stack) for slot in placed.slots}
         boards = {slot: ReplicaDirectory() for slot in placed.slots}
         transports = {
-            slot: LinkTransport(phase=0.0, link=ReplicaLink if tracing is None else tracing.link(slot))
+            slot: LinkTransport(phase=0.0, link=ReplicaLink if tracer is None else tracer.link(slot))
             for slot in placed.slots
         }
         for slot, transport in transports.items():
@@ -140,17 +140,17 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         core: IngressCore[Query, Transport] = IngressCore("i", placed, transports, rules, random.Random(0))
         dispatcher = Dispatcher(core, clock, NoMetrics())
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
-        service = InferService(codec, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow)
+        service = InferService(codec, dispatcher, settings, clock, trace=None if tracer is None else tracer.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
-        app = build_app(backend, endpoint=None if tracing is None else tracing.endpoint)
+        app = build_api(backend, tracer=tracer).router
         transport_to_app = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
                 http=http,
-                rpcs=Rpcs(backend, None, None if tracing is None else tracing.tracer),
+                rpcs=Rpcs(backend, None, tracer),
                 boards=boards,
                 addresses=addresses,
-                tracing=tracing,
+                tracer=tracer,
             )
         for board in boards.values():
             board.announce({})

@@ -10,8 +10,6 @@ from deployments.versions.choice import (
     Tally,
     VersionTally,
     compared_figures,
-    counts,
-    growth,
     losses_between,
     quantile_s,
     version_figures,
@@ -124,14 +122,3 @@ def test_versions_whose_answers_mean_the_same_differ_by_degrees(ours: Task, thei
 def test_answers_that_mean_something_else_are_not_compared_by_loss(ours: Task, theirs: Task) -> None:
     assert not ours.compares(theirs)
     assert ours.compares(ours)
-
-
-def test_only_what_has_grown_is_told() -> None:
-    tally = Tally(same=2)
-    tally.of("1").answered = 5
-    before = counts(tally)
-    tally.of("1").answered += 2
-    tally.of("2").errors["deadline"] += 1
-    tally.other += 1
-    assert growth({}, before) == {("", "same"): 2, ("1", "answered"): 5}
-    assert growth(before, counts(tally)) == {("", "other"): 1, ("1", "answered"): 2, ("2", "deadline"): 1}

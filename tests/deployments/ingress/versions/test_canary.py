@@ -1,0 +1,295 @@
+"""Default version and canary, by the requests and orders that an ingress gets over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.api.bodies import Canary
+from deployments.versions.choice import MOST_COMPARED, Traffic, draws
+from deployments.versions.store import AppStatus
+from deployments.versions.versions import LOOK_S
+from earlyexit.errors import DeadlineError, InputError, VersionUnavailableError
+from earlyexit.network.chain_card import ModelFolder, chain_card
+from earlyexit.network.store import WEIGHTS_FILE
+from tests.deployments.ingress.completions.generating import tales
+from tests.deployments.ingress.versions.version_world import CANARY, ORDERS, Held, World, refused
+from tests.model_cards import a_card
+
+SHARE = 0.3
+IDS = [f"request-{number}" for number in range(200)]
+OURS = next(each for each in IDS if draws(each)[0] >= SHARE)
+THEIRS = next(each for each in IDS if draws(each)[0] < SHARE)
+GONE = VersionUnavailableError("gone", retry_after_s=1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# Orders
+
+
+async def test_a_canary_answers_until_it_ends_and_a_default_answers_what_names_no_version(world: World) -> None:
+    said = await world.set_canary(share=1.0, compare_share=0.01)
+    assert (said.status_code, said.json()["canary"]) == (200, {"version": "2", "share": 1.0, "compare_share": 0.01})
+    assert await world.answered_by() == "2"
+    assert (await world.http.delete(CANARY)).json()["canary"] is None
+    assert await world.answered_by() == "1"
+    assert (await world.set_default("2")).json()["default"] == "2"
+    assert await world.answered_by() == "2"
+    assert world.store.of_models["intents"] == Traffic(default="2")
+
+
+async def test_a_canary_without_a_share_and_one_that_is_promoted_are_over(world: World) -> None:
+    await world.set_canary()
+    await world.set_canary(share=0.0)
+    assert world.store.of_models["intents"] == Traffic()
+    await world.set_canary()
+    await world.set_default("2")
+    assert world.store.of_models["intents"] == Traffic(default="2")
+
+
+async def test_another_default_leaves_the_canary_where_it_is(world: World) -> None:
+    world.store.of_models["intents"] = Traffic(default="2", canary=Canary(version="3", share=0.1))
+    await world.set_default("1")
+    assert world.store.of_models["intents"] == Traffic(default="1", canary=Canary(version="3", share=0.1))
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
+async def test_without_explicit_control_every_order_is_a_403(tmp_path: Path, order: Any) -> None:
+    world = World(tmp_path, control="none")
+    status, message = refused(await order(world))
+    assert (status, "repository.control: explicit" in message) == (403, True)
+    assert (world.store.of_models, world.cluster.put_last) == ({}, None)
+
+
+async def test_versions_that_cannot_be_are_refused(world: World) -> None:
+    unknown = "unknown version '9' of 'intents'; there are '1', '2', '3'"
+    assert refused(await world.set_canary("9")) == (404, unknown)
+    assert refused(await world.set_canary("1")) == (400, "version '1' is the default; a canary is another")
+    assert (await world.set_canary("2", share=2.0)).status_code == 400
+    world.links["two"].gone = RuntimeError("no replica")
+    status, message = refused(await world.set_default("2"))
+    assert (status, "does not answer: RuntimeError" in message) == (503, True)
+    world.own.card = tales()
+    with pytest.raises(InputError, match=r"a stream has no canary: .* 'name:version'"):
+        await world.versions.set_canary(Canary(version="2", share=1.0))
+    assert world.store.of_models == {}
+
+
+async def test_another_models_canary_is_a_404_and_a_wrong_method_is_told_the_right_ones(world: World) -> None:
+    for method, path in (("GET", "canary"), ("PUT", "canary"), ("DELETE", "canary"), ("PUT", "default")):
+        response = await world.http.request(method, f"/v2/models/other/{path}")
+        assert refused(response) == (404, "unknown model 'other'; served is 'intents'")
+    response = await world.http.post(CANARY)
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, PUT, DELETE")
+
+
+def spectrum(size: int) -> dict[str, Any]:
+    return {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [size]}]}
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        (spectrum(4), "'2' takes 'tensor' inputs, spectrum FP32 [4], version '1' 'tensor' inputs, spectrum FP32 [3]"),
+        ({"name": "text", "max_length": 8}, "'2' takes 'text' inputs, text BYTES [], version '1' 'tensor' inputs"),
+    ],
+    ids=["another size", "another codec"],
+)
+async def test_a_version_that_takes_other_rows_is_refused(world: World, codec: dict[str, Any], said: str) -> None:
+    world.own.card = a_card(codec=spectrum(3))
+    world.others["2"].card = a_card(codec=codec)
+    status, message = refused(await world.set_canary())
+    assert (status, said in message, world.store.of_models) == (400, True, {})
+
+
+async def test_versions_may_encode_the_same_rows_differently_and_be_cascades(world: World, tmp_path: Path) -> None:
+    world.others["2"].card = a_card(codec={"name": "text", "max_length": 99})
+    await world.set_canary()
+    assert await world.answered_by() == "2"
+    members = [ModelFolder(folder=tmp_path / name, card=a_card(name=name)) for name in ("small", "intents")]
+    for member in members:
+        member.folder.mkdir()
+        (member.folder / WEIGHTS_FILE).write_bytes(b"")
+    world.others["3"].card = chain_card("intents", tmp_path / "cascade", members, provenance={})
+    await world.set_canary("3")
+    assert await world.answered_by() == "3"
+
+
+# Shares
+
+
+async def test_a_canary_gets_the_requests_whose_draw_is_below_its_share(world: World) -> None:
+    await world.set_canary(share=SHARE)
+    found = [await world.answered_by(each) for each in IDS]
+    assert found == ["2" if draws(each)[0] < SHARE else "1" for each in IDS]
+    named = await world.http.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": THEIRS})
+    assert named.status_code == 200
+    assert world.others["2"].asked[-1] == THEIRS
+
+
+async def test_another_default_gets_all_that_the_canary_does_not(world: World) -> None:
+    for canary in ("3", "1"):
+        world.store.of_models["intents"] = Traffic(default="2", canary=Canary(version=canary, share=SHARE))
+        await world.look()
+        assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("2", canary)
+
+
+def test_a_requests_draws_are_the_first_and_second_word_of_its_ids_hash() -> None:
+    # printf r-1 | b2sum -l 64: 7d99a80e 76bbad0e, little-endian
+    assert draws("r-1") == (0x0EA8997D / 2**32, 0x0EADBB76 / 2**32)
+    drawn = [draws(f"request-{number}") for number in range(10_000)]
+    assert sum(first < 0.1 for first, _ in drawn) == pytest.approx(1000, abs=100)  # 3.3 standard deviations
+    assert sum(first < 0.1 and second < 0.1 for first, second in drawn) == pytest.approx(100, abs=33)
+
+
+# Figures
+
+
+async def test_requests_are_timed_and_counted_by_version_until_the_versions_change(world: World) -> None:
+    await world.set_canary(share=SHARE)
+    for each in (OURS, THEIRS, THEIRS):
+        await world.answered_by(each)
+    world.others["2"].failure = DeadlineError("late")
+    assert (await world.ask(THEIRS)).status_code == 504
+    sides = (await world.figures())["versions"]
+    assert (sides["1"]["requests"], sides["2"]["requests"], sides["2"]["errors"]) == (1, 3, {"deadline": 1})
+    assert (sides["2"]["exits"], sides["2"]["p50_s"] is None, sides["2"]["agreement"]) == ({"1": 2}, False, None)
+    await world.set_canary(share=1.0)
+    assert (await world.figures())["versions"]["2"]["requests"] == 3
+    await world.set_canary("3")
+    assert (await world.figures())["versions"]["3"]["requests"] == 0
+    world.links["one"].agreements, world.links["three"].gone = (0.98, None, 1.0), RuntimeError("gone")
+    sides = (await world.figures())["versions"]
+    assert (sides["1"]["agreement"], sides["3"]["agreement"]) == (0.99, None)
+
+
+async def test_a_version_that_is_gone_costs_no_answer(world: World) -> None:
+    await world.set_canary(share=1.0, compare_share=1.0)
+    world.others["2"].failure = GONE
+    assert await world.answered_by() == "1"
+    seen = await world.figures()
+    assert seen["versions"]["2"]["errors"] == {"version_unavailable": 1}
+    assert (seen["compared"]["inputs"], seen["compared"]["requests_failed"]) == (0, 0)
+
+
+@pytest.mark.parametrize("request_id", [OURS, THEIRS])
+async def test_compared_requests_are_asked_of_both_and_answered_by_one(world: World, request_id: str) -> None:
+    world.others["2"].card, world.others["2"].label = a_card(("card", "bill")), 0  # ours has "card" as number 1
+    await world.set_canary(share=SHARE, compare_share=1.0)
+    assert await world.answered_by(request_id) == ("1" if request_id == OURS else "2")
+    compared = (await world.figures())["compared"]
+    assert (len(world.own.requests), world.others["2"].asked) == (1, [request_id])
+    assert (compared["inputs"], compared["agreement"]) == (1, 1.0)
+
+
+async def test_only_the_share_is_compared_and_a_comparison_that_fails_is_no_failure(world: World) -> None:
+    await world.set_canary(share=0.0, compare_share=0.2)
+    for each in IDS:
+        assert await world.answered_by(each) == "1"
+        await world.figures()
+    assert world.others["2"].asked == [each for each in IDS if draws(each)[1] < 0.2]
+    world.others["2"].failure = DeadlineError("late")
+    await world.set_canary(share=0.0, compare_share=1.0)
+    assert await world.answered_by() == "1"
+    seen = await world.figures()
+    assert (seen["compared"]["requests_failed"], seen["versions"]["2"]["errors"]) == (1, {})
+
+
+async def test_comparisons_do_not_pile_up(world: World) -> None:
+    world.links["two"].is_silent = True
+    await world.set_canary(share=0.0, compare_share=1.0)
+    for each in IDS[: MOST_COMPARED + 3]:
+        await world.answered_by(each)
+    assert (len(world.versions.comparing), world.versions.tally.skipped) == (MOST_COMPARED, 3)
+    for task in world.versions.comparing:
+        task.cancel()
+
+
+# What an ingress does by itself
+
+
+async def test_an_ingress_announces_itself_and_follows_what_is_stored(world: World) -> None:
+    del world.store.of_apps["one"]
+    await world.look()
+    assert (world.store.of_apps["one"].version, world.shown) == ("1", [])
+    world.store.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
+    await world.look(2)
+    assert (await world.answered_by(), world.shown) == ("2", [world.versions.tally] * 2)
+    world.store.failures = [ConnectionError("no GCS")] * 2
+    await world.look(2)
+    assert (world.slept[-2:], await world.answered_by()) == ([LOOK_S] * 2, "2")
+    world.store.of_models["intents"] = Traffic()
+    await world.look()
+    assert await world.answered_by() == "1"
+
+
+async def test_an_ingress_that_is_asked_by_version_never_looks(tmp_path: Path) -> None:
+    world = World(tmp_path, route_prefix="/v2/models/intents/versions/1")
+    world.store.of_models["intents"] = Traffic(canary=Canary(version="2", share=1.0))
+    await world.look()
+    assert (world.slept, await world.answered_by()) == ([], "1")
+
+
+async def test_a_version_that_cannot_be_reached_is_left_out(world: World) -> None:
+    world.store.of_models["intents"] = Traffic(canary=Canary(version="9", share=1.0))
+    await world.look()
+    assert await world.answered_by() == "1"
+    world.store.of_models["intents"] = Traffic(default="9", canary=Canary(version="2", share=SHARE))
+    await world.look()
+    assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("1", "2")
+
+
+async def test_a_version_that_moved_to_another_application_is_found_there(world: World) -> None:
+    await world.set_canary()
+    world.links["two"].gone = RuntimeError("deleted")
+    del world.store.serving["two"]
+    world.store.add("three", "2")
+    world.others["3"].version = "2"
+    await world.look()
+    assert (await world.answered_by(), world.others["3"].asked) == ("2", ["r-1"])
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["a canary", "a canary that was ended"])
+async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_by_ours(
+    world: World, ended: bool
+) -> None:
+    silent = world.links["two"]
+    silent.is_silent = True
+    await world.set_canary()
+    waiting = asyncio.create_task(world.answered_by())
+    await silent.asked.wait()
+    if ended:
+        await world.http.delete(CANARY)
+        await world.look()
+        assert not silent.was_cancelled, "it is there, and may answer yet"
+    silent.gone = RuntimeError("deleted")
+    del world.store.serving["two"]
+    await world.look()
+    assert (await waiting, await world.answered_by()) == ("1", "1")
+
+
+async def test_a_look_that_began_before_an_order_does_not_undo_it(world: World) -> None:
+    await world.set_canary()
+    held = world.store.held = Held()
+    looking = asyncio.create_task(world.look())
+    await held.began.wait()
+    ending = asyncio.create_task(world.http.delete(CANARY))
+    await asyncio.sleep(0)
+    held.may_end.set()
+    await asyncio.gather(looking, ending)
+    assert await world.answered_by() == "1"
+
+
+async def test_metadata_names_the_versions_of_the_model_or_at_least_ours(world: World) -> None:
+    world.store.add("b", "7", AppStatus(status="RUNNING"), model="other")
+    found = [(await world.http.get("/v2/models/intents")).json()["versions"]]
+    world.store.failures = [ConnectionError("no GCS")]
+    found.append((await world.http.get("/v2/models/intents")).json()["versions"])
+    assert found == [["1", "2", "3"], ["1"]]

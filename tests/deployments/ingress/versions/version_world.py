@@ -1,0 +1,274 @@
+"""Versions of a model without Ray: an ingress of version 1, a store in memory, links to others, and a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.catalogue import ClusterLink
+from cluster.inventory import Accelerators, Inventory
+from cluster.render import application_config
+from deployments.api.bodies import InferRequest
+from deployments.api.endpoint import Served
+from deployments.api.http import build_api
+from deployments.local_ray.start import THROUGHPUT
+from deployments.settings import ServeSettings
+from deployments.versions.choice import Tally, Traffic
+from deployments.versions.http import VersionRoutes
+from deployments.versions.other import IngressLink, VersionFacts
+from deployments.versions.repository import RayCluster, Repository
+from deployments.versions.store import AppStatus, Listed, RayStore
+from deployments.versions.versions import Versions
+from earlyexit.clock import ManualClock
+from earlyexit.errors import OfframpError
+from earlyexit.network.store import ModelCard
+from earlyexit.network.wire import Answer
+from tests.deployments.ingress.api.faces import V2_BODY, FakeBackend
+from tests.deployments.ingress.api.signatures import Described
+from tests.model_cards import a_card
+
+RUNNING = AppStatus(status="RUNNING")
+CANARY = "/v2/models/intents/canary"
+DEFAULT = "/v2/models/intents/default"
+PLAN = {
+    "schema_version": 1,
+    "stages": [{"device": "cpu", "replicas": 2, "splits": [{"first": 0, "end": 2, "batch": 8}]}],
+}
+
+
+def a_request(request_id: str = "r-1", *texts: str) -> InferRequest:
+    texts = texts or ("pay",)
+    return InferRequest(rows=texts, ids=("",) * len(texts), truncate=False, timeout_s=None, request_id=request_id)
+
+
+@dataclass
+class FakeServed(Described):
+    """A version that gives every input one label, or fails."""
+
+    version: str = "1"
+    label: int = 0
+    exit: int = 1
+    card: ModelCard = field(default_factory=a_card)
+    failure: Exception | None = None
+    asked: list[str] = field(default_factory=list)
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self.asked.append(request.request_id)
+        if self.failure is not None:
+            raise self.failure
+        return [Answer(sample_id="", value=self.label, score=0.75, exit=self.exit) for _ in request.rows]
+
+
+@dataclass(eq=False)
+class FakeLink(IngressLink):
+    """The ingresses of an application."""
+
+    served: Served = field(default_factory=FakeServed)
+    agreements: tuple[float | None, ...] = (None,)
+    counted: Callable[[], list[Tally]] = list
+    gone: Exception | None = None
+    is_silent: bool = False
+    """Whether it never answers a request."""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__("fake")
+
+    async def _ask(self, request: InferRequest) -> list[Answer] | OfframpError:
+        self._check()
+        self.asked.set()
+        try:
+            if self.is_silent:
+                await asyncio.Event().wait()
+            return await self.served.infer(request)
+        except OfframpError as error:
+            return error
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+    async def facts(self) -> list[VersionFacts]:
+        self._check()
+        return [
+            VersionFacts(card=self.served.card, version=self.served.version, agreement=each) for each in self.agreements
+        ]
+
+    async def tallies(self) -> list[Tally]:
+        self._check()
+        return self.counted()
+
+    def _check(self) -> None:
+        if self.gone is not None:
+            raise self.gone
+
+
+@dataclass
+class Held:
+    """A read of the store whose answer is delayed."""
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class FakeStore(RayStore):
+    """What Ray and Serve would know."""
+
+    of_models: dict[str, Traffic] = field(default_factory=dict)
+    of_apps: dict[str, Listed] = field(default_factory=dict)
+    serving: dict[str, AppStatus] = field(default_factory=dict)
+    failures: list[Exception] = field(default_factory=list)
+    """Raised one after the other, before anything is found again."""
+    held: Held | None = None
+    """Delays the next read of the traffic."""
+
+    async def traffic(self, model: str) -> Traffic:
+        self._fail()
+        found = self.of_models.get(model, Traffic())
+        held, self.held = self.held, None
+        if held is not None:
+            held.began.set()
+            await held.may_end.wait()
+        return found
+
+    async def put_traffic(self, model: str, traffic: Traffic) -> None:
+        self.of_models[model] = traffic
+
+    async def listed(self) -> list[Listed]:
+        self._fail()
+        return list(self.of_apps.values())
+
+    async def put_listed(self, listed: Listed) -> None:
+        self._fail()
+        self.of_apps[listed.app] = listed
+
+    async def statuses(self) -> Mapping[str, AppStatus]:
+        return self.serving
+
+    def add(self, app: str, version: str, status: AppStatus = RUNNING, model: str = "intents") -> None:
+        """Adds an application."""
+        self.of_apps[app] = Listed(app=app, model=model, version=version)
+        self.serving[app] = status
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@dataclass
+class FakeCluster(RayCluster):
+    """A Serve that runs what it was put, on so many cores."""
+
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cores: int = 8
+    put_last: Mapping[str, Any] | None = None
+
+    async def applications(self) -> dict[str, Any]:
+        return {
+            "applications": {
+                name: {"route_prefix": config["route_prefix"], "deployed_app_config": config}
+                for name, config in self.configs.items()
+            }
+        }
+
+    async def put(self, config: Mapping[str, Any]) -> None:
+        self.put_last = config
+        self.configs = {each["name"]: each for each in config["applications"]}
+
+    async def inventory(self) -> Inventory:
+        return Inventory(devices={"cpu": Accelerators(count=self.cores)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+
+
+class World:
+    """Application `one` is asked and serves version 1; `two` and `three` serve versions 2 and 3 of the same model."""
+
+    def __init__(self, folder: Path, *, control: str = "explicit", route_prefix: str = "/") -> None:
+        self.folder = folder / "repository"
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "model.json").write_text(a_card().model_dump_json(), encoding="utf-8")
+        self.own = FakeBackend()
+        self.others = {version: FakeServed(version=version, label=1) for version in ("2", "3")}
+        self.links = {
+            "one": FakeLink(served=self.own, counted=lambda: [self.versions.tally]),
+            "two": FakeLink(served=self.others["2"]),
+            "three": FakeLink(served=self.others["3"]),
+        }
+        self.store, self.cluster, self.clock = FakeStore(), FakeCluster(), ManualClock()
+        self.slept: list[float] = []
+        self.shown: list[Tally] = []
+        settings = self.settings("one", "1", route_prefix, repository={"control": control})
+        link_to = self.links.__getitem__
+        self.versions = Versions(self.own, settings, self.store, link_to, self.clock, self.shown.append)
+        self.own.versions = self.versions
+        repository = Repository(self.versions, self.store, self.cluster, str(self.folder))
+        app = build_api(self.own, VersionRoutes(self.own, self.versions, repository)).router
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+        for app_name, version in (("one", "1"), ("two", "2"), ("three", "3")):
+            self.store.add(app_name, version)
+
+    def settings(self, app: str, version: str, route_prefix: str, **others: Any) -> ServeSettings:
+        fields = {"model": str(self.model), "plan": PLAN, "app": app, "version": version, "route_prefix": route_prefix}
+        return ServeSettings.model_validate(fields | others)
+
+    def run_on_cluster(self, app: str, version: str, route_prefix: str) -> None:
+        args = json.loads(self.settings(app, version, route_prefix).model_dump_json())
+        self.cluster.configs[app] = application_config(args, name=app, environment=THROUGHPUT)
+
+    async def look(self, times: int = 1) -> None:
+        """Runs the ingress's background work until it has looked so often."""
+        until = len(self.slept) + times
+
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+            if len(self.slept) >= until:
+                raise asyncio.CancelledError
+
+        with suppress(asyncio.CancelledError):
+            await self.versions.run(sleep)
+
+    async def ask(self, request_id: str = "r-1") -> httpx.Response:
+        """Sends a request that names no version."""
+        headers = {"x-request-id": request_id}
+        return await self.http.post("/v2/models/intents/infer", json=V2_BODY, headers=headers)
+
+    async def answered_by(self, request_id: str = "r-1") -> str:
+        response = await self.ask(request_id)
+        assert response.status_code == 200, response.text
+        version: str = response.json()["model_version"]
+        return version
+
+    async def set_canary(self, version: str = "2", **shares: float) -> httpx.Response:
+        return await self.http.put(CANARY, json={"version": version} | (shares or {"share": 1.0}))
+
+    async def set_default(self, version: str) -> httpx.Response:
+        return await self.http.put(DEFAULT, json={"version": version})
+
+    async def figures(self) -> dict[str, Any]:
+        """Returns what `GET .../canary` reports, once comparisons have ended."""
+        await asyncio.gather(*self.versions.comparing)
+        found: dict[str, Any] = (await self.http.get(CANARY)).json()
+        return found
+
+
+Order = Callable[[World], Awaitable[httpx.Response]]
+ORDERS: dict[str, Order] = {
+    "a canary": lambda world: world.set_canary(),
+    "its end": lambda world: world.http.delete(CANARY),
+    "a default": lambda world: world.set_default("2"),
+    "load": lambda world: world.http.post("/v2/repository/models/intents/load", json={}),
+    "unload": lambda world: world.http.post("/v2/repository/models/intents/unload", json={}),
+}
+
+
+def refused(response: httpx.Response) -> tuple[int, str]:
+    """Returns the status and the message of a refusal."""
+    return response.status_code, response.json()["error"]
