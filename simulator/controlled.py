@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from deployments.controller.history import History, PlanRow
-from deployments.controller.loop import ControlLoop
+from deployments.controller.act import ControlLoop
+from deployments.controller.remember import History, PlanRow
 from deployments.settings import ControlSettings
 from deployments.slots import slot_devices
 from deployments.wire.messages import Assignment, IngressReport
@@ -375,7 +375,7 @@ class _Run:
         )
 
     def _hold(self) -> None:
-        self._loop.keeper.become(hold=True)
+        self._loop.become(hold=True)
 
     async def _off_loop(self, forecast: Any, now_s: float) -> Any:
         found = forecast(now_s)
@@ -390,7 +390,7 @@ class _Run:
             self._fleet.say(f"an order is not carried out: {refusal}")
 
     def _assignment_of(self, slot: str) -> Assignment | None:
-        return self._loop.keeper.assignment_of(slot)
+        return self._loop.assignment_of(slot)
 
     def _end_when_done(self, _: None) -> None:
         waiting = any(ingress.core.num_unanswered for ingress in self._service.ingresses)

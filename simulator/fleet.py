@@ -9,7 +9,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.controller.fleet import Fleet
+from deployments.controller.observe import Fleet
 from deployments.wire.messages import Assignment, IngressReport, ReplicaReport
 from optimizer.placement import PlacedPlan
 from simulator.events import CONTROLS, Events

@@ -9,7 +9,7 @@ import json
 
 from ray.util.metrics import Metric
 
-from deployments.controller.metrics import ControlMetrics
+from deployments.controller.controller import ControlMetrics
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
 from deployments.metrics import IngressMetrics
 from deployments.replica.metrics import StageMetrics

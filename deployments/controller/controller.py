@@ -1,44 +1,59 @@
-"""The controller's Serve deployment: one control loop over one application's slots."""
+"""The controller's Serve deployment: one control loop over one application, its fleet on Ray, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from collections import Counter as Tally
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.metrics import Counter, Gauge
+
+from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
-from deployments.controller.history import History
-from deployments.controller.loop import ControlLoop
-from deployments.controller.metrics import ControlMetrics
-from deployments.controller.ray_fleet import RayFleet
+from deployments.controller.observe import Fleet
+from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
+from deployments.local_ray.dashboard import RayDashboard
 from deployments.local_ray.grpc_binding import bind_calls
+from deployments.metrics import tags
 from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
-from deployments.slots import slot_counts, slot_devices
-from deployments.wire.messages import Assignment
+from deployments.slots import has_labels, room, slot_counts, slot_devices
+from deployments.wire.messages import Assignment, IngressReport, ReplicaReport
 from earlyexit.clock import Clock, WallClock
-from earlyexit.errors import PlanError
+from earlyexit.errors import OfframpError, PlanError
 from earlyexit.network.store import read_card
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import initial_placement, placed_document
+from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.problem import PlanProblem
+
+NICENESS = 5
+"""Added to the process's niceness: planning takes no core that serving wants."""
+REPORT_S = 5.0
+"""A replica that is too busy to report for so long counts as silent this time."""
+PREPARE_S = 60.0
+"""A replica may compile or load what the plan needs."""
+FOLLOW_S = 10.0
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-POLITE = 5
-"""Added to the process's niceness: planning takes no core that serving wants."""
-
 
 class Controller:
-    """Thin: it builds the loop, runs it, and answers for it."""
+    """Builds the loop, runs it, and answers for it."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         bind_calls()
-        os.nice(POLITE)
+        os.nice(NICENESS)
         self._settings = ServeSettings.model_validate(settings)
         self._chain = read_card(Path(self._settings.model)).chain
         self._clock = WallClock()
@@ -49,22 +64,22 @@ class Controller:
         self._background.start("show metrics", self._show())
 
     async def current(self) -> dict[str, Any]:
-        """The placed plan that ingresses shall follow now, or the reason why there is none."""
-        standing = self._loop.keeper.standing
-        if standing.suspended is not None:
-            return {"reason": standing.suspended}
-        return placed_document(standing.followed or standing.placed)
+        """Returns the placed plan that ingresses shall follow now, or the reason why there is none."""
+        state = self._loop.state
+        if state.suspended is not None:
+            return {"reason": state.suspended}
+        return placed_document(state.followed or state.placed)
 
     async def assignment_of(self, slot: str) -> Assignment | None:
-        """See `PlanExecutor.assignment_of`."""
-        return self._loop.keeper.assignment_of(slot)
+        """See `ControlLoop.assignment_of`."""
+        return self._loop.assignment_of(slot)
 
     async def describe(self) -> dict[str, Any]:
-        """The plan, what was expected, and what is seen."""
+        """Returns the plan, what was expected, and what is seen."""
         return describe(self._loop, self._history, self._settings, self._clock.now_s(), self._chain)
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
-        """The last plans in force or proposed, newest first."""
+        """Returns the last plans in force or proposed, newest first."""
         return [asdict(row) for row in self._history.plans(limit)]
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
@@ -72,7 +87,7 @@ class Controller:
         return await self._loop.replan(reason)
 
     async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
-        """See `ControlLoop.apply`; raises PlanError too for words to be pruned that the model's inputs do not have."""
+        """See `ControlLoop.apply`; raises PlanError too if words are to be pruned of inputs that have none."""
         check_own_plan(Path(self._settings.model), plan_document)
         return await self._loop.apply(plan_document, hold=hold)
 
@@ -90,7 +105,7 @@ class Controller:
 
 
 def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlLoop]:
-    """The loop over a service on Ray; raises DataError for a memory that is not its own."""
+    """Returns the loop over a service on Ray; raises DataError for a memory of another application."""
     control = settings.control
     if control is None:
         raise PlanError("these settings have no control")
@@ -118,3 +133,160 @@ async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
     from optimizer.planner import solve  # its compiled parts take a moment to load
 
     return await asyncio.to_thread(solve, problem, strategy)
+
+
+class RayFleet(Fleet):
+    """The ingresses and slots of one application; used from inside one of its replicas.
+
+    Serve's scale endpoint changes replica counts, broadcasts do everything else.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        slots: Mapping[str, str],
+        devices: tuple[str, ...],
+        dashboard_url: str | None,
+        node_labels: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        """`slots`: with their accelerator types. `devices`: the types whose accelerators are counted."""
+        self._app = app
+        self._slots = slots
+        self._devices = devices
+        self._dashboard = RayDashboard(dashboard_url)
+        self._node_labels = node_labels
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+
+    async def scale(self, slot: str, replicas: int) -> None:
+        path = f"/api/v1/applications/{self._app}/deployments/{slot}/scale"
+        try:
+            await self._dashboard.ask("POST", path, {"target_num_replicas": replicas})
+        except OfframpError as error:
+            raise OfframpError(f"{slot} was not scaled to {replicas}: {error}") from error
+
+    async def running(self) -> dict[str, int]:
+        status = await asyncio.to_thread(serve.status)
+        application = status.applications.get(self._app)
+        deployments = {} if application is None else application.deployments
+        return {
+            slot: sum(count for state, count in deployments[slot].replica_states.items() if state == "RUNNING")
+            for slot in self._slots
+            if slot in deployments
+        }
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        await asyncio.gather(*self._assign("prepare", placed, timeout_s=PREPARE_S))
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        await self._broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
+
+    async def decide(self, placed: PlacedPlan) -> None:
+        calls = self._assign("follow", placed, timeout_s=FOLLOW_S)
+        followed, *told = await asyncio.gather(self.follow(placed), *calls, return_exceptions=True)
+        for missed in told:
+            if isinstance(missed, BaseException):
+                logger.warning("a replica learns the new policy with its next call: %r", missed)
+        if isinstance(followed, BaseException):
+            raise followed
+
+    async def suspend(self, reason: str) -> None:
+        await self._broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        return await self._reports("ingress")
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        reports = await asyncio.gather(*(self._reports(slot) for slot in self._slots))
+        return [report for of_slot in reports for report in of_slot]
+
+    async def capacity(self) -> dict[str, int]:
+        nodes = await asyncio.to_thread(ray.nodes)
+        alive = [node for node in nodes if node["Alive"]]
+        return {
+            device: sum(
+                room(node["Resources"], device)
+                for node in alive
+                if has_labels(node.get("Labels", {}), self._node_labels.get(device, {}))
+            )
+            for device in self._devices
+        }
+
+    def _assign(self, method: str, placed: PlacedPlan, *, timeout_s: float) -> list[Any]:
+        """Calls of a method on every slot of a plan, with its assignment."""
+        return [
+            self._broadcast(slot, method, Assignment.of(placed.plan, stage), timeout_s=timeout_s)
+            for slot, stage in placed.stage_of.items()
+        ]
+
+    async def _reports(self, deployment: str) -> list[Any]:
+        """The reports of a deployment whose replica dies at that moment are missing until the next look."""
+        try:
+            return await self._broadcast(deployment, "report", timeout_s=REPORT_S)
+        except (TimeoutError, RayError) as error:
+            logger.warning("reports of %s are missing: %r", deployment, error)
+            return []
+
+    async def _broadcast(self, deployment: str, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """What every replica returned; an empty list where there is no replica."""
+        if deployment not in self._handles:  # in a thread, because making a handle waits for Serve
+            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
+        handle = self._handles[deployment]
+        try:
+            return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
+        except DeploymentUnavailableError:
+            return []
+
+
+class ControlMetrics:
+    """Prometheus metrics of what `describe` returns; every name starts with `offramp_`."""
+
+    def __init__(self) -> None:
+        self._epoch = Gauge("offramp_plan_epoch", "The plan in force")
+        self._changes = Counter("offramp_plan_changes", "Changes of the plan, by reason", tags("reason"))
+        self._replan_s = Gauge("offramp_replan_seconds", "Time of the last planning, by phase", tags("phase"))
+        self._predicted = Gauge("offramp_predicted_rate", "Inputs per second that the plan should do")
+        self._observed = Gauge("offramp_observed_rate", "Inputs per second that arrive")
+        self._goodput = Gauge("offramp_goodput", "Answers per second inside the SLO")
+        self._agreement = Gauge("offramp_agreement", "Share of probes answered as by the full model")
+        self._pruned_agreement = Gauge(
+            "offramp_pruned_agreement", "Share of probes that lost words whose last answer is that to the whole text"
+        )
+        self._survival = Gauge(
+            "offramp_survival", "Share of inputs that no ramp before the block would let out", tags("block", "kind")
+        )
+        self._threshold = Gauge("offramp_threshold", "Score at which inputs leave, active or not", tags("ramp"))
+        self._evidence = Gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1")
+        self._stragglers = Gauge("offramp_stragglers", "Replicas that get no work because they are slow")
+        self._accelerators = Gauge("offramp_accelerators", "Accelerators alive", tags("device"))
+        self._counted: Tally[str] = Tally()
+
+    def show(self, described: Mapping[str, Any]) -> None:
+        """Sets every figure that is known."""
+        self._epoch.set(described["epoch"])
+        self._stragglers.set(len(described["stragglers"]))
+        for phase, seconds in described["phases_s"].items():
+            self._replan_s.set(seconds, {"phase": phase})
+        for device, accelerator in described["accelerators"].items():
+            self._accelerators.set(accelerator["alive"], {"device": device})
+        for ramp, threshold in described["tuning"]["thresholds"].items():
+            self._threshold.set(threshold, {"ramp": ramp})
+        observed, forecast = described["observed"], described["forecast"] or {}
+        for gauge, value in (
+            (self._predicted, described["predicted"].get("rate_per_s")),
+            (self._observed, observed["rate_per_s"]),
+            (self._goodput, observed["goodput_per_s"]),
+            (self._agreement, observed["agreement"]),
+            (self._pruned_agreement, observed["pruned_agreement"]),
+            (self._evidence, described["tuning"]["evidence"]),
+        ):
+            if value is not None:
+                gauge.set(value)
+        for kind, survival in (("observed", observed["survival"]), ("forecast", forecast.get("survival"))):
+            for block, share in enumerate(survival or ()):
+                self._survival.set(share, {"block": str(block), "kind": kind})
+        self._count(Tally(described["plan_changes"]))
+
+    def _count(self, changes: Tally[str]) -> None:
+        for reason, count in (changes - self._counted).items():
+            self._changes.inc(count, {"reason": reason})
+        self._counted = changes

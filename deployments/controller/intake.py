@@ -1,7 +1,8 @@
-"""From counts that only grow to what happened since the last look."""
+"""What happened between two looks, from reports whose counts only grow."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -15,7 +16,8 @@ from earlyexit.network.split import AfterAnswer
 Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
-"""A split's first block, end and ramps, what its answered inputs do, a batch size, and whether others ran beside."""
+"""A split's first block, end and ramps, what its answered inputs do, a batch size, and whether other batches shared
+the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Interval:
     arrived: int = 0
     answered: int = 0
     answered_tokens: int = 0
-    """Of the answered; as many as these where inputs have no tokens."""
+    """Tokens of the answered inputs; 1 per input where inputs have no tokens."""
     in_slo: int = 0
     exits: Mapping[int, int] = field(default_factory=dict)
     drops: Mapping[str, int] = field(default_factory=dict)
@@ -44,29 +46,22 @@ class Interval:
         return self.at_s - self.since_s
 
 
+NUMBERS = ("arrived", "answered", "answered_tokens", "in_slo")
+TALLIES = ("exits", "drops", "latencies", "crossings", "crossing_s", "words", "pruned_words")
+
+
 def total(intervals: Sequence[Interval]) -> Interval | None:
-    """Several intervals as one, from the first's begin to the last's end; None for none."""
+    """Returns several intervals as one, from the first begin to the last end; None for no intervals."""
     if not intervals:
         return None
-    return Interval(
-        since_s=min(each.since_s for each in intervals),
-        at_s=max(each.at_s for each in intervals),
-        arrived=sum(each.arrived for each in intervals),
-        answered=sum(each.answered for each in intervals),
-        answered_tokens=sum(each.answered_tokens for each in intervals),
-        in_slo=sum(each.in_slo for each in intervals),
-        exits=_sum(each.exits for each in intervals),
-        drops=_sum(each.drops for each in intervals),
-        latencies=_sum(each.latencies for each in intervals),
-        crossings=_sum(each.crossings for each in intervals),
-        crossing_s=_sum(each.crossing_s for each in intervals),
-        words=_sum(each.words for each in intervals),
-        pruned_words=_sum(each.pruned_words for each in intervals),
-    )
+    counted: dict[str, Any] = {name: sum(getattr(each, name) for each in intervals) for name in NUMBERS}
+    counted |= {name: _sum(getattr(each, name) for each in intervals) for name in TALLIES}
+    since_s, at_s = min(each.since_s for each in intervals), max(each.at_s for each in intervals)
+    return Interval(since_s=since_s, at_s=at_s, **counted)
 
 
 def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
-    """The latency that a share of the answers did not exceed, the bucket's upper end; None without answers."""
+    """Returns the latency that a share of the answers did not exceed, the bucket's upper end; None without answers."""
     if not latencies:
         return None
     buckets = sorted(latencies)
@@ -78,10 +73,10 @@ def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
 
 
 class IngressIntake:
-    """Remembers every ingress's last counts.
+    """The last counts of every ingress.
 
-    An ingress seen when any is seen for the first time may have counted for hours before a controller that started
-    anew: it only sets the mark. One that appears later began at zero.
+    An ingress that reports in the first look may have counted for hours before this controller started: its first
+    report only sets the mark. An ingress that appears later began at zero.
     """
 
     def __init__(self) -> None:
@@ -89,7 +84,7 @@ class IngressIntake:
         self._at_s: float | None = None
 
     def take(self, reports: Sequence[IngressReport], now_s: float) -> Interval | None:
-        """What happened since the last look; None at the first, and where nobody reports: the next one tells it."""
+        """Returns what happened since the last look; None at the first look, and where no ingress reports."""
         if not reports:
             return None
         since_s, self._at_s = self._at_s, now_s
@@ -102,7 +97,7 @@ class IngressIntake:
 
 
 class ReplicaIntake:
-    """Remembers what every replica had run at a mark; one that is newer than the mark began at zero."""
+    """What every replica had run at a mark; a replica that is newer than the mark began at zero."""
 
     def __init__(self) -> None:
         self._at_mark: dict[str, dict[Ran, TimesRun]] = {}
@@ -112,7 +107,7 @@ class ReplicaIntake:
         self._at_mark = {report.replica: {_key(each): each for each in report.times} for report in reports}
 
     def since_mark(self, report: ReplicaReport) -> tuple[TimesRun, ...]:
-        """What the replica has run since."""
+        """Returns what the replica has run since the mark."""
         before = self._at_mark.get(report.replica, {})
         new = (_longer(before.get(_key(each)), each) for each in report.times)
         return tuple(each for each in new if each.batches > 0)
@@ -135,41 +130,29 @@ def _key(time: TimesRun) -> Ran:
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:
     """Exits are counted anew under every epoch."""
-    same_epoch = before is not None and before.epoch == now.epoch
-    return Interval(
-        since_s=since_s,
-        at_s=at_s,
-        arrived=now.arrived - (before.arrived if before else 0),
-        answered=now.answered - (before.answered if before else 0),
-        answered_tokens=now.answered_tokens - (before.answered_tokens if before else 0),
-        in_slo=now.in_slo - (before.in_slo if before else 0),
-        exits=_less(now.exits, before.exits if before is not None and same_epoch else {}),
-        drops=_less(now.drops, before.drops if before else {}),
-        latencies=_less(now.latencies, before.latencies if before else {}),
-        crossings=_less(now.crossings, before.crossings if before else {}),
-        crossing_s=_less(now.crossing_s, before.crossing_s if before else {}),
-        words=_less(now.words, before.words if before else {}),
-        pruned_words=_less(now.pruned_words, before.pruned_words if before else {}),
-    )
+    counted: dict[str, Any] = {name: getattr(now, name) - getattr(before, name, 0) for name in NUMBERS}
+    counted |= {name: _less(getattr(now, name), getattr(before, name, {})) for name in TALLIES}
+    if before is not None and before.epoch != now.epoch:
+        counted["exits"] = dict(now.exits)
+    return Interval(since_s=since_s, at_s=at_s, **counted)
 
 
 def _less(now: Mapping[Key, Number], before: Mapping[Key, Number]) -> dict[Key, Number]:
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
 
 
-def _sum(counts: Iterable[Mapping[Key, Number]]) -> dict[Key, Number]:
-    summed: dict[Key, Number] = {}
+def _sum(counts: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+    summed = Counter[Any]()
     for each in counts:
-        for key, count in each.items():
-            summed[key] = summed[key] + count if key in summed else count
-    return summed
+        summed.update(each)
+    return dict(summed)
 
 
 def network_figures(chain: Chain, used: Collection[int], seen: Interval | None) -> list[dict[str, Any]]:
-    """One row per network, in their order; none where there is but one.
+    """Returns one row per network of a cascade, in their order; none where there is a single network.
 
-    `used`: the places of those that the plan uses. Shares are of answers that left under the plan in force, and None
-    before the first.
+    `used`: the positions of the networks that the plan uses. Shares are of answers under the plan in force, and None
+    before the first answer.
     """
     if chain.is_one:
         return []

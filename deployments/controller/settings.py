@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deployments.controller.history import History
+from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
 from earlyexit.network.chain_card import check_prunable

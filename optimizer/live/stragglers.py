@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from earlyexit.network.split import Split
@@ -104,16 +104,6 @@ def find(
     return tuple(found)
 
 
-def since(before: Sequence[Run], now: Sequence[Run]) -> tuple[Run, ...]:
-    """What was run between two looks at counts that only grow."""
-    had = {(run.split, run.size): run for run in before}
-    deltas = []
-    for run in now:
-        earlier = had.get((run.split, run.size), replace(run, batches=0, seconds=0.0))
-        deltas.append(replace(run, batches=run.batches - earlier.batches, seconds=run.seconds - earlier.seconds))
-    return tuple(run for run in deltas if run.batches > 0)
-
-
 def _room(times: Sequence[ReplicaTimes], resting: Collection[str], most_share: float) -> Counter[str]:
     """How many more of each accelerator type may rest."""
     all_of_type = Counter(each.device for each in times)
@@ -156,7 +146,7 @@ def _straggler(one: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], ratio: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """One replica that gets no work."""
+    """A replica that gets no work."""
 
     replica: str
     slot: str
@@ -165,35 +155,6 @@ class Rest:
     """The first period in which it gets work again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resting:
-    """All replicas that get no work; pure: every change is a new value."""
-
-    rests: tuple[Rest, ...] = ()
-
-    @property
-    def avoided(self) -> Mapping[str, str]:
-        """Replica -> slot, as `PlacedPlan` takes it."""
-        return {rest.replica: rest.slot for rest in self.rests}
-
-    @property
-    def by_device(self) -> Mapping[str, int]:
-        """How many accelerators of each type they keep from the next plan."""
-        return Counter(rest.device for rest in self.rests)
-
-    def add(self, stragglers: Sequence[Straggler], *, period: int, periods: int) -> Resting:
-        """Have stragglers rest until so many periods after the present one."""
-        new = [
-            Rest(replica=each.replica, slot=each.slot, device=each.device, until=period + periods)
-            for each in stragglers
-        ]
-        names = {rest.replica for rest in new}
-        return Resting((*(rest for rest in self.rests if rest.replica not in names), *new))
-
-    def at(self, period: int) -> Resting:
-        """Without those whose rest is over: they are tried again, and found again if they are still slow."""
-        return Resting(tuple(rest for rest in self.rests if rest.until > period))
-
-    def among(self, replicas: Collection[str]) -> Resting:
-        """Without those that are gone."""
-        return Resting(tuple(rest for rest in self.rests if rest.replica in replicas))
+def avoided_by(resting: Iterable[Rest]) -> dict[str, str]:
+    """Returns the slot of each replica that rests, as `PlacedPlan` takes it."""
+    return {rest.replica: rest.slot for rest in resting}

@@ -1,4 +1,4 @@
-"""Whether a new plan does what it promised, or the one before comes back.
+"""Whether a new plan does what it promised, or the one before comes back and the new one is not chosen for a while.
 
 E3 drops what cannot be served in time (section 3.1) and trusts its plan; here drops and late answers are held against
 the plan that caused them.
@@ -6,11 +6,13 @@ the plan that caused them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from earlyexit.errors import DataError, PlanError
+from optimizer.plan import Stage
+from optimizer.problem import PlanProblem
 
 Outcome = Literal["wait", "keep", "roll back"]
 Reason = Literal[
@@ -195,3 +197,43 @@ def _too_early(served: Delivered, settle_s: float, patience_s: float, least_inpu
     if served.arrived >= least_inputs:
         return None
     return "few inputs" if served.seconds < patience_s else "never enough inputs"
+
+
+CLEAR_SHARE = 0.1
+"""Share of inputs that reach a block; a forecast that differs by more is of another stream."""
+CLEAR_FACTOR = 1.2
+"""The same for the rate that is asked for, as a factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """A plan that was rolled back, and the problem that it was chosen for."""
+
+    stages: tuple[Stage, ...]
+    problem: PlanProblem
+    until: int
+    """The first period in which it may be chosen again."""
+
+
+def is_blamed(blamed: Sequence[Blame], stages: Sequence[Stage], problem: PlanProblem) -> bool:
+    """Whether a plan is blamed for a problem that is not clearly another."""
+    return any(blame.stages == tuple(stages) and not clearly_another(blame.problem, problem) for blame in blamed)
+
+
+def clearly_another(one: PlanProblem, other: PlanProblem) -> bool:
+    """Whether two problems differ enough for a plan that failed under one to be tried under the other."""
+    if one.num_blocks != other.num_blocks or one.ramps != other.ramps or one.slo != other.slo:
+        return True
+    if {name: supply.count for name, supply in one.devices.items()} != {
+        name: supply.count for name, supply in other.devices.items()
+    }:
+        return True
+    apart = max(abs(here - there) for here, there in zip(one.survival_N, other.survival_N, strict=True))
+    return apart > CLEAR_SHARE or _rates_differ(one, other)
+
+
+def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:
+    if one.asked_per_s is not None and other.asked_per_s is not None and type(one.objective) is type(other.objective):
+        low, high = sorted((one.asked_per_s, other.asked_per_s))
+        return high > low * CLEAR_FACTOR
+    return type(one.objective) is not type(other.objective)

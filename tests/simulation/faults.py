@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from deployments.controller.plan_executor import PlanExecutor
+from deployments.controller.act import ControlLoop
 from deployments.ingress.core import outcomes
 from deployments.ingress.core.attempts import Attempts, Calls
 from deployments.ingress.core.chains import Chain
@@ -95,10 +95,10 @@ def forget_a_deadline() -> AbstractContextManager[Any]:
 
 def loosen_a_threshold() -> AbstractContextManager[Any]:
     """New thresholds are a little lower than what was asked for."""
-    decide = PlanExecutor.decide_by
+    decide = ControlLoop._decide_by
     return patch.object(
-        PlanExecutor,
-        "decide_by",
+        ControlLoop,
+        "_decide_by",
         lambda self, thresholds: decide(self, {ramp: each - 0.05 for ramp, each in thresholds.items()}),
     )
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from deployments.controller.fleet import Fleet
-from deployments.controller.history import History
-from deployments.controller.loop import ControlLoop
+from deployments.controller.act import ControlLoop
+from deployments.controller.observe import Fleet
+from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
@@ -366,8 +366,8 @@ class World(Fleet):
             f"i{self.serial}", self.first, self.boards, self.loop, self.network, self.settings, self.watch
         )
         self.ingresses.append(ingress)
-        if self.controller is not None and self.controller.keeper.standing.followed is not None:
-            ingress.follow(self.controller.keeper.standing.followed)  # what it pulls as it starts
+        if self.controller is not None and self.controller.state.followed is not None:
+            ingress.follow(self.controller.state.followed)  # what it pulls as it starts
 
     def _kill_ingress(self) -> None:
         alive = [each for each in self.ingresses if each.is_alive]
@@ -602,7 +602,7 @@ class World(Fleet):
     async def _become_ready(self, replica: Replica) -> None:
         assignment = None
         if self.controller is not None:
-            assignment = self.controller.keeper.assignment_of(replica.slot)
+            assignment = self.controller.assignment_of(replica.slot)
         address = await replica.start(assignment)
         if replica.is_alive:
             self.watch.say(f"{replica.name} runs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.controller.history import PlanRow
+from deployments.controller.remember import PlanRow
 from deployments.settings import Tuning
 from profiles.records import ExitRecords
 from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled

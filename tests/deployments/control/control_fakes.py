@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from deployments.controller.fleet import Fleet
-from deployments.controller.history import History
-from deployments.controller.knowledge import Outlook
-from deployments.controller.loop import ControlLoop
-from deployments.controller.watch import MakeTuner
+from deployments.controller.act import ControlLoop
+from deployments.controller.observe import Fleet, Forecast, MakeTuner
+from deployments.controller.remember import History
 from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
@@ -297,7 +295,7 @@ def no_plan() -> NoPlan:
     return NoPlan(strategy="best", binding="devices")
 
 
-async def _at_once(call: Callable[[float], Outlook], now_s: float) -> Outlook:
+async def _at_once(call: Callable[[float], Forecast], now_s: float) -> Forecast:
     return call(now_s)
 
 

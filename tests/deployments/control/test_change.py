@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.controller.plan_executor import LOOK_S, ChangeOver
+from deployments.controller.act import LOOK_S, ChangeOver
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
 from earlyexit.network.split import Split

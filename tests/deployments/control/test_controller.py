@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.controller.description import describe
-from deployments.controller.history import History
+from deployments.controller.remember import History
 from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts

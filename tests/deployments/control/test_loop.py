@@ -150,7 +150,7 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["scale split-cpu-1 to 1", "prepare 1", "follow 1"]
-    assert scene.loop.keeper.placed.plan.stages == halves(2, 1)
+    assert scene.loop.state.placed.plan.stages == halves(2, 1)
     assert scene.history.plans(2)[-1].words == "the same splits on what still runs"
     assert len(scene.said("keep")) == 2, "moving one of three replicas is not worth what the other plan gains"
 
@@ -180,7 +180,7 @@ async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp
     scene.fleet.alive = {"cpu": 4}
     await scene.ticks(1)
     assert scene.fleet.log[-1] == "follow 1"
-    assert scene.loop.keeper.standing.suspended is None
+    assert scene.loop.state.suspended is None
 
 
 async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the_problem(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> No
     assert scene.asked == []
     await scene.loop.replan()
     assert len(scene.asked) == 1
-    assert not scene.loop.keeper.standing.hold
+    assert not scene.loop.state.hold
 
 
 async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Path) -> None:

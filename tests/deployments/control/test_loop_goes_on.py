@@ -52,8 +52,8 @@ async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Pa
     await scene.ticks(1, EASY)
     assert len(scene.asked) == asked + 1, "it plans at once: what the plan stood on is gone"
     assert scene.fleet.log == []
-    assert scene.loop.keeper.placed == scene.fleet.followed
-    estimate = scene.loop.knowledge.observed(START_S, START_S + 120.0)
+    assert scene.loop.state.placed == scene.fleet.followed
+    estimate = scene.loop.stream.observed(scene.loop.state, START_S, START_S + 120.0)
     assert estimate is not None
     assert estimate.num_inputs == 24 * 100
 
@@ -64,7 +64,7 @@ async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from
         connection.execute("UPDATE probes SET columns = X'00'")
     connection.close()
     scene.start()
-    assert scene.loop.keeper.placed.epoch == 1
+    assert scene.loop.state.placed.epoch == 1
     assert len(scene.said("error")) == 1
 
 
@@ -182,14 +182,14 @@ async def test_the_plan_of_other_settings_is_not_taken_up_again(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(3, 1))
-    assert scene.loop.keeper.placed.epoch == 1
+    assert scene.loop.state.placed.epoch == 1
     for name, value in changes.items():
         setattr(scene, name, value)
     scene.start()
     assert scene.said("error") == [f"the plan that was in force cannot be taken up again: {words}"]
-    assert scene.loop.keeper.placed == scene.placed
+    assert scene.loop.state.placed == scene.placed
     scene.start()  # it was killed at once
-    assert scene.loop.keeper.placed == scene.placed
+    assert scene.loop.state.placed == scene.placed
 
 
 async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:

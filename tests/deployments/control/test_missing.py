@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.controller.watch import BELIEVED_S, Missing
+from deployments.controller.observe import BELIEVED_S
+from deployments.controller.observe import MissingAccelerators as Missing
 from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from deployments.controller.planning import Proposal, propose
+from deployments.controller.decide import Proposal, propose
 from optimizer.decision import Decision, NoPlan, Strategy
-from optimizer.live.blame import Blamed
+from optimizer.live.trial import Blame
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeCost, PlanProblem
 from tests.deployments.control.control_fakes import halves, no_plan, planned, problem, whole
@@ -33,14 +33,14 @@ class FakePlanner:
 
 
 async def stages_of(
-    planner: FakePlanner, *questions: PlanProblem, slots: Mapping[str, int] | None = None, blamed: Blamed | None = None
+    planner: FakePlanner, *questions: PlanProblem, slots: Mapping[str, int] | None = None, blamed: Sequence[Blame] = ()
 ) -> Stages | None:
     found = await propose(
         questions or (problem(),),
         planner.solve,
         "best",
         slots=slots or {"cpu": 2},
-        blamed=blamed or Blamed(),
+        blamed=blamed,
         reach=None,
     )
     return found.planned.stages if isinstance(found, Proposal) else None
@@ -61,12 +61,12 @@ async def test_where_no_good_plan_fits_the_slots_those_of_one_stage_are_asked_fo
 
 
 async def test_a_blamed_plan_is_not_proposed() -> None:
-    blamed = Blamed().add(halves(3, 1), problem(), period=1, periods=5)
+    blamed = (Blame(stages=halves(3, 1), problem=problem(), until=6),)
     assert await stages_of(FakePlanner(halves(3, 1), whole(4)), blamed=blamed) == whole(4)
 
 
 async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
-    blamed = Blamed().add(whole(4), problem(), period=1, periods=5)
+    blamed = (Blame(stages=whole(4), problem=problem(), until=6),)
     planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
     assert await stages_of(planner, blamed=blamed) == halves(2, 2)
 
@@ -78,7 +78,7 @@ async def test_records_may_prefer_another_plan() -> None:
         FakePlanner(halves(3, 1), halves(2, 2)).solve,
         "best",
         slots={"cpu": 2},
-        blamed=Blamed(),
+        blamed=(),
         reach=lambda active: (1.0, 1.0, 1.0, 1.0),
     )
     assert isinstance(found, Proposal)
@@ -95,7 +95,5 @@ async def test_questions_are_asked_until_one_has_an_answer() -> None:
 
 
 async def test_without_an_answer_the_first_question_says_why() -> None:
-    found = await propose(
-        (problem(), problem()), FakePlanner().solve, "best", slots={"cpu": 2}, blamed=Blamed(), reach=None
-    )
+    found = await propose((problem(), problem()), FakePlanner().solve, "best", slots={"cpu": 2}, blamed=(), reach=None)
     assert found == NoPlan(strategy="best", binding="devices")

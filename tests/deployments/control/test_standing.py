@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from deployments.controller.history import Standing, parse_standing, standing_document
+from deployments.controller.remember import State, parse_state
 from earlyexit.network.split import Split
-from optimizer.live.blame import Blamed
+from optimizer.live.trial import Blame
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 from tests.deployments.control.control_fakes import POLICY, problem
@@ -25,7 +25,7 @@ def alone(epoch: int) -> Plan:
 
 def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
     chain = replace(problem(), networks=NETWORKS, survival_of={(1,): (1.0, 1.0, 1.0, 0.5)})
-    standing = Standing(
+    state = State(
         placed=initial_placement(alone(3)),
         reason="period",
         at_s=1.0,
@@ -33,11 +33,11 @@ def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
         changed_s=0.0,
         rate_changed_s=0.0,
         followed=initial_placement(alone(2)),
-        blamed=Blamed().add(alone(0).stages, chain, period=4, periods=5),
+        blamed=(Blame(stages=alone(0).stages, problem=chain, until=9),),
     )
-    back = parse_standing(json.loads(json.dumps(standing_document(standing))))
-    assert (back.placed, back.followed) == (standing.placed, standing.followed)
+    back = parse_state(json.loads(json.dumps(state.document())))
+    assert (back.placed, back.followed) == (state.placed, state.followed)
     assert back.placed.plan.used == (1,)
-    (blame,) = back.blamed.blames
+    (blame,) = back.blamed
     assert blame.stages == alone(0).stages
     assert (blame.problem.networks, blame.problem.survival_of) == (NETWORKS, chain.survival_of)

@@ -105,7 +105,7 @@ async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_control
     await scene.ticks(1, EASY)
     scene.history.close()
     scene.start()
-    assert scene.loop.knowledge.thresholds == LOWER
+    assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
     scene.solve_as = lambda asked: planned(asked, halves(2, 2))
     await scene.ticks(25, (10, 90))
     assert scene.fleet.followed.plan.stages == halves(2, 2)
@@ -194,7 +194,9 @@ async def test_a_plan_that_is_rolled_back_to_goes_by_the_present_thresholds(tmp_
     tuner.says(LOWER, "tested")
     await scene.ticks(1, EASY)
     before = Plan(stages=whole(4), policy=POLICY)
-    assert scene.loop.keeper.decided(before).policy == PolicySpec(name="confidence", thresholds=LOWER)
+    assert scene.loop.service.decided(before, scene.loop.state).policy == PolicySpec(
+        name="confidence", thresholds=LOWER
+    )
 
 
 async def test_it_says_by_which_thresholds_answers_leave(tmp_path: Path) -> None:

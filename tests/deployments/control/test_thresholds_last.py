@@ -61,7 +61,7 @@ async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> N
     assert thresholds_of(scene) == POLICY.thresholds
     scene.history.close()
     scene.start()
-    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
 async def test_answers_by_somebodys_own_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ async def test_an_alarm_is_not_lost_to_somebodys_own_plan(tmp_path: Path) -> Non
 async def test_what_was_said_before_nothing_was_served_is_void_after_it(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     scene.loop.tuning.said = Tuned(thresholds=LOWER, why="tested", words="tested!", at_s=0.0)
-    await scene.loop.keeper.suspend("nothing is there")
-    scene.loop.thresholds.tell()
+    await scene.loop._suspend("nothing is there")
+    scene.loop._tell_tuner()
     before = tuner.observed
     await scene.ticks(1, EASY)
     await scene.loop.replan()
-    assert scene.loop.keeper.standing.suspended is None
+    assert scene.loop.state.suspended is None
     assert (tuner.observed, tuner.followed[-1]) == (before, POLICY.thresholds)
     await scene.ticks(1, EASY)
     assert tuner.observed == before + 100
@@ -139,9 +139,9 @@ async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp
     await scene.ticks(1, (10, 90))  # replicas still do not come
     assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 4"]
     assert thresholds_of(scene) == SAFE
-    assert scene.loop.keeper.placed.epoch == 5
+    assert scene.loop.state.placed.epoch == 5
     assert tuner.followed[-1] == SAFE
-    assert scene.loop.keeper.changes["alarm"] == 1
+    assert scene.loop.changes["alarm"] == 1
 
 
 async def test_an_alarm_during_a_change_is_told_by_the_controller_after_one_that_died(tmp_path: Path) -> None:
@@ -162,14 +162,14 @@ async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_i
     def dies(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.loop.planning, "put_in_force", dies)
+    monkeypatch.setattr(scene.loop, "_put_in_force", dies)
     tuner.says(SAFE, "alarm")
     with pytest.raises(KeyboardInterrupt):
         await scene.ticks(1, EASY)
     scene.history.close()
     scene.start()
-    assert scene.loop.keeper.is_tuned
-    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    assert scene.loop._goes_by_ours(scene.loop.state.placed)
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
 
 
 @pytest.mark.parametrize(
@@ -188,11 +188,11 @@ async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
     await scene.ticks(1, EASY)
     scene.history.close()
     scene.start()
-    assert scene.loop.knowledge.thresholds == LOWER
+    assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
     scene.history.close()
     scene.settings = {**scene.settings, **changed}
     scene.start()
-    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
     assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
@@ -204,10 +204,10 @@ async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
 
 async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path: Path) -> None:
     scene, _ = await tuned(tmp_path)
-    scene.loop.keeper.become(thresholds={1: 0.25})
+    scene.loop.become(thresholds={1: 0.25})
     scene.history.close()
     scene.start()
-    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
     await scene.ticks(1, EASY)
     assert scene.said("error") == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.controller.watch import Tuning
+from deployments.controller.observe import Tuning
 from optimizer.live.tuning.tuners import make_tuner
 from tests.deployments.control.control_fakes import problem
 from tests.optimizer.live.tuning.logs import lying, mixed, question

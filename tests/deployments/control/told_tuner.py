@@ -109,4 +109,4 @@ def thresholds_of(scene: Scene) -> Any:
 
 
 def on_trial(scene: Scene) -> bool:
-    return scene.loop.keeper.standing.trial is not None
+    return scene.loop.state.trial is not None

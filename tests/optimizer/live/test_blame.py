@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from earlyexit.network.split import Split
-from optimizer.live.blame import Blamed
+from optimizer.live.trial import Blame, is_blamed
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
@@ -26,21 +26,12 @@ PROBLEM = PlanProblem(
 )
 FAILED = (Stage(device="T4", replicas=2, splits=(Split(first=0, end=2, batch=4),)),)
 OTHER = (Stage(device="T4", replicas=3, splits=(Split(first=0, end=2, batch=4),)),)
-BLAMED = Blamed().add(FAILED, PROBLEM, period=10, periods=5)
+BLAMED = (Blame(stages=FAILED, problem=PROBLEM, until=15),)
 
 
 def test_a_plan_that_failed_is_blamed_and_no_other() -> None:
-    assert BLAMED.holds(FAILED, PROBLEM)
-    assert not BLAMED.holds(OTHER, PROBLEM)
-
-
-def test_blame_ends() -> None:
-    assert BLAMED.at(14).holds(FAILED, PROBLEM)
-    assert not BLAMED.at(15).holds(FAILED, PROBLEM)
-
-
-def test_a_plan_that_fails_again_is_blamed_again() -> None:
-    assert BLAMED.add(FAILED, PROBLEM, period=14, periods=5).at(18).holds(FAILED, PROBLEM)
+    assert is_blamed(BLAMED, FAILED, PROBLEM)
+    assert not is_blamed(BLAMED, OTHER, PROBLEM)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +47,4 @@ def test_a_plan_that_fails_again_is_blamed_again() -> None:
     ],
 )
 def test_a_clearly_changed_problem_lifts_the_blame(now: PlanProblem, another: bool) -> None:
-    assert BLAMED.holds(FAILED, now) is not another
+    assert is_blamed(BLAMED, FAILED, now) is not another

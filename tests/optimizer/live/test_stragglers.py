@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import pytest
 
 from earlyexit.network.split import Split
-from optimizer.live.stragglers import LEAST_BATCHES, MOST_SHARE, ReplicaTimes, Resting, Run, Straggler, find, since
+from optimizer.live.stragglers import LEAST_BATCHES, MOST_SHARE, ReplicaTimes, Run, find
 
 SPLIT = Split(first=0, end=1, batch=4)
 
@@ -98,47 +98,3 @@ def test_peers_may_have_run_other_batches() -> None:
     small = Run(split=SPLIT, size=2, batches=20, seconds=20 * 0.5)
     times = [*slots(a=[1.0, 1.0]), ReplicaTimes(replica="a2", slot="a", device="T4", runs=(small,))]
     assert find(times, by_size, 1.5) == ()
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "delta"),
-    [
-        pytest.param({}, {4: (3, 6.0)}, {4: (3, 6.0)}, id="new"),
-        pytest.param({4: (3, 6.0)}, {4: (5, 9.0)}, {4: (2, 3.0)}, id="more"),
-        pytest.param({4: (3, 6.0)}, {4: (3, 6.0), 2: (1, 0.5)}, {2: (1, 0.5)}, id="none of one size"),
-    ],
-)
-def test_looks_are_subtracted(
-    before: Mapping[int, tuple[int, float]],
-    now: Mapping[int, tuple[int, float]],
-    delta: Mapping[int, tuple[int, float]],
-) -> None:
-    assert since(runs(before), runs(now)) == runs(delta)
-
-
-def runs(by_size: Mapping[int, tuple[int, float]]) -> tuple[Run, ...]:
-    return tuple(
-        Run(split=SPLIT, size=size, batches=batches, seconds=seconds) for size, (batches, seconds) in by_size.items()
-    )
-
-
-def slow(replica: str, slot: str = "split-T4-0") -> Straggler:
-    return Straggler(replica=replica, slot=slot, device="T4", ratio=2.0, usual=1.0, peers=3)
-
-
-def test_stragglers_rest_for_some_periods_and_come_back() -> None:
-    resting = Resting().add([slow("a"), slow("b", "split-T4-1")], period=7, periods=5)
-    assert resting.avoided == {"a": "split-T4-0", "b": "split-T4-1"}
-    assert resting.by_device == {"T4": 2}
-    assert resting.at(11) == resting
-    assert resting.at(12) == Resting()
-
-
-def test_one_that_is_found_again_rests_again() -> None:
-    resting = Resting().add([slow("a")], period=0, periods=5).add([slow("a")], period=4, periods=5)
-    assert [rest.until for rest in resting.rests] == [9]
-
-
-def test_those_that_are_gone_no_longer_rest() -> None:
-    resting = Resting().add([slow("a"), slow("b")], period=0, periods=5)
-    assert resting.among({"b", "c"}).avoided == {"b": "split-T4-0"}

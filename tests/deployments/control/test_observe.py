@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from deployments.controller.decide import questions
 from deployments.controller.intake import Interval
-from deployments.controller.knowledge import Knowledge, window_rates, worth
+from deployments.controller.observe import ObservedStream, window_rates, worth
+from deployments.controller.remember import State
 from earlyexit.errors import DataError
 from earlyexit.network.split import Split
+from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.lengths import Lengths
@@ -17,11 +21,12 @@ from tests.deployments.control.control_fakes import POLICY, RAMPS, START_S, halv
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 PERIOD_S = 120.0
+STATE = State.first(initial_placement(PLAN), START_S)
 
 
-def known(asked: PlanProblem | None = None, **changes: float) -> Knowledge:
+def known(asked: PlanProblem | None = None, **changes: float) -> ObservedStream:
     times = {"period_s": PERIOD_S, "coverage": 0.95, "since_s": START_S} | changes
-    return Knowledge(asked or problem(), dict.fromkeys((0, 1, 2), 0.5), **times)
+    return ObservedStream(asked or problem(), dict.fromkeys((0, 1, 2), 0.5), **times)
 
 
 def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
@@ -29,67 +34,72 @@ def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
     return probes([at_s] * num, [True] * leaving + [False] * staying, PLAN)
 
 
+def asked_of(stream: ObservedStream, now_s: float, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
+    return questions(stream.problem, stream.forecast(STATE, now_s), counts, stream.lengths(STATE, now_s))
+
+
 def counted(arrived: int, since_s: float, at_s: float) -> Interval:
     return Interval(since_s=since_s, at_s=at_s, arrived=arrived)
 
 
 def test_before_anything_was_seen_the_problems_survival_is_expected() -> None:
-    outlook = known().outlook(START_S + 10.0)
-    assert outlook.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
-    assert (outlook.num_probes, outlook.how, outlook.rate) == (0, "expected", None)
+    forecast = known().forecast(STATE, START_S + 10.0)
+    assert forecast.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
+    assert (forecast.num_probes, forecast.how, forecast.rate) == (0, "expected", None)
 
 
 def test_few_probes_share_the_weight_with_what_was_expected() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=0, staying=15))
-    outlook = knowledge.outlook(START_S + 10.0)
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=0, staying=15))
+    forecast = stream.forecast(STATE, START_S + 10.0)
     # 15 of the 30 that would do: half of 1.0 and half of 0.4.
-    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.7, 0.7))
-    assert outlook.survival.survival_low_HK[0, 2] <= 0.4
-    assert outlook.survival.survival_high_HK[0, 2] >= 0.9
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.7, 0.7))
+    assert forecast.survival.survival_low_HK[0, 2] <= 0.4
+    assert forecast.survival.survival_high_HK[0, 2] >= 0.9
 
 
 def test_enough_probes_are_believed_alone() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=6, staying=24))
-    outlook = knowledge.outlook(START_S + 10.0)
-    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.8, 0.8))
-    assert outlook.how == "worth 30 probes"
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=6, staying=24))
+    forecast = stream.forecast(STATE, START_S + 10.0)
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.8, 0.8))
+    assert forecast.how == "worth 30 probes"
 
 
 def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:
-    knowledge = known(since_s=START_S + 50.0)
-    knowledge.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
-    assert worth(knowledge.observed(START_S + 50.0, START_S + 70.0)) == 30
-    assert knowledge.outlook(START_S + PERIOD_S + 1.0).how == "worth 30 probes"
+    stream = known(since_s=START_S + 50.0)
+    state = replace(STATE, changed_s=START_S + 50.0)
+    stream.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
+    assert worth(stream.observed(state, START_S + 50.0, START_S + 70.0)) == 30
+    assert stream.forecast(state, START_S + PERIOD_S + 1.0).how == "worth 30 probes"
 
 
 def test_whole_windows_are_forecast_from() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
-    knowledge.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not whole yet
-    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
-    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.5, 0.5))
-    assert (outlook.num_probes, outlook.how) == (100, "1 windows")
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
+    stream.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not whole yet
+    forecast = stream.forecast(STATE, START_S + PERIOD_S + 10.0)
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.5, 0.5))
+    assert (forecast.num_probes, forecast.how) == (100, "1 windows")
 
 
 def test_what_was_before_a_change_of_the_stream_is_left_out() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
-    knowledge.changed_s = START_S + 50.0
-    knowledge.add_probes(seen(START_S + 60.0, leaving=0, staying=40))
-    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
-    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 1.0, 1.0))
-    records = knowledge.records(START_S + PERIOD_S + 10.0)
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
+    changed = replace(STATE, changed_s=START_S + 50.0)
+    stream.add_probes(seen(START_S + 60.0, leaving=0, staying=40))
+    forecast = stream.forecast(changed, START_S + PERIOD_S + 10.0)
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    records = stream.records(changed, START_S + PERIOD_S + 10.0)
     assert records is not None
     assert len(records) == 40
 
 
 def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=20, staying=20))
-    assert knowledge.records(START_S + 4.0) is None
-    near, far = knowledge.records(START_S + 10.0), knowledge.records(START_S + 5 * PERIOD_S)
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=20, staying=20))
+    assert stream.records(STATE, START_S + 4.0) is None
+    near, far = stream.records(STATE, START_S + 10.0), stream.records(STATE, START_S + 5 * PERIOD_S)
     assert near is not None
     assert far is not None
     assert (len(near), len(far)) == (40, 40)
@@ -97,10 +107,10 @@ def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
 
 
 def test_probes_between_two_times_are_observed() -> None:
-    knowledge = known()
-    knowledge.add_probes(seen(START_S + 5.0, leaving=4, staying=0))
-    knowledge.add_probes(seen(START_S + 130.0, leaving=1, staying=3))
-    estimate = knowledge.observed(START_S + 100.0, START_S + 140.0)
+    stream = known()
+    stream.add_probes(seen(START_S + 5.0, leaving=4, staying=0))
+    stream.add_probes(seen(START_S + 130.0, leaving=1, staying=3))
+    estimate = stream.observed(STATE, START_S + 100.0, START_S + 140.0)
     assert estimate is not None
     assert estimate.num_inputs == worth(estimate) == 4
     assert estimate.survival is not None
@@ -120,9 +130,9 @@ def test_inputs_that_are_no_probes_are_left_out() -> None:
         scores_NR=np.array([[np.nan, 1.0, np.nan]], dtype=np.float32),
         losses_NR=np.full((1, 3), np.nan, dtype=np.float32),
     )
-    knowledge = known()
-    knowledge.add_probes(plain)
-    estimate = knowledge.observed(START_S, START_S + 1.0)
+    stream = known()
+    stream.add_probes(plain)
+    estimate = stream.observed(STATE, START_S, START_S + 1.0)
     assert estimate is not None
     assert estimate.num_inputs == worth(estimate) == 0
 
@@ -138,24 +148,24 @@ def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:
 
 
 def test_of_inputs_that_stayed_and_no_probe_nothing_is_known_of_ramps_that_were_off() -> None:
-    knowledge = known()
-    knowledge.add_probes(stayed(START_S + 5.0, leaving=50, staying=50))
+    stream = known()
+    stream.add_probes(stayed(START_S + 5.0, leaving=50, staying=50))
     for now_s in (START_S + 10.0, START_S + PERIOD_S + 10.0):
-        outlook = knowledge.outlook(now_s)
-        assert (outlook.num_probes, outlook.how) == (0, "expected")
-        assert outlook.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
-    assert knowledge.records(START_S + PERIOD_S + 10.0) is None
+        forecast = stream.forecast(STATE, now_s)
+        assert (forecast.num_probes, forecast.how) == (0, "expected")
+        assert forecast.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
+    assert stream.records(STATE, START_S + PERIOD_S + 10.0) is None
 
 
 def test_a_few_probes_among_many_inputs_that_stayed_are_worth_no_more_than_themselves() -> None:
-    knowledge = known()
-    knowledge.add_probes(stayed(START_S + 5.0, leaving=5_000, staying=5_000))
-    knowledge.add_probes(seen(START_S + 6.0, leaving=0, staying=3))
+    stream = known()
+    stream.add_probes(stayed(START_S + 5.0, leaving=5_000, staying=5_000))
+    stream.add_probes(seen(START_S + 6.0, leaving=0, staying=3))
     for now_s in (START_S + 10.0, START_S + PERIOD_S + 10.0):
-        outlook = knowledge.outlook(now_s)
-        assert 3 <= outlook.num_probes <= 6
-        assert outlook.how.endswith("what was expected")
-        assert outlook.survival.next_survival[2] < 0.6  # as calibrated: 0.4; of the probes alone: 1
+        forecast = stream.forecast(STATE, now_s)
+        assert 3 <= forecast.num_probes <= 6
+        assert forecast.how.endswith("what was expected")
+        assert forecast.survival.next_survival[2] < 0.6  # as calibrated: 0.4; of the probes alone: 1
 
 
 def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
@@ -164,11 +174,11 @@ def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
     )
     sampled = probes([START_S + 5.0] * 40, [True] * 10 + [False] * 30, every)
     probe_N = np.zeros(40, dtype=bool)
-    knowledge = known()
-    knowledge.add_probes(replace(sampled, probe_N=probe_N, stayed_N=~probe_N))
-    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
-    assert (outlook.num_probes, outlook.how) == (40, "1 windows")
-    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.75, 0.75))
+    stream = known()
+    stream.add_probes(replace(sampled, probe_N=probe_N, stayed_N=~probe_N))
+    forecast = stream.forecast(STATE, START_S + PERIOD_S + 10.0)
+    assert (forecast.num_probes, forecast.how) == (40, "1 windows")
+    assert forecast.survival.next_survival == pytest.approx((1.0, 1.0, 0.75, 0.75))
 
 
 def test_probes_of_another_model_are_refused() -> None:
@@ -189,17 +199,17 @@ def cheap(rate_per_s: float) -> PlanProblem:
     return replace(problem(), objective=MinimizeCost(rate_per_s=rate_per_s))
 
 
-def rates_asked(knowledge: Knowledge, now_s: float) -> list[float | None]:
-    asked = knowledge.questions(knowledge.outlook(now_s), {"cpu": 3})
+def rates_asked(stream: ObservedStream, now_s: float) -> list[float | None]:
+    asked = asked_of(stream, now_s, {"cpu": 3})
     return [each.asked_per_s for each in asked]
 
 
 def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
-    knowledge = known()
-    (asked,) = knowledge.questions(knowledge.outlook(START_S + 1.0), {"cpu": 3})
+    stream = known()
+    (asked,) = asked_of(stream, START_S + 1.0, {"cpu": 3})
     assert asked.objective == MaximizeRate()
     assert asked.devices["cpu"].count == 3
-    (asked,) = knowledge.questions(knowledge.outlook(START_S + 1.0), {})
+    (asked,) = asked_of(stream, START_S + 1.0, {})
     assert asked.devices["cpu"].count == 0
 
 
@@ -209,32 +219,32 @@ def test_before_anything_was_counted_the_named_rate_is_asked_for() -> None:
 
 def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be_done() -> None:
     sooner = replace(problem(), objective=MinimizeLatency(rate_per_s=10.0, ramp_budget=0.02))
-    knowledge = known(sooner)
-    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
-    asked = knowledge.questions(knowledge.outlook(START_S + PERIOD_S), {"cpu": 3})
+    stream = known(sooner)
+    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    asked = asked_of(stream, START_S + PERIOD_S, {"cpu": 3})
     assert [type(each.objective) for each in asked] == [MinimizeLatency, MaximizeRate]
     assert [each.asked_per_s for each in asked] == [pytest.approx(50.0), None]
     assert asked[0].ramp_budget == 0.02
 
 
 def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_well() -> None:
-    knowledge = known(cheap(100.0))
+    stream = known(cheap(100.0))
     for window in range(10):
         begin_s = START_S + window * PERIOD_S
-        knowledge.add_counts(counted(2400 + 24 * (window % 2), begin_s, begin_s + PERIOD_S))
-    upper, named, most = rates_asked(knowledge, START_S + 10 * PERIOD_S)
+        stream.add_counts(counted(2400 + 24 * (window % 2), begin_s, begin_s + PERIOD_S))
+    upper, named, most = rates_asked(stream, START_S + 10 * PERIOD_S)
     assert upper is not None
     assert 20.0 < upper < 25.0
     assert (named, most) == (100.0, None)
 
 
 def test_one_window_cannot_say_how_rates_change_so_no_less_than_the_named_rate_is_asked_for() -> None:
-    knowledge = known(cheap(100.0))
-    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
-    assert rates_asked(knowledge, START_S + PERIOD_S) == [100.0, None]
-    knowledge = known(cheap(10.0))
-    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
-    assert rates_asked(knowledge, START_S + PERIOD_S) == [pytest.approx(50.0), None]
+    stream = known(cheap(100.0))
+    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    assert rates_asked(stream, START_S + PERIOD_S) == [100.0, None]
+    stream = known(cheap(10.0))
+    stream.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    assert rates_asked(stream, START_S + PERIOD_S) == [pytest.approx(50.0), None]
 
 
 # Lengths
@@ -250,22 +260,21 @@ def answered(num: int, tokens: int, at_s: float) -> Interval:
 
 
 def test_lengths_are_those_of_the_problem_until_enough_inputs_were_answered() -> None:
-    knowledge = known(with_lengths())
-    knowledge.add_counts(answered(200, 8000, START_S + 10.0))
-    assert knowledge.lengths(START_S + 20.0) == Lengths.of([10, 10, 40])
-    knowledge.add_counts(answered(200, 8000, START_S + 20.0))
-    assert knowledge.lengths(START_S + 20.0) == Lengths.of([20, 20, 80])
+    stream = known(with_lengths())
+    stream.add_counts(answered(200, 8000, START_S + 10.0))
+    assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([10, 10, 40])
+    stream.add_counts(answered(200, 8000, START_S + 20.0))
+    assert stream.lengths(STATE, START_S + 20.0) == Lengths.of([20, 20, 80])
 
 
 def test_questions_are_of_the_lengths_that_are_answered_now() -> None:
-    knowledge = known(with_lengths())
-    knowledge.add_counts(answered(400, 16000, START_S + 10.0))
-    outlook = knowledge.outlook(START_S + 20.0)
-    (question,) = knowledge.questions(outlook, {"cpu": 4})
+    stream = known(with_lengths())
+    stream.add_counts(answered(400, 16000, START_S + 10.0))
+    (question,) = asked_of(stream, START_S + 20.0, {"cpu": 4})
     assert question.lengths == Lengths.of([20, 20, 80])
 
 
 def test_a_problem_without_lengths_stays_one() -> None:
-    knowledge = known()
-    knowledge.add_counts(answered(400, 16000, START_S + 10.0))
-    assert knowledge.lengths(START_S + 20.0) is None
+    stream = known()
+    stream.add_counts(answered(400, 16000, START_S + 10.0))
+    assert stream.lengths(STATE, START_S + 20.0) is None

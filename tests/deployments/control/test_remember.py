@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.controller.history import KEEP_S, MOST_PLANS, History, PlanRow
 from deployments.controller.intake import Interval
+from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow
 from earlyexit.errors import DataError
 from optimizer.plan import Plan
 from profiles.stream import COLUMNS
@@ -116,7 +116,7 @@ def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from deployments.controller.history import History\n"
+        "from deployments.controller.remember import History\n"
         "history = History.open(Path(sys.argv[1]), 'app')\n"
         "history.put('epoch', 7)\n"
         "history.commit()\n"

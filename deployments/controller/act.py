@@ -1,0 +1,746 @@
+"""The control loop: looks at the service, and carries out what `deployments/controller/decide.py` decides.
+
+One thing happens at a time. Every change of the state is on disk before anything acts on it, so that a controller that
+takes over goes on where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from deployments.controller.decide import (
+    Action,
+    Actions,
+    Become,
+    GoBy,
+    Ground,
+    Proposal,
+    PutInForce,
+    Replan,
+    Say,
+    Service,
+    Solve,
+    Suspend,
+    Tries,
+    TurnDown,
+    View,
+    completed,
+    delivered,
+    due,
+    let_work_again,
+    propose,
+    questions,
+    retuned,
+    urgent,
+    weighed,
+    with_epoch,
+)
+from deployments.controller.observe import (
+    Fleet,
+    Forecast,
+    Look,
+    MakeTuner,
+    MissingAccelerators,
+    ObservedStream,
+    Observer,
+    Tuning,
+    tuner_of,
+)
+from deployments.controller.remember import History, PlanRow, State, parse_state
+from deployments.controller.settings import thresholds_of, tuned_by
+from deployments.settings import ControlSettings
+from deployments.wire.messages import Assignment, IngressReport
+from earlyexit.clock import Clock
+from earlyexit.errors import OfframpError, PlanError
+from optimizer.decision import NoPlan
+from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch, steps
+from optimizer.placement import PlacedPlan, placed_document
+from optimizer.plan import PolicySpec
+from optimizer.plan_file import ModelShape, parse_plan, policy_document
+from optimizer.problem import PlanProblem
+from optimizer.reach import Reach
+
+START_S = 120.0
+"""For a replica to load its model and warm up; after that, something else is wrong."""
+DRAIN_S = 60.0
+"""For the inputs of the plan before. No piece is lost if they take longer, so the change goes on."""
+LOOK_S = 0.25
+"""Time between two looks at replicas that start, or inputs that drain."""
+
+Sleep = Callable[[float], Awaitable[None]]
+Reports = Callable[[], Awaitable[Sequence[IngressReport]]]
+Meanwhile = Callable[[], Awaitable[None]]
+OffLoop = Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]]
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class ChangeOver:
+    """Leads a fleet from plan to plan."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        sleep: Sleep,
+        reports: Reports,
+        starts_at_once: int | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> None:
+        """`reports` asks the ingresses, and keeps the probes that they hand over.
+
+        `starts_at_once`: replicas that start at a time; None: all. `meanwhile` is called at every look, for what must
+        not wait until a change is through.
+        """
+        self._fleet = fleet
+        self._clock = clock
+        self._sleep = sleep
+        self._reports = reports
+        self._starts_at_once = starts_at_once
+        self._meanwhile = meanwhile
+        self.told: dict[str, int] = {}
+        """Replicas that this process has asked slots for."""
+        self.tries = Tries()
+
+    async def carry_out(
+        self, steps: Sequence[ChangeStep], after: Callable[[], PlacedPlan], switched: Callable[[], None]
+    ) -> None:
+        """Takes the steps, and calls `switched` when the ingresses follow.
+
+        `after` gives the plan that they lead to. It is called when the plan is needed, because thresholds may change
+        meanwhile. Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever
+        the fleet raises. Steps taken then stay taken: what is still missing can be worked out anew.
+        """
+        self.tries = replace(self.tries, failed=self.tries.failed + 1)
+        for step in steps:
+            match step:
+                case Scale(slot=slot, replicas=replicas):
+                    await self._start_some(slot, replicas)
+                    await self._scale(slot, replicas)
+                case Await(replicas=replicas):
+                    await self._await(replicas)
+                case Prepare():
+                    await self._fleet.prepare(after())
+                case Switch():
+                    await self._fleet.follow(after())
+                    self.tries = replace(self.tries, late=0)
+                    switched()
+                case Drain():
+                    await self._drain(after().epoch)
+        self.tries = replace(self.tries, failed=0)
+
+    async def keep_in_place(self, placed: PlacedPlan, running: Mapping[str, int]) -> None:
+        """Scales every slot that does not run what it should, without waiting.
+
+        A replica that died comes back by itself; a deployed configuration that was applied again does not.
+        """
+        for slot, replicas in running.items():
+            needed = placed.occupied.get(slot, 0)
+            if replicas != needed:
+                await self._scale(slot, needed)
+
+    def coming(self, running: Mapping[str, int]) -> dict[str, int]:
+        """Returns the replicas that run, or were asked for and may be starting."""
+        return {slot: max(count, self.told.get(slot, 0)) for slot, count in running.items()}
+
+    async def _scale(self, slot: str, replicas: int) -> None:
+        await self._fleet.scale(slot, replicas)
+        self.told[slot] = replicas
+
+    async def _start_some(self, slot: str, replicas: int) -> None:
+        """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
+        if self._starts_at_once is not None:
+            running = (await self._fleet.running()).get(slot, 0)
+            for count in range(running + self._starts_at_once, replicas, self._starts_at_once):
+                await self._await({slot: count})
+
+    async def _await(self, replicas: Mapping[str, int]) -> None:
+        for slot, count in replicas.items():  # a change that failed may have told them otherwise
+            if self.told.get(slot, 0) < count:
+                await self._scale(slot, count)
+        room = sum((await self._fleet.capacity()).values())
+        until_s = self._clock.now_s() + START_S
+        while missing := _missing(replicas, await self._fleet.running()):
+            if self._clock.now_s() >= until_s:
+                self.tries = replace(self.tries, late=self.tries.late + 1)
+                raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
+            if sum((await self._fleet.capacity()).values()) < room:
+                raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
+            await self._wait()
+
+    async def _drain(self, epoch: int) -> None:
+        """An ingress that does not report may still have inputs under way."""
+        until_s = self._clock.now_s() + DRAIN_S
+        while self._clock.now_s() < until_s:
+            reports = await self._reports()
+            if reports and all(report.oldest_epoch >= epoch for report in reports):
+                return
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._meanwhile is not None:
+            await self._meanwhile()
+        await self._sleep(LOOK_S)
+
+
+def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
+    """Empty where nothing is missing."""
+    return ", ".join(
+        f"{slot} runs {running.get(slot, 0)} of {count}"
+        for slot, count in replicas.items()
+        if running.get(slot, 0) < count
+    )
+
+
+def plan_words(placed: PlacedPlan) -> str:
+    """Returns words like `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
+    stages = " | ".join(
+        f"{stage.replicas} x {stage.device} blocks {' and '.join(f'{first}-{end - 1}' for first, end in stage.ranges)}"
+        for stage in placed.plan.stages
+    )
+    avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
+    rate, latency_s = (placed.plan.predicted.get(name) for name in ("rate_per_s", "latency_s"))
+    if not isinstance(rate, int | float) or not isinstance(latency_s, int | float):
+        return f"{stages}{avoided}"
+    return f"{stages}, {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted{avoided}"
+
+
+def is_only_decided_otherwise(before: PlacedPlan, after: PlacedPlan) -> bool:
+    """Whether two plans differ in their policy, and in nothing that replicas would have to change for."""
+    if before.plan.policy == after.plan.policy:
+        return False
+    here, there = ((each.slots, each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
+    return here == there
+
+
+def _policy_document(policy: PolicySpec) -> dict[str, Any]:
+    """As JSON gives it back, whose keys are all strings."""
+    document: dict[str, Any] = json.loads(json.dumps(policy_document(policy)))
+    return document
+
+
+def _given(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the fields that its policy does not take, which histories used to hold as null."""
+    return {name: value for name, value in document.items() if value is not None}
+
+
+class ControlLoop:
+    """The controller of one application; `run` never ends."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        history: History,
+        settings: ControlSettings,
+        *,
+        problem: PlanProblem,
+        policy: PolicySpec,
+        slots: Mapping[str, int],
+        first: PlacedPlan,
+        clock: Clock,
+        sleep: Sleep,
+        solve: Solve,
+        off_loop: OffLoop = asyncio.to_thread,
+        make_tuner: MakeTuner | None = None,
+    ) -> None:
+        """`first`: the plan to begin with. `clock`: the wall's, because what is remembered outlives the process.
+
+        `solve` and `off_loop` keep long work off the event loop. `make_tuner`: None for the tuner of the settings.
+        """
+        self._fleet = fleet
+        self._history = history
+        self._clock = clock
+        self._sleep = sleep
+        self._solve = solve
+        self._off_loop = off_loop
+        self._lock = asyncio.Lock()
+        now_s = clock.now_s()
+        self.service = Service(settings=settings, problem=problem, policy=policy, slots=slots)
+        self.state = State.first(first, now_s)
+        self.stream = ObservedStream(
+            problem,
+            thresholds_of(policy, problem),
+            period_s=settings.period_s,
+            coverage=settings.coverage,
+            since_s=now_s,
+        )
+        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain, problem)
+        self.observer = Observer(fleet, history, self.stream, self.tuning, clock, self._complain)
+        meanwhile = self._meanwhile if self.tuning.is_on else None
+        reports, at_once = self.observer.ingress_reports, settings.starts_at_once
+        self._change = ChangeOver(fleet, clock, sleep, reports, at_once, meanwhile)
+        self._missing = MissingAccelerators(self.service.devices)
+        self._is_restored = False
+        self._alarm_heard = False
+        self._first_counts: Mapping[str, int] = {}
+        self.ground: Ground | None = None
+        """None before the first planning of this process."""
+        self.seen: Look | None = None
+        """The last look; None before the first."""
+        self.changes: Counter[str] = Counter()
+        """Changes of the plan by this process, by reason."""
+        self.phases_s: dict[str, float] = {}
+        """How long each part of the last planning took."""
+
+    async def run(self) -> None:
+        """Looks, decides and acts, for ever."""
+        self.restore()
+        while True:
+            await self.tick()
+            await self._sleep(self.service.settings.watch_s)
+
+    def restore(self) -> None:
+        """Takes up the state of a controller before this one, unless the application has changed since."""
+        document = self._history.get("standing")
+        state = None if document is None else self._parsed(document)
+        if state is None:
+            self._remember(self.state.placed, "in force", "start", "the plan to begin with")
+        else:
+            self.state = state
+            self._is_restored = True
+            self._say("restart", f"takes up plan {state.placed.epoch} again: {plan_words(state.placed)}")
+            self._check_thresholds()
+        self._history.put("policy", _policy_document(self.service.policy))
+        self._history.put("tuned by", tuned_by(self.service.settings))
+        self.become()
+        self._tell_tuner()
+        self.observer.restore()
+        self._history.commit()
+
+    async def tick(self) -> None:
+        """One look, and what it calls for. A failure is logged, and the next look tries again."""
+        async with self._lock:
+            try:
+                await self._tick()
+                self._tell_tuner()
+                self._history.forget(self._clock.now_s())
+                self._history.commit()
+            except Exception as error:  # a process that dies at this moment must not end planning
+                logger.warning("a look failed", exc_info=error)
+                self._say_failed(error)
+
+    async def replan(self, reason: str = "asked") -> dict[str, Any]:
+        """Plans now, after whatever is under way; ends a hold."""
+        async with self._lock:
+            self.become(hold=False)
+            seen = await self._look()
+            await self._sound_alarm(seen)
+            verdict = await self._replan(reason, seen)
+            self._tell_tuner()
+            self._history.commit()
+            return verdict
+
+    async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
+        """Puts an operator's plan in force; with `hold` it stays in force until a replan is asked for.
+
+        Raises PlanError for a plan that does not fit the model, the slots or the accelerators.
+        """
+        problem, networks = self.service.problem, self.state.placed.plan.networks
+        shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
+        plan = completed(parse_plan(dict(document), shape), self.service.policy_of(self.state), self.ground)
+        async with self._lock:
+            seen = await self._look()
+            await self._sound_alarm(seen)  # else it is forgotten with the controller's own thresholds
+            view = self._view(seen)
+            placed = view.place(plan)
+            if not view.has_room(placed):
+                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {view.counts}")
+            self.become(hold=hold)
+            words = "somebody's own plan"
+            await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None), seen)
+            self._tell_tuner()
+            self._history.commit()
+            return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
+
+    def assignment_of(self, slot: str) -> Assignment | None:
+        """Returns what a replica that starts in a slot shall do; None where no plan has a stage there."""
+        for placed in (self.state.followed, self.state.placed):
+            if placed is not None and slot in placed.stage_of:
+                return Assignment.of(placed.plan, placed.stage_of[slot])
+        return None
+
+    def become(self, **changes: Any) -> None:
+        """Changes fields of the state, from now on and after a restart."""
+        self.state = replace(self.state, **changes)
+        self._history.put("standing", self.state.document())
+        self._history.commit()
+
+    # One look
+
+    async def _tick(self) -> None:
+        seen = await self._look()
+        epoch = self.state.placed.epoch
+        await self._do_all(self._retuned(seen), seen)
+        await self._keep_up(seen)
+        if self.state.placed.epoch != epoch:
+            return
+        if actions := urgent(self._view(seen)):
+            await self._do_all(actions, seen)
+            return
+        await self._settle(seen)
+        await self._do_all(due(self._view(seen)), seen)
+
+    async def _look(self) -> Look:
+        with self._timed("collect"):
+            seen = await self.observer.look()
+        in_force = self.state.placed if self.state.followed == self.state.placed else None
+        served = None if self.state.suspended is not None else in_force
+        left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
+        self.seen = seen = replace(seen, capacity=left)
+        self._first_counts = self._first_counts or self._view(seen).counts
+        highest = max((report.epoch for report in seen.ingresses), default=0)
+        if highest > self.state.placed.epoch:
+            self._say("error", f"an ingress follows plan {highest}, which is not remembered")
+            self.become(placed=with_epoch(self.state.placed, highest + 1), followed=None)
+        return seen
+
+    def _view(self, seen: Look) -> View:
+        return View(
+            service=self.service,
+            state=self.state,
+            seen=seen,
+            now_s=self._clock.now_s(),
+            stream=self.stream,
+            replicas=self.observer.replicas,
+            ground=self.ground,
+            first_counts=self._first_counts,
+            is_restored=self._is_restored,
+            tries=self._change.tries,
+            said=self.tuning.said,
+            alarm_heard=self._alarm_heard,
+            is_safe=self.tuning.is_safe,
+        )
+
+    def _retuned(self, seen: Look) -> Actions:
+        self._tell_tuner()
+        actions = retuned(self._view(seen))
+        self._alarm_heard = False
+        return actions
+
+    async def _keep_up(self, seen: Look) -> None:
+        """Makes forecasts anew for other thresholds: by those for the old ones every exit would be a deviation."""
+        ground, thresholds = self.ground, self.stream.thresholds(self.state)
+        if ground is None or ground.thresholds == thresholds:
+            return
+        forecast = await self._forecast(seen)
+        self.ground = replace(
+            ground,
+            forecast=forecast,
+            reach=self.stream.reach(self.state, seen.at_s),
+            problem=forecast.expected(ground.problem),
+            thresholds=thresholds,
+        )
+
+    async def _forecast(self, seen: Look) -> Forecast:
+        state = self.state
+        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), seen.at_s)
+
+    async def _meanwhile(self) -> None:
+        """While replicas are waited for."""
+        self._tell_tuner()
+        if self._clock.now_s() >= self.observer.looked_s + self.service.settings.watch_s:
+            await self.observer.ingress_reports()
+        if self.seen is not None:
+            await self._sound_alarm(self.seen)
+
+    async def _sound_alarm(self, seen: Look) -> None:
+        """Puts the thresholds of an alarm in force while a plan is changed; the change then goes on."""
+        if self.tuning.alarm is None:
+            return
+        try:
+            for action in self._retuned(seen):
+                if not isinstance(action, Replan):  # whether to plan again is asked once the change is through
+                    await self._do(action, seen)
+        finally:
+            self._alarm_heard = True
+
+    def _tell_tuner(self) -> None:
+        """Tells the tuner by which thresholds inputs are answered, once all ingresses follow them."""
+        state = self.state
+        if state.suspended is not None or not self._goes_by_ours(state.placed):
+            self.tuning.pause()
+        elif state.followed is not None and self._goes_by_ours(state.followed):
+            self.tuning.follow(self.stream.thresholds(state), state.followed_s)
+            self.tuning.serve(state.followed.plan.stages[0])
+
+    def _goes_by_ours(self, placed: PlacedPlan) -> bool:
+        return self.service.goes_by_ours(placed.plan, self.state)
+
+    # Actions
+
+    async def _do_all(self, actions: Actions, seen: Look) -> None:
+        for action in actions:
+            await self._do(action, seen)
+
+    async def _do(self, action: Action, seen: Look) -> None:
+        match action:
+            case Say(kind=kind, words=words):
+                self._say(kind, words)
+            case Become(changes):
+                self.become(**changes)
+            case PutInForce():
+                await self._put_in_force(action, seen)
+            case GoBy(said=said, reason=reason):
+                await self._go_by(said.thresholds, said.words, reason, seen)
+            case Suspend(reason):
+                await self._suspend(reason)
+            case TurnDown(placed=placed, reason=reason, words=words):
+                self._remember(placed, "proposed", reason, words)
+            case Replan(reason):
+                await self._replan(reason, seen)
+                self.observer.mark()  # replicas are compared by what they run from here on
+
+    async def _replan(self, reason: str, seen: Look) -> dict[str, Any]:
+        """Plans, and changes over if it is worth it; returns the verdict."""
+        with self._timed("forecast"):
+            forecast = await self._forecast(seen)
+            reach = self.stream.reach(self.state, seen.at_s)
+        await self._do(let_work_again(self._view(seen)), seen)
+        counts = self._view(seen).counts
+        with self._timed("solve"):
+            found = await self._propose(forecast, reach, seen)
+        asked = found.problem if isinstance(found, Proposal) else self._questions(forecast, counts)[0]
+        thresholds = self.stream.thresholds(self.state)
+        self.ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
+        self.become(planned_s=seen.at_s)
+        actions, words = weighed(self._view(seen), found, reason)
+        await self._do_all(actions, seen)
+        for each in actions:
+            if isinstance(each, PutInForce):
+                return {"epoch": each.placed.epoch, "changed": True, "reason": each.reason, "words": each.words}
+        return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
+
+    async def _propose(self, forecast: Forecast, reach: Reach | None, seen: Look) -> Proposal | NoPlan:
+        """A slow replica is better than none: where no plan is found without stragglers, they work again."""
+        counts = self._view(seen).counts
+        kept = Counter(rest.device for rest in self.state.resting)
+        found = await self._asked(
+            forecast, reach, {device: max(0, count - kept[device]) for device, count in counts.items()}
+        )
+        if isinstance(found, Proposal) or not self.state.resting:
+            return found
+        self.become(resting=())
+        return await self._asked(forecast, reach, counts)
+
+    async def _asked(self, forecast: Forecast, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
+        slots = self.service.slots
+        asked = self._questions(forecast, {device: count for device, count in counts.items() if slots.get(device)})
+        strategy, blamed = self.service.settings.strategy, self.state.blamed
+        return await propose(asked, self._solve, strategy, slots=slots, blamed=blamed, reach=reach)
+
+    def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
+        lengths = self.stream.lengths(self.state, forecast.at_s)
+        return questions(self.service.problem, forecast, counts, lengths)
+
+    async def _put_in_force(self, action: PutInForce, seen: Look) -> None:
+        """Has a plan be followed, now or, where that fails, from the next look on."""
+        before = self.state.placed
+        measured = delivered(self.stream.counts(self.state.followed_s))
+        if measured is not None and self.state.followed == before:
+            gained = {
+                "seconds": measured.seconds,
+                "offered_rps": measured.offered_rps,
+                "goodput_rps": measured.goodput_rps,
+                "dropped": measured.dropped,
+            }
+            self._history.gained(before.epoch, gained)
+        self._remember(action.placed, "in force", action.reason, action.words)
+        self._change.tries = Tries()
+        self.changes[action.reason] += 1
+        self.become(
+            placed=action.placed,
+            reason=action.reason,
+            at_s=self._clock.now_s(),
+            sized_for_rps=action.sized_for_rps,
+            trial=action.trial,
+            previous=None if action.trial is None else before,
+            suspended=None,
+        )
+        with self._timed("apply"):
+            await self._settle(seen)
+
+    async def _settle(self, seen: Look) -> None:
+        """Brings about what the plan in force still lacks; a change that was interrupted goes on here."""
+        placed, followed = self.state.placed, self.state.followed
+        if followed == placed:
+            # A suspension that arrived late, from before this plan, would else hold for ever.
+            if any(report.epoch < placed.epoch or report.suspended for report in seen.ingresses):
+                await self._fleet.follow(placed)
+            await self._change.keep_in_place(placed, seen.running)
+            return
+        if followed is not None and is_only_decided_otherwise(followed, placed):
+            await self._fleet.decide(placed)
+            self._switched()
+            self._say_in_force()
+            return
+        if followed is not None and self._goes_by_ours(placed):
+            await self._catch_up_with_thresholds(followed, seen)
+        coming = self._change.coming(seen.running)
+        todo = steps(followed, self.state.placed, self._view(seen).counts, seen.running, coming)
+        await self._change.carry_out(todo, lambda: self.state.placed, self._switched)
+        self._say_in_force()
+
+    async def _catch_up_with_thresholds(self, followed: PlacedPlan, seen: Look) -> None:
+        """Thresholds changed during this change, and some ingress was not told: an alarm must not wait for its end."""
+        before = replace(followed, plan=self.service.decided(followed.plan, self.state))
+        if self._goes_by_ours(followed) or not self._goes_by_ours(before):
+            return
+        epoch = self._view(seen).next_epoch
+        before = replace(before, plan=replace(before.plan, predicted={}, epoch=epoch))
+        words = "thresholds that not everybody was told of"
+        await self._decide_meanwhile(before, with_epoch(self.state.placed, epoch + 1), self.state.reason, words)
+
+    async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str, seen: Look) -> None:
+        """Goes by other thresholds, in an epoch of their own.
+
+        Stages, slots and replicas stay, so nothing is started, tried or waited for. The thresholds are remembered with
+        the plan that goes by them, never without.
+        """
+        self.tuning.said = None
+        missing = sorted(set(self.stream.thresholds(self.state)) - set(thresholds))
+        if missing:
+            raise PlanError(f"{words}: no threshold for ramps {missing}")
+        epoch = self._view(seen).next_epoch
+        self._say(reason, words)
+        self._decide_by(thresholds)
+        placed, followed = self.state.placed, self.state.followed
+        if followed == placed:
+            again = self._decided(placed, epoch, seen)
+            await self._do(self._view(seen).same_rate(again, reason, words), seen)
+        else:
+            before = None if followed is None else self._decided(followed, epoch, seen)
+            self.changes[reason] += 1
+            await self._decide_meanwhile(before, self._decided(placed, epoch + 1, seen), reason, words)
+        self._tell_tuner()
+
+    def _decide_by(self, thresholds: Mapping[int, float]) -> None:
+        self.state = replace(self.state, thresholds=dict(thresholds))
+        if self.ground is not None:  # plans are weighed by them at once; `_keep_up` makes the forecasts anew
+            reach = self.stream.reach(self.state, self._clock.now_s())
+            self.ground = replace(self.ground, reach=reach)
+
+    def _decided(self, placed: PlacedPlan, epoch: int, seen: Look) -> PlacedPlan:
+        plan = replace(self.service.decided(placed.plan, self.state), epoch=epoch, predicted={})
+        return replace(placed, plan=self._view(seen).completed(plan))
+
+    async def _decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
+        """While a change is under way: the followed plan, if one is known, and the next get other thresholds."""
+        self._remember(placed, "in force", self.state.reason, f"goes on by other thresholds: {words}")
+        self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
+        if followed is not None:
+            self._remember(followed, "in force", reason, words)
+            await self._fleet.decide(followed)
+            self.become(followed=followed, followed_s=self._clock.now_s())
+
+    async def _suspend(self, reason: str) -> None:
+        """Has all inputs refused until a plan is put in force."""
+        if self.state.suspended != reason:
+            self._say("suspended", reason)
+            self.become(suspended=reason, trial=None, previous=None, followed=None)
+        await self._fleet.suspend(reason)
+
+    def _switched(self) -> None:
+        self.become(followed=self.state.placed, followed_s=self._clock.now_s())
+
+    # What is said and remembered
+
+    def _say(self, kind: str, words: str) -> None:
+        """Logs an event, and remembers it."""
+        log = logger.warning if kind in {"error", "suspended"} else logger.info
+        log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.state.placed.epoch})
+        self._history.add_event(self._clock.now_s(), kind, words)
+
+    def _say_in_force(self) -> None:
+        placed = self.state.placed
+        self._say("plan", f"plan {placed.epoch} in force ({self.state.reason}): {plan_words(placed)}")
+
+    def _say_failed(self, failure: Exception) -> None:
+        """The failure may be the memory's own: a disk that is full must not end the loop."""
+        try:
+            self._say("error", f"{type(failure).__name__}: {failure}")
+            self._history.forget(self._clock.now_s())
+            self._history.commit()
+        except sqlite3.Error as error:
+            logger.warning("nothing can be remembered", exc_info=error)
+
+    def _complain(self, words: str) -> None:
+        self._say("error", words)
+
+    def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
+        row = PlanRow(
+            epoch=placed.epoch,
+            at_s=self._clock.now_s(),
+            outcome=outcome,
+            reason=reason,
+            words=words,
+            placed=placed_document(placed),
+        )
+        self._history.add_plan(row)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Measures a part of a planning."""
+        began_s = self._clock.now_s()
+        yield
+        self.phases_s[phase] = self._clock.now_s() - began_s
+
+    # What another controller remembered
+
+    def _parsed(self, document: Mapping[str, Any]) -> State | None:
+        """Returns the remembered state; None, with an event that says why, where it is of another application."""
+        try:
+            state = parse_state(document)
+            self._check_fits(state.placed)
+        except OfframpError as error:
+            self._say("error", f"the plan that was in force cannot be taken up again: {error}")
+            return None
+        return state
+
+    def _check_fits(self, placed: PlacedPlan) -> None:
+        """Raises OfframpError for a plan of other settings."""
+        policy, problem = self._history.get("policy"), self.service.problem
+        if policy is not None and _given(policy) != _policy_document(self.service.policy):
+            raise OfframpError("the exit policy is another now")
+        ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
+        if ramps:
+            raise OfframpError(f"there are no ramps {ramps} any more")
+        unknown = sorted(set(placed.occupied) - set(self.service.devices))
+        if unknown:
+            raise OfframpError(f"there are no slots {unknown} any more")
+        if placed.plan.num_blocks != problem.num_blocks:
+            raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {problem.num_blocks}")
+        if placed.plan.networks != problem.networks:
+            ours, its = list(problem.networks), list(placed.plan.networks)
+            raise OfframpError(f"its networks end at {its}, not at {ours}")
+
+    def _check_thresholds(self) -> None:
+        """Goes back to the thresholds of the settings where those found are for other settings or ramps."""
+        found, service = self.state.thresholds, self.service
+        if found is None:
+            return
+        now = tuned_by(service.settings)
+        before = self._history.get("tuned by") or now
+        others = [
+            f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value
+        ]
+        if set(found) != set(service.problem.ramps):
+            others.append(f"for ramps {sorted(found)} then, {list(service.problem.ramps)} now")
+        if not others:
+            return
+        self._say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
+        was_tuned = self._goes_by_ours(self.state.placed)
+        self._decide_by(thresholds_of(service.policy, service.problem))
+        if was_tuned:
+            placed = self.state.placed
+            policy = service.policy_of(self.state)
+            plan = replace(placed.plan, policy=policy, predicted={}, epoch=placed.epoch + 1)
+            self._remember(replace(placed, plan=plan), "in force", self.state.reason, "by the settings' thresholds")
+            self.become(placed=replace(placed, plan=plan), trial=None, previous=None)

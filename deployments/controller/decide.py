@@ -1,0 +1,821 @@
+"""What the controller does next: pure functions from its state and what it sees to actions.
+
+`retuned`, `urgent` and `due` are the questions of one look, in this order; `weighed` compares the best plan that was
+found with the plan in force. `deployments/controller/act.py` carries the actions out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deployments.controller.intake import Interval, ReplicaIntake, total
+from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, used, worth
+from deployments.controller.remember import State
+from deployments.controller.settings import thresholds_at
+from deployments.settings import ControlSettings
+from deployments.slots import slot_devices
+from deployments.wire.messages import ReplicaReport
+from earlyexit.errors import PlanError
+from earlyexit.network.split import Split
+from optimizer.batch_seconds import split_seconds
+from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations
+from optimizer.live.hysteresis import Weighed, weigh
+from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
+from optimizer.live.slots import num_started, place
+from optimizer.live.stragglers import ReplicaTimes, Rest, Run, Straggler, avoided_by, find
+from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
+from optimizer.live.tuning.base import Tuned
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem import MaximizeRate, PlanProblem
+from optimizer.reach import Reach, nested_reach
+from optimizer.rescore import rechosen, rescore
+from profiles.lengths import Lengths
+
+SETTLE_LOOKS = 4
+"""A new plan is judged, and a new forecast is called wrong, after so many looks at the earliest."""
+REST_PERIODS = 5
+"""Periods without work for a straggler; then it is tried again."""
+BLAME_PERIODS = 5
+"""Periods in which a plan that was rolled back is not taken again, while the problem stays the same."""
+START_TRIES = 2
+"""Times that a change waits for its replicas; after that, they will not come for this plan."""
+TRIES = 10
+"""Times that a change may fail for any reason: replicas, ingresses and Ray's dashboard that die are soon back."""
+RECENT_INPUTS = (100, 300, 1000)
+"""Answers that are compared with the forecast: few show a jump at once and when it began, many show small changes."""
+RATE_LOOKS = 4
+"""Looks whose arrivals are compared with the forecast rate."""
+REFUSED = frozenset({"overloaded", "admission"})
+"""Reasons of drops before an input entered the model."""
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """Log an event, and remember it."""
+
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Become:
+    """Change fields of the state."""
+
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutInForce:
+    """Change over to a plan."""
+
+    placed: PlacedPlan
+    reason: str
+    words: str
+    sized_for_rps: float | None
+    """The rate that the plan was made for; None: it gives the highest rate."""
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoBy:
+    """Put thresholds in force that the tuner has found."""
+
+    said: Tuned
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Refuse all inputs."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDown:
+    """Remember a plan that was proposed and is not taken."""
+
+    placed: PlacedPlan
+    reason: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Forecast, plan, and decide whether the plan that is found is worth the change."""
+
+    reason: str
+
+
+Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan
+Actions = tuple[Action, ...]
+
+
+# What decisions go by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What stays the same while a controller runs."""
+
+    settings: ControlSettings
+    problem: PlanProblem
+    policy: PolicySpec
+    """That of the settings."""
+    slots: Mapping[str, int]
+    """Slots per accelerator type."""
+
+    @property
+    def devices(self) -> dict[str, str]:
+        """Accelerator type by slot."""
+        return slot_devices(dict(self.slots))
+
+    def policy_of(self, state: State) -> PolicySpec:
+        """Returns the exit policy of plans to come: the settings', with the thresholds that tuning has found."""
+        return self.policy if state.thresholds is None else replace(self.policy, thresholds=state.thresholds)
+
+    def goes_by_ours(self, plan: Plan, state: State) -> bool:
+        """Whether a plan goes by the controller's present thresholds; an operator's plan may have its own."""
+        if plan.policy is None or plan.policy.name != self.policy.name:
+            return plan.policy is None
+        return thresholds_at(plan.policy, plan.ramps) == thresholds_at(self.policy_of(state), plan.ramps)
+
+    def decided(self, plan: Plan, state: State) -> Plan:
+        """Returns an earlier plan with the present thresholds."""
+        foreign = plan.policy is not None and plan.policy.name != self.policy.name
+        return plan if foreign or state.thresholds is None else replace(plan, policy=self.policy_of(state))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What the last planning was based on."""
+
+    forecast: Forecast
+    reach: Reach | None
+    problem: PlanProblem
+    counts: Mapping[str, int]
+    """Accelerators that were there."""
+    thresholds: Mapping[int, float]
+    """Thresholds that the forecast is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tries:
+    """How often the change under way has failed."""
+
+    failed: int = 0
+    late: int = 0
+    """Times in a row that its replicas did not start in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything that decisions go by at one moment."""
+
+    service: Service
+    state: State
+    seen: Look
+    now_s: float
+    stream: ObservedStream
+    replicas: ReplicaIntake
+    ground: Ground | None
+    """None before the first planning of this process."""
+    first_counts: Mapping[str, int]
+    """Accelerators at the first look."""
+    is_restored: bool
+    """Whether another process made the plan; what it was based on is not remembered."""
+    tries: Tries
+    said: Tuned | None
+    """Thresholds of the tuner that are still to be put in force."""
+    alarm_heard: bool
+    """Whether an alarm sounded during a change of plan, and its consequences are still to be decided."""
+    is_safe: Callable[[Mapping[int, float]], bool]
+    """Whether no input leaves by some thresholds."""
+
+    @property
+    def problem(self) -> PlanProblem:
+        """The problem that was planned for last; before that, the settings'."""
+        return self.service.problem if self.ground is None else self.ground.problem
+
+    @property
+    def period(self) -> int:
+        """Number of the present period, counted from the epoch of the clock."""
+        return int(self.now_s // self.service.settings.period_s)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Accelerators that may be used, per type; those of stragglers count too."""
+        devices = self.service.problem.devices.items()
+        return {device: min(supply.count, self.seen.capacity.get(device, 0)) for device, supply in devices}
+
+    @property
+    def next_epoch(self) -> int:
+        """An epoch above all that any ingress has seen."""
+        return max([self.state.placed.epoch, *(report.epoch for report in self.seen.ingresses)]) + 1
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether ingresses do not follow the plan in force yet."""
+        return self.state.followed != self.state.placed
+
+    def has_room(self, placed: PlacedPlan) -> bool:
+        """Whether a plan's accelerators are there."""
+        counts = self.counts
+        return all(
+            count <= counts.get(device, 0) for device, count in used(placed.occupied, self.service.devices).items()
+        )
+
+    def place(self, plan: Plan) -> PlacedPlan:
+        """Returns the plan as the next one, in the slots that start the fewest replicas."""
+        later = replace(plan, epoch=self.next_epoch)
+        return place(later, self.service.slots, self.state.placed, avoided_by(self.state.resting))
+
+    def completed(self, plan: Plan) -> Plan:
+        """See `completed`."""
+        return completed(plan, self.service.policy_of(self.state), self.ground)
+
+    def same_rate(self, placed: PlacedPlan, reason: str, words: str) -> PutInForce:
+        """Returns the change to a plan for the same rate as the one in force."""
+        return PutInForce(placed=placed, reason=reason, words=words, sized_for_rps=self.state.sized_for_rps)
+
+
+def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
+    """Returns the same plan as a later one."""
+    return replace(placed, plan=replace(placed.plan, epoch=epoch))
+
+
+def completed(plan: Plan, policy: PolicySpec, ground: Ground | None) -> Plan:
+    """Returns a plan with what it does not say: the policy, by which probes are seen, and what it will do."""
+    plan = replace(plan, policy=plan.policy or policy)
+    if ground is None or plan.predicted:
+        return plan
+    try:
+        return replace(plan, predicted=promised(ground.problem, evaluate(ground.problem, plan.stages, ground.reach)))
+    except PlanError:  # a batch that was not measured may be tried all the same
+        return plan
+
+
+# The questions of one look
+
+
+def retuned(view: View) -> Actions:
+    """What to do about thresholds that the tuner has found.
+
+    An alarm ends the trial of a plan, whose promise was for other thresholds. Everything else waits for the end of a
+    trial or change. A plan that is held is held to its stages only.
+    """
+    state, said = view.state, view.said
+    if said is None:
+        return _after("alarm", view) if view.alarm_heard and _is_too_careful(view, {}) else ()
+    if said.why != "alarm" and (state.trial is not None or view.is_changing):
+        return ()
+    reason = "alarm" if said.why == "alarm" else "thresholds"
+    was_safe = state.thresholds is not None and view.is_safe(state.thresholds)
+    replans = was_safe or _is_too_careful(view, said.thresholds) or _leave_elsewhere(view, said.thresholds)
+    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ())
+
+
+def urgent(view: View) -> Actions:
+    """What must be done before the plan in force is brought about any further."""
+    return _accelerators_changed(view) or _change_given_up(view)
+
+
+def due(view: View) -> Actions:
+    """What to do once the plan in force is brought about: the first question that moves the plan is the last."""
+    actions: Actions = ()
+    for question in (_trial_over, _slow_replicas, _out_of_date):
+        if view.state.hold or any(isinstance(each, PutInForce | Replan) for each in actions):
+            break
+        actions += question(view)
+    return actions
+
+
+def _after(reason: str, view: View) -> Actions:
+    return () if view.state.hold else (Replan("after an alarm" if reason == "alarm" else "after new thresholds"),)
+
+
+def _is_too_careful(view: View, thresholds: Mapping[int, float]) -> bool:
+    """Whether by these thresholds no input leaves, and more inputs arrive than the plan in force can do."""
+    present = {**view.stream.thresholds(view.state), **thresholds}
+    recent = total(view.stream.counts(view.state.planned_s)[-RATE_LOOKS:])
+    if not view.is_safe(present) or recent is None or recent.seconds <= 0:
+        return False
+    reach = view.stream.reach(replace(view.state, thresholds=present), view.now_s)
+    does_rps = evaluate(view.problem, view.state.placed.plan.stages, reach).rate_per_s
+    return recent.arrived / recent.seconds > does_rps
+
+
+def _leave_elsewhere(view: View, thresholds: Mapping[int, float]) -> bool:
+    """Whether inputs may leave, but at no ramp that the plan has on: an exit was moved."""
+    on = {ramp: thresholds[ramp] for ramp in view.state.placed.plan.ramps if ramp in thresholds}
+    return bool(on) and view.is_safe(on) and not view.is_safe(thresholds)
+
+
+def _accelerators_changed(view: View) -> Actions:
+    """Accelerators came or went: with fewer than the plan has another is needed, or nothing can be served."""
+    counts, suspended, hold = view.counts, view.state.suspended, view.state.hold
+    before = view.first_counts if view.ground is None else view.ground.counts
+    as_before = view.ground is not None and counts == before and not _is_period_over(view)
+    if suspended is not None and as_before:
+        return (Suspend(suspended),)
+    less: Actions = ()
+    if suspended is not None:
+        reason = "recovery"
+    elif not view.has_room(view.state.placed):
+        reason = "capacity lost"
+        less = Become({"hold": False}), *_go_on_with_less(view)
+    elif counts != before and not hold:
+        reason = "capacity changed"
+    else:
+        return ()
+    return *less, Say(kind="capacity", words=f"{reason}: {dict(before)} before, {counts} now"), Replan(reason)
+
+
+def _go_on_with_less(view: View) -> Actions:
+    """The same splits on the replicas that still run, where every stage has one: nothing has to start or to move.
+
+    Another plan is then weighed against that.
+    """
+    placed = view.state.placed
+    resting = Counter(placed.avoided.values())
+    left = {slot: view.seen.running.get(slot, 0) - resting[slot] for slot in placed.slots}
+    if view.is_changing or min(left.values()) < 1:
+        return ()
+    stages = tuple(replace(stage, replicas=min(stage.replicas, left[slot])) for slot, stage in placed.stage_of.items())
+    plan = replace(placed.plan, stages=stages, predicted={}, epoch=view.next_epoch)
+    less = replace(placed, plan=view.completed(plan))
+    words = "the same splits on what still runs"
+    return (view.same_rate(less, "capacity lost", words),) if view.has_room(less) else ()
+
+
+def _change_given_up(view: View) -> Actions:
+    """The change to the plan in force failed again and again: go back to the plan that is still followed."""
+    state, followed = view.state, view.state.followed
+    came = all(view.seen.running.get(slot, 0) >= number for slot, number in state.placed.occupied.items())
+    is_late = view.tries.late >= START_TRIES and not came
+    if followed is None or not (is_late or view.tries.failed >= TRIES):
+        return ()
+    if followed.plan.stages == state.placed.plan.stages:
+        return ()
+    before = replace(followed, plan=view.service.decided(followed.plan, state), avoided=avoided_by(state.resting))
+    placed = with_epoch(before, view.next_epoch)
+    if not view.has_room(placed):
+        return ()
+    words = f"gives up plan {state.placed.epoch}: the change to it broke off again and again"
+    return _blame(view), Say(kind="error", words=words), view.same_rate(placed, "roll back", words)
+
+
+def _blame(view: View) -> Become:
+    """Has the plan in force not be chosen again for a while."""
+    stages = tuple(view.state.placed.plan.planned_stages)
+    new = Blame(stages=stages, problem=view.problem, until=view.period + BLAME_PERIODS)
+    return Become({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
+
+
+def _trial_over(view: View) -> Actions:
+    """Whether a new plan does what it promised, or the plan before it comes back."""
+    state, settings = view.state, view.service.settings
+    since = delivered(view.stream.counts(state.followed_s))
+    if state.trial is None or since is None or view.is_changing:
+        return ()
+    judgement = judge(
+        state.trial,
+        since,
+        margin=settings.rollback_margin,
+        settle_s=SETTLE_LOOKS * settings.watch_s,
+        patience_s=settings.period_s,
+    )
+    if judgement.outcome == "wait":
+        return ()
+    over = Say(kind="trial", words=judgement.words), Become({"trial": None, "previous": None})
+    if judgement.outcome == "keep" or state.previous is None:
+        return over
+    placed = view.place(view.service.decided(state.previous.plan, state))
+    fits = view.has_room(placed)
+    back = view.same_rate(placed, "roll back", judgement.words) if fits else Replan("roll back")
+    return *over, _blame(view), back
+
+
+def _slow_replicas(view: View) -> Actions:
+    """Replicas that are slower than their peers get no work from now on."""
+    state = view.state
+    slow = _stragglers(view)
+    if not slow:
+        return ()
+    until = view.period + REST_PERIODS
+    new = [Rest(replica=each.replica, slot=each.slot, device=each.device, until=until) for each in slow]
+    names = {each.replica for each in new}
+    resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
+    placed = _without(slow, replace(view, state=replace(state, resting=resting)))
+    words = "; ".join(each.words for each in slow)
+    return (
+        *(Say(kind="straggler", words=each.words) for each in slow),
+        Become({"resting": resting}),
+        Replan("straggler") if placed is None else view.same_rate(placed, "straggler", words),
+    )
+
+
+def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
+    """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer replicas.
+
+    None where a stage would have none.
+    """
+    state = view.state
+    plan = replace(state.placed.plan, epoch=view.next_epoch)
+    placed = replace(state.placed, plan=plan, avoided=avoided_by(state.resting))
+    for each in slow:
+        if view.has_room(placed):
+            break
+        stage = placed.stage_of.get(each.slot)
+        if stage is None or stage.replicas == 1:
+            return None
+        stages = tuple(replace(one, replicas=one.replicas - (one is stage)) for one in placed.plan.stages)
+        placed = replace(placed, plan=view.completed(replace(placed.plan, stages=stages, predicted={})))
+    return placed if view.has_room(placed) else None
+
+
+def _out_of_date(view: View) -> Actions:
+    """Whether the controller has to plan again: for the time that has passed, or because the stream has changed."""
+    state, ground, settings = view.state, view.ground, view.service.settings
+    if ground is None and view.is_restored:
+        return (Replan("restart"),)  # without a forecast no deviation from it could be seen
+    if ground is not None and ground.forecast.at_s <= state.changed_s <= view.seen.at_s:
+        return _after_change(view)
+    if _is_period_over(view):
+        return (Replan("period"),)
+    if ground is None or view.seen.at_s < state.planned_s + SETTLE_LOOKS * settings.watch_s:
+        return ()
+    if left := _forecast_left(view, ground):
+        changes = {name: value for each in left if isinstance(each, Become) for name, value in each.changes.items()}
+        later = replace(view, state=replace(state, **changes))
+        changed = later.state.changed_s >= ground.forecast.at_s  # or only the rate changed
+        return *left, *(_after_change(later) if changed else (Replan("reaction"),))
+    is_learnt = ground.forecast.num_probes < LEAST_PROBES <= _num_probes(view)
+    return (Replan("first probes"),) if is_learnt else ()
+
+
+def _is_period_over(view: View) -> bool:
+    """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
+    period_s = view.service.settings.period_s
+    return view.seen.at_s // period_s != view.state.planned_s // period_s
+
+
+def _after_change(view: View) -> Actions:
+    """Without probes since the stream changed, it could only be planned for the survival of the settings."""
+    is_late = view.seen.at_s >= view.state.changed_s + view.service.settings.period_s
+    return (Replan("reaction"),) if is_late or _num_probes(view) >= LEAST_PROBES else ()
+
+
+def _num_probes(view: View) -> int:
+    """Number of probes that what was seen since the stream changed is worth."""
+    return worth(view.stream.observed(view.state, view.state.changed_s, view.seen.at_s))
+
+
+def _forecast_left(view: View, ground: Ground) -> Actions:
+    """Where the stream has left its forecast: what was before is left out from now on."""
+    state, settings, plan = view.state, view.service.settings, view.state.placed.plan
+    counted = view.stream.counts(max(state.followed_s, ground.forecast.at_s))
+    looks = settings.period_s / settings.watch_s
+    exits = None
+    if ground.forecast.num_probes:  # without any nothing could be learnt of it
+        exits = _survival_left(ground, plan, counted, looks)
+    rate = _rate_left(ground.forecast, counted, state.sized_for_rps, looks)
+    if exits is None and rate is None:
+        return ()
+    changes = {"changed_s": exits, "rate_changed_s": rate}
+    found = {name: deviation for name, deviation in changes.items() if deviation is not None}
+    said = (Say(kind="reaction", words=words) for _, words in found.values())
+    return *said, Become({name: since_s for name, (since_s, _) in found.items()})
+
+
+Deviation = tuple[float, str]
+"""Begin of the intervals in which the stream is no longer what was expected, and what they show."""
+
+
+def _survival_left(ground: Ground, plan: Plan, intervals: Sequence[Interval], looks: float) -> Deviation | None:
+    """How the last answers under a plan left the forecast; None where they did not.
+
+    `looks`: number of looks until the next forecast; each has its part of the forecast's chance to err.
+    """
+    if not plan.ramps:
+        return None
+    expected = expected_shares(ground.forecast.of(plan.used), plan.ramps, ground.reach)
+    expected = replace(expected, coverage=_strict(expected.coverage, looks * len(RECENT_INPUTS)))
+    for seen in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
+        # As many leave the service as enter it, whatever they are, unless those inside become more or fewer.
+        more_inside = abs(seen.arrived - seen.answered - sum(seen.drops.values()))
+        given_up = sum(count for reason, count in seen.drops.items() if reason not in REFUSED)
+        found = survival_deviation(expected, seen.exits, unknown=more_inside + given_up)
+        if found is not None:
+            return seen.since_s, found.words
+    return None
+
+
+def _rate_left(
+    forecast: Forecast, intervals: Sequence[Interval], sized_for_rps: float | None, looks: float
+) -> Deviation | None:
+    """The same of the rate."""
+    seen = total(intervals[-RATE_LOOKS:])
+    if seen is None or forecast.rate is None:
+        return None
+    rate = replace(forecast.rate, coverage=_strict(forecast.rate.coverage, looks))
+    found = rate_deviation(rate, seen.arrived, seen.seconds, sized_for_rps=sized_for_rps)
+    return None if found is None else (seen.since_s, found.words)
+
+
+def _last(intervals: Sequence[Interval], answers: int) -> Interval | None:
+    """As many of the last intervals as hold so many answers, as one; None where all intervals hold fewer."""
+    for index in range(len(intervals) - 1, -1, -1):
+        answers -= sum(intervals[index].exits.values())
+        if answers <= 0:
+            return total(intervals[index:])
+    return None
+
+
+def _strict(coverage: float, looks: float) -> float:
+    return 1 - (1 - coverage) / max(1.0, looks)
+
+
+def _stragglers(view: View) -> tuple[Straggler, ...]:
+    """Replicas slower than their peers, by the problem that the plan in force was weighed on."""
+    problem = view.problem
+    share_N = nested_reach(problem)(view.state.placed.plan.ramps)
+
+    def expected(device: str, split: Split, size: float) -> float:
+        return split_seconds(problem.latency[device], problem.ramps, split, share_N, size)
+
+    times = [_times(each, view.replicas, problem) for each in view.seen.replicas if each.device in problem.latency]
+    resting = avoided_by(view.state.resting)
+    return find(times, expected, view.service.settings.straggler_ratio, resting=frozenset(resting))
+
+
+def _times(report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem) -> ReplicaTimes:
+    """Where inputs have lengths, a batch counts as so many of the profile's inputs as hold its tokens.
+
+    Ramps that the problem does not have take no time: probes run every ramp of the model. A batch is left out if
+    another one ran beside it, because it took longer for a reason that is not the replica's.
+    """
+    length = None if problem.lengths is None else problem.latency[report.device].length
+    runs = tuple(
+        Run(
+            split=Split(
+                first=each.first,
+                end=each.end,
+                batch=each.size,
+                ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
+                after_answer=each.after_answer,
+            ),
+            size=each.size if length is None else each.tokens / each.batches / length,
+            batches=each.batches,
+            seconds=each.seconds,
+        )
+        for each in intake.since_mark(report)
+        if not each.shared
+    )
+    return ReplicaTimes(replica=report.replica, slot=report.slot, device=report.device, runs=runs)
+
+
+def delivered(intervals: Sequence[Interval]) -> Delivered | None:
+    """Returns what was done over some intervals; None for no intervals."""
+    seen = total(intervals)
+    if seen is None:
+        return None
+    return Delivered(
+        seconds=seen.seconds,
+        arrived=seen.arrived,
+        answered=seen.answered,
+        in_slo=seen.in_slo,
+        dropped=sum(seen.drops.values()),
+    )
+
+
+# Planning
+
+
+Solve = Callable[[PlanProblem, Strategy], Awaitable[Decision]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The best plan found."""
+
+    problem: PlanProblem
+    """The problem that it answers."""
+    planned: Planned
+    reach: Reach | None
+    """Share of inputs that reach each block, by joint exit records; None where there were too few."""
+
+    @property
+    def figures(self) -> Evaluation:
+        """What the plan will do, by all that was seen."""
+        return evaluate(self.problem, self.planned.stages, self.reach)
+
+
+def questions(
+    base: PlanProblem, forecast: Forecast, counts: Mapping[str, int], lengths: Lengths | None
+) -> tuple[PlanProblem, ...]:
+    """Returns the problem as it is expected to be, on so many accelerators, and problems to try if it has no plan.
+
+    Where the problem names a rate, the upper end of the forecast rate takes its place. No plan for a low rate, at which
+    batches would fill too slowly: a plan for the rate that the problem names serves it as well. No plan for a high
+    rate: the plan with the highest rate.
+    """
+    devices = {
+        device: replace(supply, count=min(supply.count, counts.get(device, 0)))
+        for device, supply in base.devices.items()
+    }
+    problem = replace(forecast.expected(base), devices=devices, lengths=lengths)
+    named_per_s = problem.asked_per_s
+    if named_per_s is None:
+        return (problem,)
+    rates = [named_per_s]
+    if forecast.rate is not None:
+        upper = float(forecast.rate.high_rps_H[0])
+        # One window cannot say how rates change.
+        rates = [upper if np.isfinite(upper) else max(float(forecast.rate.rate_rps_H[0]), named_per_s)]
+        rates += [named_per_s] if named_per_s > rates[0] else []
+    asked = [problem.with_rate(rate) for rate in rates if rate > 0]
+    return (*asked, replace(problem, objective=MaximizeRate()))
+
+
+async def propose(
+    questions: Sequence[PlanProblem],
+    solve: Solve,
+    strategy: Strategy,
+    *,
+    slots: Mapping[str, int],
+    blamed: Sequence[Blame],
+    reach: Reach | None,
+) -> Proposal | NoPlan:
+    """Answers the first question that has an answer; where none has, says what the first one lacks."""
+    refusals: list[NoPlan] = []
+    for problem in questions:
+        found = await _solved(problem, solve, strategy, slots, blamed)
+        if isinstance(found, NoPlan):
+            refusals.append(found)
+            continue
+        if reach is not None:
+            found = rechosen(problem, found, rescore(problem, found, reach))
+        return Proposal(problem=problem, planned=found, reach=reach)
+    return refusals[0]
+
+
+async def _solved(
+    problem: PlanProblem, solve: Solve, strategy: Strategy, slots: Mapping[str, int], blamed: Sequence[Blame]
+) -> Decision:
+    """The planner knows neither slots nor blamed plans: its other good plans are tried, then those of one stage."""
+    decision = await solve(problem, strategy)
+    if isinstance(decision, NoPlan):
+        return decision
+    allowed = _allowed(problem, decision, slots, blamed)
+    if allowed is not None:
+        return allowed
+    serial = await solve(problem, "serial")
+    if isinstance(serial, NoPlan):
+        return serial
+    return _allowed(problem, serial, slots, blamed) or NoPlan(strategy=strategy, binding="devices")
+
+
+def _allowed(
+    problem: PlanProblem, planned: Planned, slots: Mapping[str, int], blamed: Sequence[Blame]
+) -> Planned | None:
+    stages = [
+        each
+        for each in dict.fromkeys((planned.stages, *planned.candidates))
+        if _fits(each, slots) and not is_blamed(blamed, each, problem)
+    ]
+    kept = [each for each in stages if each == planned.stages or not violations(problem, each, evaluate(problem, each))]
+    if not kept:
+        return None
+    if kept[0] == planned.stages:
+        return replace(planned, candidates=tuple(kept[1:]))
+    figures = evaluate(problem, kept[0])
+    gap = gap_between(sought(problem, figures), planned.bound)
+    return replace(planned, stages=kept[0], figures=figures, gap=gap, candidates=tuple(kept[1:]))
+
+
+def _fits(stages: Sequence[Stage], slots: Mapping[str, int]) -> bool:
+    needed = Counter(stage.device for stage in stages)
+    return all(count <= slots.get(device, 0) for device, count in needed.items())
+
+
+# Whether the plan that was found is worth its change
+
+
+def let_work_again(view: View) -> Become:
+    """Ends the rests and blames that are over, and forgets replicas that are gone."""
+    reported = {report.replica for report in view.seen.replicas}
+    heard_of = {report.slot for report in view.seen.replicas}
+    is_silent = {slot for slot, running in view.seen.running.items() if running and slot not in heard_of}
+    resting = tuple(
+        rest
+        for rest in view.state.resting
+        if rest.until > view.period and (rest.replica in reported or rest.slot in is_silent)
+    )
+    return Become(
+        {"resting": resting, "blamed": tuple(blame for blame in view.state.blamed if blame.until > view.period)}
+    )
+
+
+def _without_plan(view: View, none: NoPlan, reason: str) -> tuple[Actions, str]:
+    """The plan in force stays, or comes back, if its accelerators are there: late answers are better than none."""
+    words = f"no plan meets the problem on {view.counts}: what is missing is {none.binding}"
+    placed = view.state.placed
+    if not view.has_room(placed):
+        return (Suspend(words),), words
+    if view.state.suspended is not None:
+        back = view.place(placed.plan)
+        return (PutInForce(placed=back, reason=reason, words=words, sized_for_rps=None),), words
+    return (Say(kind="no plan", words=f"{words}; keeps plan {placed.epoch}"),), words
+
+
+def weighed(view: View, found: Proposal | NoPlan, reason: str) -> tuple[Actions, str]:
+    """Returns the actions for the best plan that was found, and the verdict in words."""
+    if isinstance(found, NoPlan):
+        return _without_plan(view, found, reason)
+    state = view.state
+    placed = view.place(_plan_of(view, found))
+    verdict = _verdict(view, found, placed)
+    if verdict.change:
+        change = PutInForce(
+            placed=placed,
+            reason=reason,
+            words=verdict.words,
+            sized_for_rps=found.problem.asked_per_s,
+            trial=_trial(view, found, placed) if _stands(view) else None,
+        )
+        return (change,), verdict.words
+    if avoided_by(state.resting) != state.placed.avoided:
+        same = view.place(state.placed.plan)
+        return (view.same_rate(same, "straggler", "other replicas rest now"),), verdict.words
+    if not view.service.goes_by_ours(
+        state.placed.plan, state
+    ):  # an operator's thresholds were for the operator's plan only
+        same = view.place(replace(state.placed.plan, policy=view.service.policy_of(state)))
+        return (view.same_rate(same, reason, "the controller's own thresholds again"),), verdict.words
+    keep = Say(kind="keep", words=f"keeps plan {state.placed.epoch} ({reason}): {verdict.words}")
+    refused = () if verdict.same else (TurnDown(placed=placed, reason=reason, words=verdict.words),)
+    return (keep, *refused), verdict.words
+
+
+def _verdict(view: View, found: Proposal, placed: PlacedPlan) -> Weighed:
+    settings, present = view.service.settings, view.state.placed
+    return weigh(
+        found.problem,
+        present.plan.planned_stages if _stands(view) else None,
+        found.planned,
+        moved=num_started(present, placed),
+        start_s=settings.start_s,
+        period_s=settings.period_s,
+        least_gain=settings.least_gain,
+        reach=found.reach,
+    )
+
+
+def _stands(view: View) -> bool:
+    """Whether inputs are served by the plan in force, and it could go on."""
+    return view.state.suspended is None and view.has_room(view.state.placed)
+
+
+def _plan_of(view: View, found: Proposal) -> Plan:
+    """The plan that was found, with the policy even where no ramp is active: probes are seen by it."""
+    before = view.state.placed.plan  # the planner chooses nothing of what is taken over from it
+    return replace(
+        before,
+        stages=found.planned.stages,
+        shares=found.figures.shares,
+        policy=view.service.policy_of(view.state),
+        predicted=promised(found.problem, found.figures),
+    ).with_overlap(before.overlap_below)
+
+
+def _trial(view: View, found: Proposal, placed: PlacedPlan) -> Trial | None:
+    """None where the plan before was never followed or measured, or its expected rate is not known."""
+    state = view.state
+    since_s = max(state.followed_s, view.now_s - view.service.settings.period_s)
+    before = delivered(view.stream.counts(since_s))
+    expected_rps = _predicted_rps(state.placed.plan)
+    if view.is_changing or before is None or before.arrived == 0 or expected_rps is None:
+        return None
+    return Trial(
+        epoch=placed.epoch,
+        predicted_rps=found.figures.rate_per_s,
+        before=before,
+        before_predicted_rps=expected_rps,
+    )
+
+
+def _predicted_rps(plan: Plan) -> float | None:
+    """None for a plan that carries no rate; an operator's plan may carry anything."""
+    rate = plan.predicted.get("rate_per_s")
+    return float(rate) if isinstance(rate, int | float) and rate > 0 else None
