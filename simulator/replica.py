@@ -16,7 +16,6 @@ from cluster.emulated import Pace, Sharing
 from deployments.ingress.core.inputs import Call, Flight
 from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first
 from deployments.wire.messages import Assignment
-from earlyexit.engine.device import DeviceLoop
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes, SplitCounts
@@ -502,7 +501,6 @@ class SimulatedReplica:
         "_beside",
         "_events",
         "_holds",
-        "_loop",
         "_problem",
         "_sends_until_s",
         "_wakes_s",
@@ -543,7 +541,6 @@ class SimulatedReplica:
         self.trips: set[Trip] = set()
         """Those of which inputs are inside."""
         self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes(), starts=starts)
-        self._loop = DeviceLoop(self.engine)
         self._problem = problem
         self._events = events
         self._holds = False
@@ -580,7 +577,7 @@ class SimulatedReplica:
         if assignment.epoch > self.epoch:
             self.follow(assignment)
         self.engine.submit(block, trip.members, self._events.time_s, assignment.known)
-        if not self._holds and self._loop.may_begin:
+        if not self._holds and self.engine.may_begin:
             self._start()
 
     def forget(self, trip: Trip) -> None:
@@ -592,7 +589,7 @@ class SimulatedReplica:
         if not self.alive:
             return
         self.engine.take_out((sequence,))
-        if not self._holds and self._loop.may_begin:
+        if not self._holds and self.engine.may_begin:
             self._start()
 
     def die(self) -> list[Trip]:
@@ -608,13 +605,13 @@ class SimulatedReplica:
     def _start(self) -> None:
         """Run what the engine chooses, for as long as the device takes more."""
         self._holds = True
-        choice = self._loop.begin(self._events.time_s)
+        choice = self.engine.begin(self._events.time_s)
         while choice.dropped or choice.batch is not None:
             if choice.dropped:
                 self._lose(choice.dropped)
             if choice.batch is not None:
                 self._run(choice.batch)
-            choice = self._loop.begin(self._events.time_s)
+            choice = self.engine.begin(self._events.time_s)
         self._holds = False
         if choice.wake_s is not None and choice.wake_s != self._wakes_s:
             self._wakes_s = choice.wake_s
@@ -627,12 +624,12 @@ class SimulatedReplica:
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
             self._wakes_s = -1.0
-            if self.alive and not self._holds and self._loop.may_begin:
+            if self.alive and not self._holds and self.engine.may_begin:
                 self._start()
 
     def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
-        if batch.split.overlap_below is not None or self._loop.num_running > 1:
+        if batch.split.overlap_below is not None or self.engine.num_running > 1:
             self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
             return
         if batch.stays:
@@ -678,8 +675,8 @@ class SimulatedReplica:
             self._answer_early(leaving)
             return
         self._release(leaving)
-        self._loop.shrink(batch, len(leaving[1]))
-        if not self._holds and self._loop.may_begin:
+        self.engine.shrink(batch, len(leaving[1]))
+        if not self._holds and self.engine.may_begin:
             self._start()
 
     def _release(self, leaving: Exit) -> None:
@@ -703,10 +700,9 @@ class SimulatedReplica:
             return
         self._holds = True
         now_s = self._events.time_s
-        busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
-        if answered := self._answered(batch, going_on):
-            self.engine.returning.answered(answered, took_s=total_s, now_s=now_s)
-        self._loop.leave(batch, now_s)
+        answered = self._answered(batch, going_on) or None
+        busy_s = self.engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s, answered=answered)
+        self.engine.leave(batch, now_s)
         self.busy_s += busy_s
         work.count(batch, busy_s)
         for leaving in at_end:
@@ -726,7 +722,7 @@ class SimulatedReplica:
     def _go_on(self, block: int, members: list[Input]) -> None:
         if block == self._problem.num_blocks:
             self._release((block - 1, members))
-        elif not self._loop.go_on(block, members, self._events.time_s):
+        elif not self.engine.go_on(block, members, self._events.time_s):
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
             self._sends_until_s = begins_s + _hop_s(self._problem, block, self._works.inputs_of(members))

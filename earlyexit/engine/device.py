@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Protocol
+from dataclasses import replace
+from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
-from earlyexit.engine.engine import NOTHING, Batch, BatchEngine, Choice, Dispatch
+from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import Member, P
+from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Inside, Lost, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.split import Split
@@ -19,122 +19,6 @@ from earlyexit.network.wire import WirePiece
 from earlyexit.sequences.memory import Memory, MemoryUse, SequencePins, lost
 
 logger = logging.getLogger(__name__)
-
-MOST_BATCHES: Final = 2
-"""Batches that a device runs at once. A third would find the device no emptier and slow down the others (PAME figure
-5)."""
-
-
-@dataclass(slots=True, eq=False)
-class _Running(Generic[P]):
-    """A batch on the device."""
-
-    batch: Batch[P]
-    inside: int
-    """Inputs that are not answered, or stay."""
-    beside_since_s: float | None
-    """When another batch began to run beside it; None while it is alone."""
-    shared_s: float = 0.0
-    """Seconds that batches ran beside it which have ended."""
-
-    @property
-    def leaves_room(self) -> bool:
-        below = self.batch.split.overlap_below
-        return below is not None and self.inside < below
-
-
-class DeviceLoop(Generic[P]):
-    """The steps of one device: begin, end, go on. Pure; a thread or virtual time drives it.
-
-    The device runs one batch at a time. Where the running batch's split has `overlap_below`, the next batch may begin
-    beside it as soon as fewer inputs than that remain inside (PAME section 4.2). Never more than two batches run at
-    once. The running batch's own split decides, even if a newer plan has come since.
-    """
-
-    __slots__ = ("_running", "engine")
-
-    def __init__(self, engine: BatchEngine[P]) -> None:
-        self.engine = engine
-        self._running: list[_Running[P]] = []
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether the device would begin a batch now."""
-        running = self._running
-        return not running or (len(running) < MOST_BATCHES and running[0].leaves_room)
-
-    @property
-    def num_running(self) -> int:
-        """Batches on the device."""
-        return len(self._running)
-
-    def begin(self, now_s: float) -> Choice[P]:
-        """Returns what the device does now: nothing while it is busy. The members of a batch stop waiting here."""
-        if not self.may_begin:
-            return NOTHING
-        choice = self.engine.choose(now_s)
-        if choice.batch is None:
-            return choice
-        started_s = choice.batch.started_s
-        for member in choice.batch.members:
-            member.queue_s += started_s - member.since_s
-        if not self._running:
-            self._running.append(_Running(choice.batch, len(choice.batch.members), None))
-            return choice
-        return self._begin_beside(choice, choice.batch, now_s)
-
-    def shrink(self, batch: Batch[P], by: int) -> None:
-        """Note that `by` inputs have left a running batch for good."""
-        self._of(batch).inside -= by
-
-    def end(self, batch: Batch[P], *, first_s: float | None, total_s: float, now_s: float) -> float:
-        """Note that a batch has run; returns its seconds of the device, where seconds beside another count half.
-
-        `first_s`: seconds until its first answers; None where all inputs stayed to its end.
-        """
-        running = self._of(batch)
-        shared_s, since_s = running.shared_s, running.beside_since_s
-        if since_s is not None:
-            shared_s += now_s - since_s
-        first_s = total_s if first_s is None else first_s
-        return self.engine.finished(batch, first_s=first_s, total_s=total_s, shared_s=min(shared_s, total_s))
-
-    def again(self, batch: Batch[P], members: Sequence[Member[P]], now_s: float) -> Batch[P]:
-        """Returns some members of a batch that cannot run as one, as a batch in its place."""
-        running, tokens = self._of(batch), sum(member.tokens for member in members)
-        running.shared_s = 0.0
-        if running.beside_since_s is not None:
-            running.beside_since_s = now_s
-        return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s)
-
-    def leave(self, batch: Batch[P], now_s: float) -> None:
-        """Free the place of a batch that is over, including the parts of it that ran again."""
-        self._running.remove(self._of(batch))
-        for other in self._running:
-            if other.beside_since_s is not None:
-                other.shared_s += now_s - other.beside_since_s
-                other.beside_since_s = None
-
-    def go_on(self, block: int, members: Sequence[Member[P]], now_s: float) -> bool:
-        """Queue members of a batch that has run for their next block; returns False where it is not hosted here.
-
-        Call it when members are queued rather than when the batch ends: a new plan may have come in between.
-        """
-        if not self.engine.hosts(block):
-            return False
-        self.engine.submit(block, members, now_s)
-        return True
-
-    def _begin_beside(self, choice: Choice[P], batch: Batch[P], now_s: float) -> Choice[P]:
-        (other,) = self._running
-        beside = replace(batch, lane=1 - other.batch.lane)
-        other.beside_since_s = now_s
-        self._running.append(_Running(beside, len(beside.members), now_s))
-        return replace(choice, batch=beside)
-
-    def _of(self, batch: Batch[P]) -> _Running[P]:
-        running = self._running
-        return running[0] if running[0].batch.lane == batch.lane else running[1]
 
 
 class Runner(Protocol[PayloadT]):
@@ -209,10 +93,9 @@ class Device(Generic[PayloadT]):
     ) -> None:
         """`name`: of the threads. `on_death` is called where a thread ends by an error that is not the model's."""
         self.engine = engine
-        self._loop = DeviceLoop(engine)
         self.runner = runner
         self._memory = runner.memory
-        self._pins = None if self._memory is None else SequencePins(self._memory)
+        self._pins = SequencePins(runner.memory)
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
@@ -221,10 +104,9 @@ class Device(Generic[PayloadT]):
         self.lock = threading.RLock()
         """Held while the engine is used."""
         self._delivering = threading.Lock()
-        self._wake = threading.Condition(self.lock)
-        self.on_room: Callable[[], None] = self._wake.notify
-        """Called with the lock held, when a batch may begin that could not a moment ago: a running batch has shrunk
-        enough for another beside it, or the last sequence whose next step was awaited is over."""
+        self._news = threading.Condition(self.lock)
+        self.wake: Callable[[], None] = self._news.notify
+        """Called with the lock held when a batch may begin that could not a moment ago."""
         self.failures_in_a_row = 0
         """Inputs that the model failed on, each alone, since its last success. Many mean a broken device."""
         self._stopping = False
@@ -233,16 +115,16 @@ class Device(Generic[PayloadT]):
 
     def start(self) -> None:
         """Begin to take work in threads of its own."""
-        with self._wake:
+        with self.lock:
             self._started = True
             for thread in self._threads:
                 thread.start()
 
     def stop(self) -> None:
         """Finish the running batches and end the threads; what is queued stays queued."""
-        with self._wake:
+        with self.lock:
             self._stopping = True
-            self._wake.notify_all()
+            self._news.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -250,11 +132,43 @@ class Device(Generic[PayloadT]):
         """Whether its threads still take work."""
         return all(thread.is_alive() for thread in self._threads)
 
+    def _serve(self) -> None:
+        """The loop of a thread: choose a batch, run it, deliver what it releases, queue the survivors again."""
+        try:
+            while (batch := self._next()) is not None:
+                coming_back = self.run(batch)
+                with self.lock:
+                    self.requeue(coming_back)
+        except BaseException:
+            logger.exception("the device thread ends")
+            self._on_death()
+            raise
+
+    def _next(self) -> Batch[PayloadT] | None:
+        with self.lock:
+            while not self._stopping:
+                found = self.start_next()
+                if isinstance(found, Batch):
+                    if self.engine.may_begin:  # the batch is so small that another may begin beside it at once
+                        self.wake()
+                    return found
+                self._news.wait(None if found is None else max(0.0, found - self.clock.now_s()))
+        return None
+
+    def _new_thread(self, name: str) -> threading.Thread:
+        return threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def _add_thread(self) -> None:
+        if len(self._threads) < MOST_RUNNING and not self._stopping:
+            self._threads.append(self._new_thread(f"{self._name}-beside"))
+            if self._started:
+                self._threads[-1].start()
+
     def submit(self, next_block: int, members: Sequence[Member[PayloadT]], fallback: Sequence[Split] = ()) -> None:
         """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
-        with self._wake:
+        with self.lock:
             self.engine.submit(next_block, members, self.clock.now_s(), fallback)
-            self._wake.notify()
+            self.wake()
 
     def follow(
         self,
@@ -268,12 +182,12 @@ class Device(Generic[PayloadT]):
 
         The first splits that let batches overlap add the second thread, which then stays.
         """
-        with self._wake:
+        with self.lock:
             self.engine.follow(splits, dispatch, order, entry)
             self.runner.follow(policy)
             if any(split.overlap_below is not None for split in splits):
                 self._add_thread()
-            self._wake.notify()
+            self.wake()
 
     def forget(self, origin: object) -> int:
         """Remove the queued members of an origin; returns their number."""
@@ -283,16 +197,11 @@ class Device(Generic[PayloadT]):
     def start_next(self) -> Batch[PayloadT] | float | None:
         """Returns the next batch to run, or the second to ask again at, or None until something is submitted."""
         with self.lock:
-            choice = self._loop.begin(self.clock.now_s())
-            if self._pins is not None and choice.batch is not None:
+            choice = self.engine.begin(self.clock.now_s())
+            if choice.batch is not None:
                 self._pins.take(choice.batch.members)
         self._release([_too_late(member) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether a batch could start now."""
-        return self._loop.may_begin
 
     def run(self, batch: Batch[PayloadT]) -> list[Survivors[PayloadT]]:
         """Run a batch and deliver its answers and the survivors that go on elsewhere; returns those to `requeue` here.
@@ -307,19 +216,16 @@ class Device(Generic[PayloadT]):
         else:
             coming_back = self._attempt(batch, inside)
         with self.lock:
-            self._loop.leave(batch, self.clock.now_s())
-            if self._pins is not None:
-                back = {id(member) for going in coming_back for member in going.members}
-                self._pins.let_go(member for member in batch.members if id(member) not in back)
+            self.engine.leave(batch, self.clock.now_s())
+            self._pins.let_go(batch.members, but=[member for going in coming_back for member in going.members])
         return coming_back
 
     def requeue(self, coming_back: Iterable[Survivors[PayloadT]]) -> None:
         """Submit what `run` returned; deliver survivors whose next block a new plan no longer hosts here."""
         for going in coming_back:
             with self.lock:
-                if self._pins is not None:
-                    going = self._without_over(going, self._pins)
-                is_hosted = self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s())
+                going = self._without_over(going)
+                is_hosted = self.engine.go_on(going.piece.next_block, going.members, self.clock.now_s())
             if not is_hosted and going.members:
                 self._release([self._leaving(going)])
 
@@ -334,13 +240,14 @@ class Device(Generic[PayloadT]):
         A sequence that was ended during a batch is kept until that batch is over and takes no further inputs: they
         would find nothing of it and begin it anew.
         """
-        if self._memory is None or self._pins is None:
+        if self._memory is None:
             return members
         with self.lock:
-            errors = self._memory.admit(wire, [member.sequence for member in members])
             errors = [
                 _over(member).error if self._pins.is_over(member) else error
-                for member, error in zip(members, errors, strict=True)
+                for member, error in zip(
+                    members, self._memory.admit(wire, [member.sequence for member in members]), strict=True
+                )
             ]
         pairs = list(zip(members, errors, strict=True))
         self._release([Lost(member=member, error=error) for member, error in pairs if error is not None])
@@ -359,10 +266,9 @@ class Device(Generic[PayloadT]):
         with self.lock:
             were_awaited = bool(self.engine.returning)
             queued = self.engine.take_out(sequences)
-            if self._pins is not None:
-                self._pins.end(sequences)
+            self._pins.end(sequences)
             if were_awaited and not self.engine.returning:
-                self.on_room()
+                self.wake()
         self._release([_over(member) for member in queued])
 
     def _attempt(self, batch: Batch[PayloadT], inside: Inside[PayloadT]) -> list[Survivors[PayloadT]]:
@@ -383,7 +289,7 @@ class Device(Generic[PayloadT]):
         coming_back: list[Survivors[PayloadT]] = []
         for part in parts:
             with self.lock:
-                single = self._loop.again(batch, tuple(part.members.values()), self.clock.now_s())
+                single = self.engine.again(batch, tuple(part.members.values()), self.clock.now_s())
             coming_back += self._attempt(single, part)
         return coming_back
 
@@ -400,11 +306,11 @@ class Device(Generic[PayloadT]):
             self._shrink(batch, before - len(inside.members))
         now_s = self.clock.now_s()
         total_s = now_s - batch.started_s
+        answered = None
+        if self._memory is not None:
+            answered = [each.sequence for each in batch.members if each.sample_id not in inside.members]
         with self.lock:
-            busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
-            if self._pins is not None:
-                answered = [each.sequence for each in batch.members if each.sample_id not in inside.members]
-                self.engine.returning.answered(answered, took_s=total_s, now_s=now_s)
+            busy_s = self.engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s, answered=answered)
         self._on_batch(batch, busy_s)
         inside.charge(total_s)
         return survivors
@@ -414,14 +320,16 @@ class Device(Generic[PayloadT]):
         if batch.split.overlap_below is None or not by:
             return
         with self.lock:
-            self._loop.shrink(batch, by)
-            if self._loop.may_begin:
-                self.on_room()
+            self.engine.shrink(batch, by)
+            if self.engine.may_begin:
+                self.wake()
 
-    def _without_over(self, going: Survivors[PayloadT], pins: SequencePins[PayloadT]) -> Survivors[PayloadT]:
+    def _without_over(self, going: Survivors[PayloadT]) -> Survivors[PayloadT]:
         """Returns survivors without those of ended sequences, which are lost; unpins all of them."""
-        keep = [k for k, member in enumerate(going.members) if not pins.is_over(member)]
-        pins.let_go(going.members)
+        if self._memory is None:
+            return going
+        keep = [k for k, member in enumerate(going.members) if not self._pins.is_over(member)]
+        self._pins.let_go(going.members)
         if len(keep) == len(going.members):
             return going
         self._release([_over(member) for k, member in enumerate(going.members) if k not in keep])
@@ -446,37 +354,6 @@ class Device(Generic[PayloadT]):
         for member, single in zip(members, survivors.singles(), strict=True):
             member.payload = single
         return [going]
-
-    def _new_thread(self, name: str) -> threading.Thread:
-        return threading.Thread(target=self._serve, name=name, daemon=True)
-
-    def _add_thread(self) -> None:
-        if len(self._threads) < MOST_BATCHES and not self._stopping:
-            self._threads.append(self._new_thread(f"{self._name}-beside"))
-            if self._started:
-                self._threads[-1].start()
-
-    def _serve(self) -> None:
-        try:
-            while (batch := self._next()) is not None:
-                coming_back = self.run(batch)
-                with self._wake:
-                    self.requeue(coming_back)
-        except BaseException:
-            logger.exception("the device thread ends")
-            self._on_death()
-            raise
-
-    def _next(self) -> Batch[PayloadT] | None:
-        with self._wake:
-            while not self._stopping:
-                found = self.start_next()
-                if isinstance(found, Batch):
-                    if self.may_begin:  # the batch is so small that another may begin beside it at once
-                        self._wake.notify()
-                    return found
-                self._wake.wait(None if found is None else max(0.0, found - self.clock.now_s()))
-        return None
 
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file

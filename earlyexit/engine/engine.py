@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from bisect import insort_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
 from earlyexit.engine.filling import Load, Standing, pick, standing_of
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, by_deadline
-from earlyexit.engine.release import Returning
 from earlyexit.engine.times import ObservedTimes, RunSums, SplitCounts, TimesRun
 from earlyexit.network.split import Split, rest_of
 
@@ -62,6 +61,73 @@ NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
 """The choice of idle and of busy devices, made once."""
 
 
+SHARE = 0.05
+"""Share of a batch's seconds that the next batch waits at most for the sequences whose steps it answered: 2 ms of a
+step of 40 ms, for the way to the ingress and back."""
+
+
+class Returning:
+    """The sequences whose next steps are worth waiting for.
+
+    Without a wait, steps that came while a batch ran would form the next batch at once, and so on by turns: two groups
+    of sequences, each of which reads all weights.
+    """
+
+    __slots__ = ("_over", "_sequences", "until_s")
+
+    def __init__(self) -> None:
+        self._sequences: set[int] = set()
+        self._over: set[int] = set()
+        """Sequences that ended since a batch last answered steps; a running batch may still answer steps of theirs."""
+        self.until_s = -math.inf
+        """When the wait is over."""
+
+    def __bool__(self) -> bool:
+        """Whether any sequence may be awaited."""
+        return bool(self._sequences)
+
+    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
+        """Note that a batch of `took_s` seconds has answered steps of these sequences."""
+        self._sequences = set(sequences) - self._over
+        self._over.clear()
+        self.until_s = now_s + SHARE * took_s
+
+    def take_out(self, sequences: Collection[int]) -> None:
+        """Note that sequences are over; one that left early may be over before its batch."""
+        self._sequences.difference_update(sequences)
+        self._over.update(sequences)
+
+    def are_awaited(self, waiting: Sequence[Queue[Any]], now_s: float) -> bool:
+        """Whether some are not queued yet, and may still come in time."""
+        self._sequences.difference_update(member.sequence for queue in waiting for member in queue.members)
+        if now_s >= self.until_s:
+            self._sequences.clear()
+        return bool(self._sequences)
+
+
+MOST_RUNNING: Final = 2
+"""Batches that a device runs at once. A third would find the device no emptier and slow down the others (PAME figure
+5)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running(Generic[P]):
+    """A batch on the device."""
+
+    batch: Batch[P]
+    inside: int
+    """Inputs that are not answered, or stay."""
+    beside_since_s: float | None = None
+    """When another batch began to run beside it; None while it is alone."""
+    shared_s: float = 0.0
+    """Seconds that batches ran beside it which have ended."""
+
+    @property
+    def leaves_room(self) -> bool:
+        below = self.batch.split.overlap_below
+        return below is not None and self.inside < below
+
+
 class BatchEngine(Generic[P]):
     """Queues and dispatch of one replica's splits.
 
@@ -72,10 +138,15 @@ class BatchEngine(Generic[P]):
       while nothing is known of how long its splits take;
     - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.filling`.
 
-    Under each rule, a batch that is not full waits a moment for steps that are about to return
-    (`earlyexit.engine.release`). The plan's order selects which queued inputs form the batch. A batch is closed only
-    when the device asks for it, so inputs that arrive while the device computes still fit. Probes have queues of
-    their own. Because probes are few, one waiting probe counts as a full batch (`earlyexit.engine.release`).
+    Under each rule, a batch that is not full waits a moment for steps that are about to return (`Returning`). The
+    plan's order selects which queued inputs form the batch. A batch is closed only when the device asks for it, so
+    inputs that arrive while the device computes still fit. Probes have queues of their own. Because probes are few,
+    one waiting probe counts as a full batch.
+
+    The device runs one batch at a time: `begin`, `end`, then `go_on` with its survivors, and `leave`. Where the running
+    batch's split has `overlap_below`, the next batch may begin beside it as soon as fewer inputs than that remain
+    inside (PAME section 4.2). Never more than two batches run at once. The running batch's own split decides, even if a
+    newer plan has come since.
     """
 
     __slots__ = (
@@ -88,6 +159,7 @@ class BatchEngine(Generic[P]):
         "_passing",
         "_ran_probed_steps",
         "_run_sums",
+        "_running",
         "_serial",
         "_splits",
         "_starts",
@@ -117,6 +189,7 @@ class BatchEngine(Generic[P]):
         """Share of its time that the device had run when its latest batch began."""
         self._run_sums = RunSums()
         self.returning = Returning()
+        self._running: list[_Running[P]] = []
         self._ran_probed_steps = False
         """Whether the latest batch was of probes of sequences. Such a probe waits for no other input, and its next step
         is back a moment after its batch: two would take turns on the device for ever. So other queues go first then."""
@@ -225,6 +298,89 @@ class BatchEngine(Generic[P]):
         self._let_drained_vanish()
         return found
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the device would begin a batch now."""
+        running = self._running
+        return not running or (len(running) < MOST_RUNNING and running[0].leaves_room)
+
+    @property
+    def num_running(self) -> int:
+        """Batches on the device."""
+        return len(self._running)
+
+    def begin(self, now_s: float) -> Choice[P]:
+        """Returns what the device does now: nothing while it is busy. The members of a batch stop waiting here."""
+        if not self.may_begin:
+            return NOTHING
+        choice = self.choose(now_s)
+        if choice.batch is None:
+            return choice
+        batch, beside_since_s = choice.batch, None
+        for member in batch.members:
+            member.queue_s += batch.started_s - member.since_s
+        if self._running:
+            (other,) = self._running
+            other.beside_since_s = beside_since_s = now_s
+            batch = replace(batch, lane=1 - other.batch.lane)
+            choice = replace(choice, batch=batch)
+        self._running.append(_Running(batch, len(batch.members), beside_since_s))
+        return choice
+
+    def shrink(self, batch: Batch[P], by: int) -> None:
+        """Note that `by` inputs have left a running batch for good."""
+        self._of(batch).inside -= by
+
+    def again(self, batch: Batch[P], members: Sequence[Member[P]], now_s: float) -> Batch[P]:
+        """Returns some members of a batch that cannot run as one, as a batch in its place."""
+        running, tokens = self._of(batch), sum(member.tokens for member in members)
+        running.shared_s = 0.0
+        if running.beside_since_s is not None:
+            running.beside_since_s = now_s
+        return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s)
+
+    def end(
+        self,
+        batch: Batch[P],
+        *,
+        first_s: float | None,
+        total_s: float,
+        now_s: float,
+        answered: Iterable[int] | None = None,
+    ) -> float:
+        """Note that a batch has run; returns its seconds of the device, where seconds beside another count half.
+
+        `first_s`: seconds until its first answers; None where all inputs stayed to its end. `answered`: the sequences
+        whose steps it answered; None for a network that keeps nothing of sequences.
+        """
+        running = self._of(batch)
+        shared_s, since_s = running.shared_s, running.beside_since_s
+        if since_s is not None:
+            shared_s += now_s - since_s
+        first_s = total_s if first_s is None else first_s
+        busy_s = self.finished(batch, first_s=first_s, total_s=total_s, shared_s=min(shared_s, total_s))
+        if answered is not None:
+            self.returning.answered(answered, took_s=total_s, now_s=now_s)
+        return busy_s
+
+    def leave(self, batch: Batch[P], now_s: float) -> None:
+        """Free the place of a batch that is over, including the parts of it that ran again."""
+        self._running.remove(self._of(batch))
+        for other in self._running:
+            if other.beside_since_s is not None:
+                other.shared_s += now_s - other.beside_since_s
+                other.beside_since_s = None
+
+    def go_on(self, block: int, members: Sequence[Member[P]], now_s: float) -> bool:
+        """Queue members of a batch that has run for their next block; returns False where it is not hosted here.
+
+        Call it when members are queued rather than when the batch ends: a new plan may have come in between.
+        """
+        if not self.hosts(block):
+            return False
+        self.submit(block, members, now_s)
+        return True
+
     def choose(self, now_s: float) -> Choice[P]:
         """Returns the next batch of a device that is free at `now_s`, and takes it off its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
@@ -257,6 +413,10 @@ class BatchEngine(Generic[P]):
             self.times.observe(batch.split, len(batch.members), batch.tokens, first_s, total_s)
             self._run_sums.add(batch.split, len(batch.members), batch.tokens, busy_s, shared=shared_s > 0)
         return busy_s
+
+    def _of(self, batch: Batch[P]) -> _Running[P]:
+        running = self._running
+        return running[0] if running[0].batch.lane == batch.lane else running[1]
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
         split = rest_of(block, self._splits, fallback)

@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
-from earlyexit.engine.queue import Member, Queue
+from earlyexit.engine.queue import Member
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
 from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
-
-SHARE = 0.05
-"""Share of a batch's seconds that the next batch waits at most for the sequences whose steps it answered: 2 ms of a
-step of 40 ms, for the way to the ingress and back."""
-
-
-class Returning:
-    """The sequences whose next steps are worth waiting for.
-
-    Without a wait, steps that came while a batch ran would form the next batch at once, and so on by turns: two groups
-    of sequences, each of which reads all weights.
-    """
-
-    __slots__ = ("_over", "_sequences", "until_s")
-
-    def __init__(self) -> None:
-        self._sequences: set[int] = set()
-        self._over: set[int] = set()
-        """Sequences that ended since a batch last answered steps; a running batch may still answer steps of theirs."""
-        self.until_s = -math.inf
-        """When the wait is over."""
-
-    def __bool__(self) -> bool:
-        """Whether any sequence may be awaited."""
-        return bool(self._sequences)
-
-    def answered(self, sequences: Iterable[int], *, took_s: float, now_s: float) -> None:
-        """Note that a batch of `took_s` seconds has answered steps of these sequences."""
-        self._sequences = set(sequences) - self._over
-        self._over.clear()
-        self.until_s = now_s + SHARE * took_s
-
-    def take_out(self, sequences: Collection[int]) -> None:
-        """Note that sequences are over; one that left early may be over before its batch."""
-        self._sequences.difference_update(sequences)
-        self._over.update(sequences)
-
-    def are_awaited(self, waiting: Sequence[Queue[Any]], now_s: float) -> bool:
-        """Whether some are not queued yet, and may still come in time."""
-        self._sequences.difference_update(member.sequence for queue in waiting for member in queue.members)
-        if now_s >= self.until_s:
-            self._sequences.clear()
-        return bool(self._sequences)
 
 
 class Payload(Protocol):

@@ -70,19 +70,23 @@ class SequencePins(Generic[PayloadT]):
     Not thread-safe: called with the device's lock held.
     """
 
-    def __init__(self, memory: Memory[PayloadT]) -> None:
+    def __init__(self, memory: Memory[PayloadT] | None) -> None:
+        """`memory`: None for a network that keeps nothing; there is then nothing to pin."""
         self._memory = memory
         self._held: Counter[int] = Counter()
         self._over: set[int] = set()
 
     def take(self, members: Iterable[Member[Any]]) -> None:
         """Pin the sequences of a batch."""
-        self._held.update([member.sequence for member in members])
+        if self._memory is not None:
+            self._held.update([member.sequence for member in members])
 
-    def let_go(self, members: Iterable[Member[Any]]) -> None:
-        """Unpin sequences; the memory of those that were ended meanwhile is freed."""
-        for member in members:
-            sequence = member.sequence
+    def let_go(self, members: Iterable[Member[Any]], *, but: Iterable[Member[Any]] = ()) -> None:
+        """Unpin sequences, except those of `but`; the memory of those that were ended meanwhile is freed."""
+        if self._memory is None:
+            return
+        kept = {id(member) for member in but}
+        for sequence in [member.sequence for member in members if id(member) not in kept]:
             self._held[sequence] -= 1
             if self._held[sequence] > 0:
                 continue
@@ -93,6 +97,8 @@ class SequencePins(Generic[PayloadT]):
 
     def end(self, sequences: Iterable[int]) -> None:
         """End sequences: their memory is freed now, or when they are unpinned."""
+        if self._memory is None:
+            return
         for sequence in sequences:
             if sequence in self._held:
                 self._over.add(sequence)

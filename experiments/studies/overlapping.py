@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cluster.emulated import Pace
-from earlyexit.engine.device import DeviceLoop
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes, SplitCounts
@@ -66,7 +65,6 @@ class Device:
         self._ramps, self._decisions, self._rows_N = decisions.ramps, decisions, rows_N
         self._works = Works(Pace(table, decisions.ramps, 1.0), self._work)
         self._engine: BatchEngine[Any] = BatchEngine(splits, ObservedTimes())
-        self._loop: DeviceLoop[Any] = DeviceLoop(self._engine)
         self._beside = SideBySide(self._events, lambda: True, self._exit, self._end)
         self._began_s_N = np.full(len(rows_N), np.nan)
         self._latency_s_N = np.full(len(rows_N), np.nan)
@@ -84,7 +82,7 @@ class Device:
         )
 
     def _begin(self) -> None:
-        while (batch := self._loop.begin(self._events.time_s).batch) is not None:
+        while (batch := self._engine.begin(self._events.time_s).batch) is not None:
             for member in batch.members:
                 if np.isnan(self._began_s_N[member.payload.input]):
                     self._began_s_N[member.payload.input] = batch.started_s
@@ -92,17 +90,17 @@ class Device:
 
     def _exit(self, batch: Batch[Any], leaving: Exit) -> None:
         self._answer(leaving)
-        self._loop.shrink(batch, len(leaving[1]))
+        self._engine.shrink(batch, len(leaving[1]))
         self._begin()
 
     def _end(self, ended: Ended) -> None:
         batch, _, first_s, total_s, leaving, going_on = ended
         now_s = self._events.time_s
-        self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
-        self._loop.leave(batch, now_s)
+        self._engine.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
+        self._engine.leave(batch, now_s)
         for each in leaving:
             self._answer(each)
-        if going_on and not self._loop.go_on(batch.split.end, going_on, now_s):
+        if going_on and not self._engine.go_on(batch.split.end, going_on, now_s):
             self._answer((batch.split.end - 1, going_on))
         self._begin()
 

@@ -99,7 +99,7 @@ class Outbox:
 def has_room(thread: Device[Letters]) -> bool:
     """Whether the device would begin what is queued."""
     with thread.lock:
-        return thread.may_begin
+        return thread.engine.may_begin
 
 
 def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> Device[Letters]:

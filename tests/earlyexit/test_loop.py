@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from earlyexit.engine.device import DeviceLoop
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.network.split import Split
@@ -25,14 +24,12 @@ class Bench:
 
     split: Split = WHOLE
     engine: Engine = field(init=False)
-    loop: DeviceLoop[None] = field(init=False)
     log: list[str] = field(default_factory=list)
     now_s: float = 0.0
     most_at_once: int = 0
 
     def __post_init__(self) -> None:
         self.engine = BatchEngine([self.split], TableTimes({0: 4.0, 2: 4.0}))
-        self.loop = DeviceLoop(self.engine)
         self._events: list[tuple[float, int, tuple[Batch[None], int, str] | str]] = []
         self._serial = 0
 
@@ -53,11 +50,11 @@ class Bench:
         heapq.heappush(self._events, (at_s, self._serial, event))
 
     def _begin(self) -> None:
-        while (batch := self.loop.begin(self.now_s).batch) is not None:
+        while (batch := self.engine.begin(self.now_s).batch) is not None:
             names = "".join(each.sample_id for each in batch.members)
             self._write(f"lane {batch.lane} starts [{names}]")
             self._at(self.now_s + 1.0, (batch, 0, names))
-        self.most_at_once = max(self.most_at_once, self.loop.num_running)
+        self.most_at_once = max(self.most_at_once, self.engine.num_running)
 
     def _step(self, batch: Batch[None], block: int, inside: str) -> None:
         leaving = {0: "aeiou", 1: "abcdefghijklm"}.get(block, inside if block == 3 else "")
@@ -65,13 +62,13 @@ class Bench:
         stay = "".join(name for name in inside if name not in left)
         if left:
             self._write(f"lane {batch.lane} answers [{''.join(left)}]")
-            self.loop.shrink(batch, len(left))
+            self.engine.shrink(batch, len(left))
         if stay:
             self._at(self.now_s + 1.0, (batch, block + 1, stay))
             return
         total_s = self.now_s - batch.started_s
-        busy_s = self.loop.end(batch, first_s=None, total_s=total_s, now_s=self.now_s)
-        self.loop.leave(batch, self.now_s)
+        busy_s = self.engine.end(batch, first_s=None, total_s=total_s, now_s=self.now_s)
+        self.engine.leave(batch, self.now_s)
         self._write(f"lane {batch.lane} had the device {busy_s:g} of {total_s:g} s")
 
     def _write(self, what: str) -> None:
@@ -141,7 +138,7 @@ def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() ->
     times = bench.engine.times
     assert isinstance(times, TableTimes)
     bench.engine.submit(0, [member("z")], 0.0)
-    batch = bench.loop.begin(0.0).batch
+    batch = bench.engine.begin(0.0).batch
     assert batch is not None
     bench.engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0)
     bench.engine.finished(batch, first_s=9.0, total_s=9.0)
@@ -151,32 +148,32 @@ def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() ->
 def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> None:
     bench = Bench()
     bench.engine.submit(0, [member(name) for name in "zy"], 0.0)
-    first = bench.loop.begin(0.0).batch
+    first = bench.engine.begin(0.0).batch
     assert first is not None
     bench.engine.follow([replace(WHOLE, overlap_below=None)], "work-conserving")
     bench.engine.submit(0, [member(name) for name in "x"], 0.0)
-    assert not bench.loop.may_begin
-    bench.loop.shrink(first, 1)
-    beside = bench.loop.begin(1.0).batch
+    assert not bench.engine.may_begin
+    bench.engine.shrink(first, 1)
+    beside = bench.engine.begin(1.0).batch
     assert beside is not None
     assert (beside.lane, beside.split.overlap_below) == (1, None)
-    bench.loop.leave(first, 2.0)
-    assert not bench.loop.may_begin  # the new plan's batch is alone, and says never
+    bench.engine.leave(first, 2.0)
+    assert not bench.engine.may_begin  # the new plan's batch is alone, and says never
 
 
 def test_what_runs_again_alone_shares_only_from_then_on() -> None:
     bench = Bench()
     bench.engine.submit(0, [member(name) for name in "z"], 0.0)
-    failing = bench.loop.begin(0.0).batch
+    failing = bench.engine.begin(0.0).batch
     bench.engine.submit(0, [member(name) for name in "y"], 0.0)
-    other = bench.loop.begin(0.0).batch
+    other = bench.engine.begin(0.0).batch
     assert failing is not None
     assert other is not None
-    again = bench.loop.again(failing, failing.members, 3.0)
+    again = bench.engine.again(failing, failing.members, 3.0)
     assert (again.started_s, again.lane) == (3.0, 0)
-    assert bench.loop.end(again, first_s=None, total_s=4.0, now_s=7.0) == 2.0
-    bench.loop.leave(failing, 7.0)
-    assert bench.loop.end(other, first_s=None, total_s=9.0, now_s=9.0) == 9.0 - 7.0 / 2
+    assert bench.engine.end(again, first_s=None, total_s=4.0, now_s=7.0) == 2.0
+    bench.engine.leave(failing, 7.0)
+    assert bench.engine.end(other, first_s=None, total_s=9.0, now_s=9.0) == 9.0 - 7.0 / 2
 
 
 @pytest.mark.parametrize("below", [0, -1])

@@ -184,7 +184,7 @@ def test_a_token_that_was_answered_may_be_followed_before_its_batch_is_over() ->
 
 def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
     scene, told = Scene(), list[str]()
-    scene.device.on_room = lambda: told.append("b may run")
+    scene.device.wake = lambda: told.append("b may run")
     scene.submit("a")
     scene.device.run(scene.batch())
     scene.submit("b")

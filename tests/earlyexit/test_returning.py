@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from earlyexit.engine.engine import SHARE
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import SHARE
 from earlyexit.network.split import Split
 from tests.earlyexit.engine_driver import Engine, TableTimes, chosen, names
 

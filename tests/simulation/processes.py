@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,15 +43,6 @@ TOKENIZER = byte_tokenizer()
 SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
 
-class Bell(AbstractContextManager[None]):
-    """Stands in for the condition on which a device's thread waits."""
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self.notify = self.notify_all = ring
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 class VirtualDevice(Device[Any]):
     """A device on virtual time: a batch takes as long as the replica says, and is computed at its end."""
 
@@ -62,8 +52,7 @@ class VirtualDevice(Device[Any]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._replica = VirtualDevice.replica
-        self._wake = Bell(self._ring)  # type: ignore[assignment] # the part of a condition that is used
-        self.on_room = self._ring
+        self.wake = self._ring
 
     def start(self) -> None:
         self._started = True
@@ -91,7 +80,7 @@ class VirtualDevice(Device[Any]):
                     replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
                 return
             replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
-            if not self.may_begin:
+            if not self.engine.may_begin:
                 return
 
     def _end(self, batch: Batch[Any]) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from cluster.emulated import Pace
-from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import SHARE
+from earlyexit.engine.engine import SHARE, Batch
 from earlyexit.engine.times import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
