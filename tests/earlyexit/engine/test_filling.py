@@ -7,7 +7,7 @@ import pytest
 from earlyexit.engine.filling import Load, Standing, patience, pick
 from earlyexit.engine.queue import Member, Queue
 from earlyexit.network.split import Split
-from tests.earlyexit.engine_driver import Arrival, Driver, Engine, TableTimes, member, names
+from tests.earlyexit.engine.driver import Driver, Engine, TableTimes, member, names, splits_of
 
 FULL_S = 2.0
 """Of a batch of 4, which is half a second for each."""
@@ -107,29 +107,19 @@ def test_the_batch_of_the_fewest_seconds_per_input_goes_first(press_s: float, fi
 
 def filling() -> Driver:
     """Blocks 0-1 and 2-3, batches of 4, a second and three whatever they hold; block 0 is where new inputs come."""
-    splits = [Split(first=0, end=2, batch=4), Split(first=2, end=4, batch=4)]
-    seconds = {0: 1.0, 2: 3.0}
+    splits, seconds = splits_of(0, 2, 4, batch=4), {0: 1.0, 2: 3.0}
     engine = Engine(splits, TableTimes(seconds))
     engine.follow(splits, "filling", entry=0)
     return Driver(engine, seconds)
 
 
 def test_under_load_survivors_wait_for_a_fuller_batch_and_new_inputs_do_not() -> None:
-    arrivals = [Arrival(at_s, name, deadline_s=at_s + 12.0) for at_s, name in enumerate("abcd")]
     # The device was busy all the time, so survivors may wait half of the time until 12 - 3 = 9: until 5.
     # The fourth makes the batch full.
-    assert filling().play(arrivals) == [
-        "0.000 start 0:[a]",
-        "1.000 start 0:[b]",
-        "2.000 start 0:[c]",
-        "3.000 start 0:[d]",
-        "4.000 start 2:[a b c d]",
-    ]
-
-
-def test_a_device_that_is_mostly_idle_starts_at_once() -> None:
-    log = filling().play([Arrival(at_s, name, deadline_s=at_s + 12.0) for at_s, name in ((0, "a"), (12, "b"))])
-    assert log[-2:] == ["12.000 start 0:[b]", "13.000 start 2:[b]"]
+    assert filling().play("0 a <12; 1 b <13; 2 c <14; 3 d <15") == (
+        "0 start 0:[a]; 1 start 0:[b]; 2 start 0:[c]; 3 start 0:[d]; 4 start 2:[a b c d]"
+    )
+    assert filling().play("0 a <12; 12 b <24").endswith("12 start 0:[b]; 13 start 2:[b]"), "it was mostly idle"
 
 
 def test_a_wait_ends_when_half_of_what_the_most_urgent_deadline_leaves_is_over() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from earlyexit.clock import ManualClock
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
@@ -52,6 +54,26 @@ class Arrival:
     """Of each; left out: 1."""
 
 
+def arrivals(text: str) -> list[Arrival]:
+    """Reads `0.5 ab @2 <9 -1 4,4; ...`: at 0.5 s, a and b of 4 tokens each for block 2, deadline and reserve."""
+    found = []
+    for each in text.split("; "):
+        at_s, names, *others = each.split()
+        given: dict[str, Any] = {}
+        for other in others:
+            match other[0]:
+                case "@":
+                    given["block"] = int(other[1:])
+                case "<":
+                    given["deadline_s"] = float(other[1:])
+                case "-":
+                    given["reserve_s"] = float(other[1:])
+                case _:
+                    given["tokens"] = tuple(map(int, other.split(",")))
+        found.append(Arrival(float(at_s), names, **given))
+    return found
+
+
 @dataclass(frozen=True)
 class Switch:
     """Another plan."""
@@ -77,15 +99,17 @@ class Driver:
     log: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
-    def play(self, events: Sequence[Event]) -> list[str]:
-        self.events = sorted(events, key=lambda event: event.at_s)
+    def play(self, *events: Event | str) -> str:
+        """What happens, in one line; texts are read by `arrivals`."""
+        read = [one for each in events for one in (arrivals(each) if isinstance(each, str) else [each])]
+        self.events = sorted(read, key=lambda event: event.at_s)
         while self._turn():
             pass
-        return self.log
+        return "; ".join(self.log)
 
     def _turn(self) -> bool:
         self._let_time_pass(self.clock.now_s())
-        choice = self.engine.choose(self.clock.now_s())
+        choice = self.engine.begin(self.clock.now_s())
         if choice.dropped:
             self._write(f"drop [{names(choice.dropped)}]")
         if choice.batch is not None:
@@ -101,7 +125,8 @@ class Driver:
         blocks = f"{first}" if batch.split in self.engine.splits else f"{first} to {batch.split.end}"
         self._write(f"start {blocks}:[{names(batch.members)}]")
         self._let_time_pass(self.clock.now_s() + seconds)
-        self.engine.finished(batch, first_s=seconds, total_s=seconds)
+        self.engine.end(batch, first_s=seconds, total_s=seconds, now_s=self.clock.now_s())
+        self.engine.leave(batch, self.clock.now_s())
         if self.engine.hosts(batch.split.end):
             stay = [member for member in batch.members if member.sample_id not in self.leave.get(first, "")]
             self.engine.submit(batch.split.end, stay, self.clock.now_s())
@@ -117,7 +142,7 @@ class Driver:
         self.clock.advance(until_s - self.clock.now_s())
 
     def _write(self, what: str) -> None:
-        self.log.append(f"{self.clock.now_s():.3f} {what}")
+        self.log.append(f"{self.clock.now_s():g} {what}")
 
 
 def _members(arrival: Arrival) -> list[Member[None]]:
@@ -151,17 +176,19 @@ def member(name: str, *, tokens: int = 1, deadline_s: float = math.inf, origin: 
     )
 
 
-def two_splits(
-    *, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None, starts: tuple[int, ...] = ()
+def splits_of(*bounds: int, batch: int = 2, tokens: int | None = None) -> tuple[Split, ...]:
+    return tuple(Split(first=first, end=end, batch=batch, tokens=tokens) for first, end in pairwise(bounds))
+
+
+def driver_of(
+    *splits: Split,
+    dispatch: Dispatch = "work-conserving",
+    leave: Mapping[int, str] | None = None,
+    times: TableTimes | None = None,
+    order: OrderSpec = DEFAULT,
+    starts: tuple[int, ...] = (),
 ) -> Driver:
-    """Blocks 0-1 and 2-3, batches of 2, one second each."""
-    seconds = {0: 1.0, 2: 1.0}
-    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch, starts=starts), seconds, leave or {})
-
-
-def one_split(batch: int, *, dispatch: Dispatch = "work-conserving") -> Driver:
-    """Blocks 0-3, one second."""
-    seconds = {0: 1.0}
-    splits = [Split(first=0, end=4, batch=batch)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds)
+    """Every split takes a second, wherever it starts."""
+    seconds = dict.fromkeys(range(8), 1.0)
+    engine = Engine(splits, times or TableTimes(seconds), dispatch=dispatch, order=order, starts=starts)
+    return Driver(engine, seconds, leave or {})

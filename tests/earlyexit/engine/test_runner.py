@@ -15,7 +15,6 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Observed, Release, Step, Told
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.errors import PlanError
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import Segment, Split
@@ -47,20 +46,6 @@ def survivors_of(steps: Sequence[Step[Piece]]) -> Piece:
 
 def exits(steps: Sequence[Step[Piece]]) -> list[int]:
     return [answer.exit for step in steps for answer in step.answers]
-
-
-def test_any_split_can_be_run_without_being_announced(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    runner = TorchRunner(small_model, NOBODY_LEAVES)
-    piece = runner.from_wire(wire_of(encoded[:3]))
-    before = survivors_of(run(runner, Split(first=0, end=1, batch=8), piece))
-    assert before.next_block == 1
-    assert exits(run(runner, WHOLE.rest(1), before)) == [3, 3, 3]
-
-
-def test_members_are_fused_in_their_order(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    runner = TorchRunner(small_model, EVERYONE_LEAVES)
-    (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:5])))
-    assert [answer.sample_id for answer in step.answers] == ["i0", "i1", "i2", "i3", "i4"]
 
 
 def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -117,12 +102,6 @@ def test_where_a_policy_cannot_be_probed_probes_run_as_any_other_input(
     runner = TorchRunner(small_model, VotingPolicy(1))
     (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)
     assert (exits([step]), step.seen, step.survivors) == ([0, 0], (), None)
-
-
-def test_a_split_that_the_model_does_not_have_is_refused(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    runner = TorchRunner(small_model, NOBODY_LEAVES)
-    with pytest.raises(PlanError, match="blocks 0 to 4 are not in the model"):
-        run(runner, Split(first=0, end=5, batch=1), runner.from_wire(wire_of(encoded[:1])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -22,7 +22,7 @@ from earlyexit.network.wire import Answer
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, assert_same, piece_of
-from tests.earlyexit.letters import EVERYONE, FakeRunner, Letters, Part, member, members
+from tests.earlyexit.engine.letters import EVERYONE, FakeRunner, Letters, Part, member, members
 from tests.earlyexit.tasks_of_maps import STREET, encoded_images, model_of_maps
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
@@ -139,23 +139,6 @@ def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: Hel
     assert not [each for each in threading.enumerate() if each.name.startswith("overlapping")]
 
 
-def test_without_the_word_it_waits_until_the_batch_has_ended(runner: HeldRunner) -> None:
-    outbox = Outbox(expected=5)
-    thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
-    thread.submit(0, members("aeiz"))
-    thread.start()
-    runner.let("a")
-    assert outbox.waits_for("i")
-    thread.submit(0, [member("x")])
-    assert not has_room(thread)
-    assert not runner.began["x"].is_set()
-    for name in "axx":
-        runner.let(name)
-    assert outbox.complete.wait(PATIENCE_S)
-    thread.stop()
-    assert runner.most_at_once == 1
-
-
 def test_a_plan_that_lets_batches_overlap_may_come_while_one_runs(runner: HeldRunner) -> None:
     outbox = Outbox(expected=5)
     thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
@@ -194,23 +177,6 @@ def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRun
     assert outbox.complete.wait(PATIENCE_S)
     thread.stop()
     assert sorted(outbox.released) == list("abcdz")
-
-
-def test_who_is_lost_makes_room(runner: HeldRunner) -> None:
-    outbox = Outbox(expected=3)
-    runner.poison = "c"
-    runner.hold("d")
-    thread = thread_of(WHOLE, runner, outbox)
-    thread.submit(0, members("cd"))  # fails: then c alone, which is lost, and d
-    thread.start()
-    assert runner.waits_for("d")
-    thread.submit(0, [member("x")])
-    assert runner.waits_for("x")
-    for name in "ddxx":
-        runner.let(name)
-    assert outbox.complete.wait(PATIENCE_S)
-    thread.stop()
-    assert sorted(outbox.released) == list("cdx")
 
 
 def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:

@@ -1,0 +1,551 @@
+"""One device: what it releases and when, two batches at once, sequences, and inputs that stay."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from earlyexit.clock import ManualClock
+from earlyexit.engine.device import Device
+from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.queue import Member
+from earlyexit.engine.release import Lost, Observed, Release, Survivors, Told
+from earlyexit.engine.runner import TorchRunner
+from earlyexit.engine.times import ObservedTimes
+from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
+from earlyexit.network.piece import Piece
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Answer, Encoded, WirePiece
+from earlyexit.policies.threshold import EntropyPolicy
+from earlyexit.sequences.memory import MemoryUse
+from tests.earlyexit.chains import spread
+from tests.earlyexit.cuts import assert_same
+from tests.earlyexit.engine.driver import Engine, TableTimes, splits_of
+from tests.earlyexit.engine.driver import member as waiting
+from tests.earlyexit.engine.letters import (
+    EVERYONE,
+    Bench,
+    FailsLater,
+    FakeRunner,
+    Letters,
+    Part,
+    member,
+    members,
+    one_split,
+    start,
+)
+from tests.earlyexit.models import small
+from tests.earlyexit.tokens import wire_of
+
+
+def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
+    bench = one_split([Part(1, 1, "b"), Part(1, 2, "ad"), Part(1, 3, EVERYONE)])
+    assert bench.run(members("abcd")) == [
+        "1.000 answer b after 0",
+        "2.000 answer a after 1, answer d after 1",
+        "3.000 answer c after 2",
+    ]
+
+
+def test_answers_know_how_long_they_waited_and_ran() -> None:
+    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
+    bench = Bench(splits, {0: [Part(1, 1, "a"), Part(2, 2, "")], 2: [Part(4, 4, EVERYONE)]})
+    a, b, c, d = pieces = members("abcd")
+    bench.engine.submit(0, pieces, 0.0)
+    bench.clock.advance(0.5)
+    bench.device.run_until_idle()
+    # 0.5 [a b] 3.5 [c d] 6.5 [b c], which is full, 10.5 [d] 14.5
+    assert (a.queue_s, a.compute_s) == (0.5, 1.0)
+    assert (c.queue_s, c.compute_s) == (3.5, 7.0)
+    assert (b.queue_s, b.compute_s) == (3.5, 7.0)
+    assert (d.queue_s, d.compute_s) == (7.5, 7.0)
+
+
+def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None:
+    bench = one_split([Part(1, 4, EVERYONE)], batch=1)
+    bench.engine.submit(0, [member("a", deadline_s=5.0), member("b", deadline_s=5.0)], 0.0)
+    bench.device.run(start(bench))
+    bench.clock.advance(3.5)
+    assert bench.device.start_next() is None
+    assert bench.log == [
+        "1.000 answer a after 3",
+        "4.500 lost b deadline: the deadline could no longer be met, so the input was not run",
+    ]
+    assert bench.runner.runs == ["0:a"]
+
+
+def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -> None:
+    bench = one_split([Part(1, 4, EVERYONE)], poison="b")
+    assert bench.run(members("abc")) == [
+        "2.000 answer a after 3",
+        "3.000 lost b execution: the model failed on this input: ValueError: poison",
+        "4.000 answer c after 3",
+    ]
+    assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c"]
+
+
+def test_members_that_share_a_sample_id_run_alone_and_each_gets_its_own_answer() -> None:
+    bench = one_split([Part(1, 2, "a"), Part(1, 4, EVERYONE)])
+    first, second = member("a", origin=1), member("a", origin=2)
+    log = bench.run([first, second, member("b")])
+    assert log == ["1.000 answer a after 1", "2.000 answer a after 1", "4.000 answer b after 3"]
+
+
+def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
+    bench = one_split([Part(1, 4, EVERYONE)], poison="x")
+    bench.run([member("x")])
+    bench.run([member("x")])
+    assert bench.device.failures_in_a_row == 2
+    bench.run([member("b")])
+    assert bench.device.failures_in_a_row == 0
+
+
+def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere() -> None:
+    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
+    bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
+    bench.engine.submit(0, members("ab"), 0.0)
+    staying = bench.device.run(start(bench))
+    bench.engine.follow(splits[:1], "work-conserving")
+    bench.device.requeue(staying)
+    assert bench.log == ["1.000 goes on 2:[a b]"]
+    assert bench.engine.num_waiting == 0
+
+
+def test_survivors_queue_again_inside_a_split_that_came_while_they_ran() -> None:
+    bench = Bench([Split(first=0, end=2, batch=2)], {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
+    bench.engine.submit(0, members("ab"), 0.0)
+    batch = start(bench)
+    bench.engine.follow([Split(first=0, end=4, batch=2)], "work-conserving")
+    bench.device.requeue(bench.device.run(batch))
+    bench.device.run_until_idle()
+    assert bench.log == ["2.000 answer a after 3, answer b after 3"]
+    assert bench.runner.runs == ["0:ab", "2:ab"]
+
+
+# Probes
+
+
+def test_an_answered_probe_stays_until_the_end_and_exits_say_what_they_saw() -> None:
+    bench = one_split([Part(1, 1, "a"), Part(1, 4, EVERYONE)])
+    a, b = probes = members("ab", probe=True)
+    assert bench.run(probes) == [
+        "1.000 look a at 0, look b at 0, answer a after 0, stays",
+        "2.000 look a at 3, look b at 3, answer a after 3, answer b after 3",
+    ]
+    assert (a.compute_s, b.compute_s) == (2.0, 2.0)
+
+
+def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() -> None:
+    parts = {0: [Part(1, 1, "ab"), Part(1, 4, EVERYONE)]}
+    bench = Bench([Split(first=0, end=4, batch=4)], parts, "b", FailsLater)
+    assert bench.run(members("abc", probe=True)) == [
+        "1.000 look a at 0, look b at 0, look c at 0, answer a after 0, stays, answer b after 0, stays",
+        "4.000 look a at 3, answer a after 3",
+        "6.000 lost b execution: the model failed on this input: ValueError: too much",
+        "8.000 look c at 3, answer c after 3",
+    ]
+
+
+# Two batches at once
+
+WHOLE = Split(first=0, end=4, batch=4, ramps=(0, 1), overlap_below=2)
+QUARTER_S = 0.25
+
+
+@dataclass
+class Overlapping:
+    """Batches take a second a block; vowels leave at ramp 0, the other small letters up to m at ramp 1; probes stay."""
+
+    split: Split = WHOLE
+    engine: Engine = field(init=False)
+    log: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+    most_at_once: int = 0
+
+    def __post_init__(self) -> None:
+        self.engine = BatchEngine([self.split], TableTimes({0: 4.0, 2: 4.0}))
+        self._events: list[tuple[float, int, tuple[Batch[None], int, str] | str]] = []
+        self._serial = 0
+
+    def play(self, arrivals: Sequence[tuple[float, str]]) -> list[str]:
+        for at_s, names in arrivals:
+            self._at(at_s, names)
+        while self._events:
+            self.now_s, _, event = heapq.heappop(self._events)
+            if isinstance(event, str):
+                self.engine.submit(0, [waiting(name) for name in event], self.now_s)
+            else:
+                self._step(*event)
+            self._begin()
+        return self.log
+
+    def _at(self, at_s: float, event: tuple[Batch[None], int, str] | str) -> None:
+        self._serial += 1
+        heapq.heappush(self._events, (at_s, self._serial, event))
+
+    def _begin(self) -> None:
+        while (batch := self.engine.begin(self.now_s).batch) is not None:
+            names = "".join(each.sample_id for each in batch.members)
+            self._write(f"lane {batch.lane} starts [{names}]")
+            self._at(self.now_s + 1.0, (batch, 0, names))
+        self.most_at_once = max(self.most_at_once, self.engine.num_running)
+
+    def _step(self, batch: Batch[None], block: int, inside: str) -> None:
+        leaving = {0: "aeiou", 1: "abcdefghijklm"}.get(block, inside if block == 3 else "")
+        left = [name for name in inside if name in leaving]
+        stay = "".join(name for name in inside if name not in left)
+        if left:
+            self._write(f"lane {batch.lane} answers [{''.join(left)}]")
+            self.engine.shrink(batch, len(left))
+        if stay:
+            self._at(self.now_s + 1.0, (batch, block + 1, stay))
+            return
+        total_s = self.now_s - batch.started_s
+        busy_s = self.engine.end(batch, first_s=None, total_s=total_s, now_s=self.now_s)
+        self.engine.leave(batch, self.now_s)
+        self._write(f"lane {batch.lane} had the device {busy_s:g} of {total_s:g} s")
+
+    def _write(self, what: str) -> None:
+        self.log.append(f"{self.now_s:g} {what}")
+
+
+def test_the_next_batch_begins_when_fewer_than_so_many_remain_inside() -> None:
+    assert Overlapping().play([(0.0, "aebzeicy")]) == [
+        "0 lane 0 starts [aebz]",
+        "1 lane 0 answers [ae]",  # two remain: not fewer than two
+        "2 lane 0 answers [b]",
+        "2 lane 1 starts [eicy]",
+        "3 lane 1 answers [ei]",
+        "4 lane 0 answers [z]",
+        "4 lane 0 had the device 3 of 4 s",  # from 2 to 4 s there were two
+        "4 lane 1 answers [c]",
+        "6 lane 1 answers [y]",
+        "6 lane 1 had the device 3 of 4 s",
+    ]
+
+
+def test_there_are_never_more_than_two_however_few_remain() -> None:
+    bench = Overlapping()
+    log = bench.play([(0.0, "z"), (0.5, "y"), (0.5, "x"), (1.0, "w")])
+    assert [line for line in log if "starts" in line] == [
+        "0 lane 0 starts [z]",
+        "0.5 lane 1 starts [y]",  # one runs, which is fewer than two
+        "4 lane 0 starts [xw]",  # y is all that remains
+    ]
+    assert bench.most_at_once == 2
+
+
+def test_only_batches_that_ran_alone_are_a_measure_of_the_device() -> None:
+    bench = Overlapping()
+    bench.play([(0.0, "aebzeicy"), (10.0, "yz")])
+    runs = [(run.size, run.batches, run.seconds, run.shared) for run in bench.engine.times_run]
+    assert runs == [(4, 2, 6.0, True), (2, 1, 4.0, False)]
+    assert bench.engine.counts[0].busy_s == 10.0  # from 0 to 6 and from 10 to 14
+
+
+def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() -> None:
+    bench = Overlapping()
+    times = bench.engine.times
+    assert isinstance(times, TableTimes)
+    bench.engine.submit(0, [waiting("z")], 0.0)
+    batch = bench.engine.begin(0.0).batch
+    assert batch is not None
+    bench.engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0)
+    bench.engine.finished(batch, first_s=9.0, total_s=9.0)
+    assert times.observed == [(0, 1, 4.0, 9.0), (0, 1, 9.0, 9.0)]
+
+
+def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> None:
+    bench = Overlapping()
+    bench.engine.submit(0, [waiting(name) for name in "zy"], 0.0)
+    first = bench.engine.begin(0.0).batch
+    assert first is not None
+    bench.engine.follow([replace(WHOLE, overlap_below=None)], "work-conserving")
+    bench.engine.submit(0, [waiting(name) for name in "x"], 0.0)
+    assert not bench.engine.may_begin
+    bench.engine.shrink(first, 1)
+    beside = bench.engine.begin(1.0).batch
+    assert beside is not None
+    assert (beside.lane, beside.split.overlap_below) == (1, None)
+    bench.engine.leave(first, 2.0)
+    assert not bench.engine.may_begin  # the new plan's batch is alone, and says never
+
+
+def test_what_runs_again_alone_shares_only_from_then_on() -> None:
+    bench = Overlapping()
+    bench.engine.submit(0, [waiting(name) for name in "z"], 0.0)
+    failing = bench.engine.begin(0.0).batch
+    bench.engine.submit(0, [waiting(name) for name in "y"], 0.0)
+    other = bench.engine.begin(0.0).batch
+    assert failing is not None
+    assert other is not None
+    again = bench.engine.again(failing, failing.members, 3.0)
+    assert (again.started_s, again.lane) == (3.0, 0)
+    assert bench.engine.end(again, first_s=None, total_s=4.0, now_s=7.0) == 2.0
+    bench.engine.leave(failing, 7.0)
+    assert bench.engine.end(other, first_s=None, total_s=9.0, now_s=9.0) == 9.0 - 7.0 / 2
+
+
+# Sequences
+
+FIRST, LAST = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, batch=4)
+
+
+@dataclass
+class FakeMemory:
+    """Room for some sequences; notes what it is told."""
+
+    room: int = 8
+    kept: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)
+
+    def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
+        return [self._admit(sequence) for sequence in sequences]
+
+    def end(self, sequence: int) -> None:
+        self.kept.discard(sequence)
+        self.ended.append(sequence)
+
+    def take_along(self, piece: Letters) -> Letters:
+        return Letters(sample_ids=tuple(f"{name}+" for name in piece.sample_ids), next_block=piece.next_block)
+
+    def use(self) -> MemoryUse:
+        return MemoryUse(sequences=len(self.kept))
+
+    def _admit(self, sequence: int) -> OfframpError | None:
+        if sequence not in self.kept and len(self.kept) == self.room:
+            return OverloadedError("full", retry_after_s=1.0)
+        self.kept.add(sequence)
+        return None
+
+
+class Scene:
+    """A device of two splits; a, b, c belong to sequences 1, 2, 3. Ramp 1 lets a leave."""
+
+    def __init__(self, *splits: Split, room: int = 8) -> None:
+        self.clock = ManualClock()
+        self.memory = FakeMemory(room)
+        parts = {0: [Part(1.0, 2, "a")], 2: [Part(1.0, 4, EVERYONE)]}
+        runner = FakeRunner(parts, self.clock, memory=self.memory)
+        engine: BatchEngine[Letters] = BatchEngine(splits or (FIRST, LAST), TableTimes({0: 1.0, 2: 1.0}))
+        self.released: list[Release[Letters]] = []
+        self.device = Device(engine, runner, self.clock, self.released.extend)
+
+    def submit(self, names: str) -> list[str]:
+        """Who is let in."""
+        wire = WirePiece(
+            sample_ids=tuple(names),
+            next_block=0,
+            lengths_B=np.ones(len(names), np.int32),
+            tensors=(),
+            state_BS=None,
+        )
+        members = [
+            Member(sample_id=name, payload=Letters(sample_ids=(name,), next_block=0), sequence=1 + "abc".index(name))
+            for name in names
+        ]
+        admitted = self.device.admit(wire, members)
+        self.device.engine.submit(0, admitted, self.clock.now_s())
+        return [member.sample_id for member in admitted]
+
+    def batch(self) -> Batch[Letters]:
+        batch = self.device.start_next()
+        assert isinstance(batch, Batch)
+        return batch
+
+    def run_until_idle(self) -> None:
+        """Also when a batch waits a moment for the next steps of sequences that were just answered."""
+        self.device.run_until_idle()
+        while (choice := self.device.start_next()) is not None:
+            assert isinstance(choice, float)
+            self.clock.advance(choice - self.clock.now_s())
+            self.device.run_until_idle()
+
+    @property
+    def answered(self) -> list[str]:
+        return [each.answer.sample_id for each in self.released if isinstance(each, Told)]
+
+    @property
+    def lost(self) -> list[tuple[str, type[OfframpError]]]:
+        return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Lost)]
+
+
+def test_whom_the_network_does_not_take_is_lost_and_nobody_else() -> None:
+    scene = Scene(room=2)
+    assert scene.submit("abc") == ["a", "b"]
+    assert scene.lost == [("c", OverloadedError)]
+    scene.run_until_idle()
+    assert scene.answered == ["a", "b"]
+    assert scene.memory.kept == {1, 2}
+
+
+def test_a_sequence_that_nobody_computes_goes_at_once_and_what_is_queued_of_it_is_lost() -> None:
+    scene = Scene()
+    scene.submit("ab")
+    scene.device.end([2, 7])
+    assert (scene.memory.ended, scene.lost) == ([2, 7], [("b", SequenceLostError)])
+    scene.run_until_idle()
+    assert scene.answered == ["a"]
+
+
+def test_a_step_that_comes_in_behind_the_end_of_its_sequence_does_not_begin_it_anew() -> None:
+    """Its caller left while a batch still had the token before: kept until that batch is over, it may not come back."""
+    scene = Scene(FIRST)
+    scene.submit("ab")
+    batch = scene.batch()
+    scene.device.end([1])
+    assert scene.submit("ac") == ["c"]
+    assert scene.lost == [("a", SequenceLostError)]
+    scene.device.run(batch)
+    scene.run_until_idle()
+    assert scene.memory.kept == {2, 3}
+
+
+def test_a_survivor_of_a_sequence_that_was_ended_meanwhile_does_not_go_on() -> None:
+    scene = Scene()
+    scene.submit("bc")
+    coming_back = scene.device.run(scene.batch())
+    scene.device.end([2])
+    assert scene.memory.kept == {2, 3}, "it is still in the device's hands"
+    scene.device.requeue(coming_back)
+    assert (scene.memory.kept, scene.lost) == ({3}, [("b", SequenceLostError)])
+    scene.run_until_idle()
+    assert scene.answered == ["c"]
+
+
+@pytest.mark.parametrize("hosted", [True, False])
+def test_where_nobody_of_a_batch_goes_on_nobody_is_asked_for(hosted: bool) -> None:
+    scene = Scene()
+    scene.submit("bc")
+    coming_back = scene.device.run(scene.batch())
+    scene.device.end([2, 3])
+    if not hosted:
+        scene.device.engine.follow([FIRST], "work-conserving")
+    scene.device.requeue(coming_back)
+    assert (scene.memory.kept, len(scene.lost), len(scene.released)) == (set(), 2, 2)
+    assert scene.device.start_next() is None
+
+
+def test_a_token_that_was_answered_may_be_followed_before_its_batch_is_over() -> None:
+    """Its batch-mates run on: the sequence is in hand twice, and goes when both batches are over."""
+    scene = Scene(Split(first=0, end=4, batch=4, ramps=(1,), overlap_below=2))
+    scene.submit("a")
+    first = scene.batch()
+    scene.submit("a")
+    second = scene.batch()
+    scene.device.end([1])
+    scene.device.run(first)
+    assert scene.memory.kept == {1}
+    scene.device.run(second)
+    assert scene.memory.kept == set()
+
+
+def test_who_waits_for_a_step_of_a_sequence_that_is_over_is_told() -> None:
+    scene, told = Scene(), list[str]()
+    scene.device.wake = lambda: told.append("b may run")
+    scene.submit("a")
+    scene.device.run(scene.batch())
+    scene.submit("b")
+    assert isinstance(scene.device.start_next(), float), "the next step of a may come"
+    scene.device.end([7])
+    assert told == []
+    scene.device.end([1])
+    assert told == ["b may run"]
+    assert [each.sample_id for each in scene.batch().members] == ["b"]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at the batch's end", "as a plan comes in between"])
+def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(later: bool) -> None:
+    scene = Scene(*((FIRST, LAST) if later else (FIRST,)))
+    scene.submit("ab")
+    coming_back = scene.device.run(scene.batch())
+    scene.device.engine.follow([FIRST], "work-conserving")
+    scene.device.requeue(coming_back)
+    [going] = [each for each in scene.released if isinstance(each, Survivors)]
+    assert going.piece.sample_ids == ("b+",)
+
+
+# Inputs that stay after their answer
+
+
+def staying(*splits: Split) -> list[Split]:
+    return [replace(split, after_answer="stay") for split in splits]
+
+
+def halves() -> Bench:
+    """Batches of two; ramps after blocks 0 and 2 are on; a leaves at the first, a and b at the second."""
+    splits = staying(Split(first=0, end=2, batch=2, ramps=(0,)), Split(first=2, end=4, batch=2, ramps=(2,)))
+    return Bench(splits, {0: [Part(1, 1, "a"), Part(1, 2, "")], 2: [Part(1, 3, "ab"), Part(1, 4, EVERYONE)]})
+
+
+def test_answers_leave_and_inputs_run_on_in_full_batches_seen_by_the_active_ramps_and_the_end() -> None:
+    bench = halves()
+    assert bench.run(members("abc")) == [
+        "1.000 look a at 0, look b at 0, answer a after 0, stays",
+        "3.000 look a at 2, look b at 2, answer b after 2, stays",  # a is not answered twice
+        "4.000 look a at 3, look b at 3, answer a after 3, answer b after 3",
+        "5.000 look c at 0",
+        "7.000 look c at 2",
+        "8.000 look c at 3, answer c after 3",
+    ]
+    assert bench.runner.runs == ["0:ab", "2:ab", "0:c", "2:c"]
+
+
+def test_a_probe_among_them_is_seen_by_every_ramp_and_waits_for_nobody() -> None:
+    bench = halves()
+    assert bench.run([*members("b"), *members("x", probe=True)]) == [
+        "1.000 look x at 0",
+        "2.000 look x at 1",
+        "3.000 look x at 2",
+        "4.000 look x at 3, answer x after 3",
+        "5.000 look b at 0",
+        "7.000 look b at 2, answer b after 2, stays",
+        "8.000 look b at 3, answer b after 3",
+    ]
+
+
+def test_who_stayed_goes_on_elsewhere_with_the_others() -> None:
+    bench = Bench(staying(Split(first=0, end=2, batch=4, ramps=(1,))), {0: [Part(1, 2, "a")]})
+    assert bench.run(members("ab")) == [
+        "1.000 look a at 1, look b at 1, answer a after 1, stays",
+        "1.000 goes on 2:[a b]",
+    ]
+
+
+@pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)
+def test_first_answers_are_those_of_inputs_that_stop_and_everything_on_their_way_is_seen(
+    bounds: tuple[int, ...], encoded: list[Encoded]
+) -> None:
+    runner = TorchRunner(spread(small()), EntropyPolicy({0: 0.8, 2: 0.8}))
+    alone = first_answers(run_all(runner, [Split(first=0, end=4, batch=1, ramps=(0, 2))], encoded))
+    plain = [replace(each, ramps=tuple({0, 2} & set(range(each.first, each.end)))) for each in splits_of(*bounds)]
+    releases = run_all(runner, staying(*plain), encoded)
+    first = first_answers(releases)
+    assert_same(first, alone)
+    assert {answer.exit for answer in first.values()} == {0, 2, 4 - 1}
+    # Every input is answered early at most once, and leaves once: at the end.
+    told = [release for release in releases if isinstance(release, Told)]
+    assert [release.answer.exit for release in told if not release.stays] == [4 - 1] * len(encoded)
+    early = sum(answer.exit < 4 - 1 for answer in first.values())
+    assert len(told) == len(encoded) + early
+    seen = [(release.seen.sample_id, release.seen.block) for release in releases if isinstance(release, Observed)]
+    assert sorted(seen) == sorted((name, block) for name in alone for block in (0, 2, 4 - 1))
+
+
+def first_answers(releases: Sequence[Release[Piece]]) -> dict[str, Answer]:
+    told = [release.answer for release in releases if isinstance(release, Told)]
+    return {answer.sample_id: answer for answer in reversed(told)}
+
+
+def run_all(runner: TorchRunner, splits: Sequence[Split], encoded: Sequence[Encoded]) -> list[Release[Piece]]:
+    releases: list[Release[Piece]] = []
+    device = Device(BatchEngine(splits, ObservedTimes()), runner, ManualClock(), releases.extend)
+    singles = runner.from_wire(wire_of(encoded)).singles()
+    device.engine.submit(0, [Member(sample_id=one.sample_ids[0], payload=one) for one in singles], 0.0)
+    device.run_until_idle()
+    assert not any(isinstance(release, Survivors) for release in releases)
+    return releases

@@ -1,0 +1,360 @@
+"""Which waiting inputs form a batch: TCB's orders against brute force, and first-fit-decreasing slots of attention."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.engine.order import OVERDUE_S, Order, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
+from earlyexit.network.split import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request of TCB's section 5.1; a batch runs at every whole second."""
+
+    tokens: int
+    since_s: float = 0.0
+    deadline_s: float = math.inf
+
+
+NAMES = ["arrival", "deadline", "shortest", "das"]
+
+
+def order(name: str, overdue_s: float | None = None) -> Order:
+    return OrderSpec(name=name, overdue_s=overdue_s).build()  # type: ignore[arg-type]
+
+
+def waiting(*told: tuple[int, float, float]) -> list[Asked]:
+    """Each with tokens, deadline and since when; sorted as a queue is."""
+    return sorted(
+        (Asked(tokens=tokens, deadline_s=deadline_s, since_s=since_s) for tokens, deadline_s, since_s in told),
+        key=lambda each: each.deadline_s,
+    )
+
+
+def picked(
+    name: str, who: Sequence[Asked], budget: Budget, now_s: float = 0.9, overdue_s: float | None = None
+) -> list[int]:
+    return [who[position].tokens for position in order(name, overdue_s).pick(who, budget, now_s)]
+
+
+def test_each_order_has_its_own_first_ones() -> None:
+    # Tokens name them: 30 came first, 10 is the shortest, 20 has the earliest deadline.
+    who = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
+    two = Budget(inputs=2)
+    assert picked("arrival", who, two) == [30, 10]
+    assert picked("deadline", who, two) == [20, 10]
+    assert picked("shortest", who, two) == [10, 20]
+    assert picked("das", who, two) == [10, 20]  # p = 1; 1/20 is half of 1/10, and 20's deadline is the earliest
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("arrival", [30]), ("deadline", [20, 10]), ("shortest", [10, 20]), ("das", [10, 20])]
+)
+def test_a_budget_of_tokens_bounds_them_too(name: str, expected: list[int]) -> None:
+    who = waiting((30, 3.0, 0.0), (20, 1.0, 0.2), (10, 2.0, 0.1))
+    assert picked(name, who, Budget(inputs=3, tokens=35)) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_input_larger_than_the_budget_runs_alone(name: str) -> None:
+    assert picked(name, waiting((500, 1.0, 0.0), (600, 2.0, 0.0)), Budget(inputs=8, tokens=100)) == [500]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_equal_lengths_and_deadlines_all_take_the_oldest(name: str) -> None:
+    who = waiting(*[(1, 5.0, float(k)) for k in range(9)])
+    assert order(name).pick(who, Budget(inputs=3), 0.0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_who_is_past_the_deadline_goes_only_where_all_are(name: str) -> None:
+    who = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
+    assert picked(name, who, Budget(inputs=1), now_s=0.6) == [7]
+    assert picked(name, who, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
+
+
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_who_is_overdue_goes_first_the_oldest_before_all(name: str) -> None:
+    who = waiting((50, math.inf, 0.1), (60, math.inf, 0.0), (1, math.inf, 1.9), (2, math.inf, 1.9))
+    budget = Budget(inputs=3, tokens=70)
+    assert picked(name, who, budget, now_s=0.9) == [1, 2, 50]
+    assert picked(name, who, budget, now_s=OVERDUE_S) == [60, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_a_quarter_of_a_batch_is_for_the_overdue(name: str) -> None:
+    old = [(50 + k, math.inf, 0.01 * k) for k in range(6)]
+    who = waiting(*old, *[(1, math.inf, 5.0)] * 20)
+    assert picked(name, who, Budget(inputs=12), now_s=5.0)[:4] == [50, 51, 52, 1]
+    assert picked(name, who, Budget(inputs=12, tokens=420), now_s=5.0)[:3] == [50, 51, 1]
+    assert picked(name, who, Budget(inputs=12, tokens=40), now_s=5.0) == [50]
+
+
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_of_the_overdue_with_deadlines_those_go_first_that_have_most_time_left(name: str) -> None:
+    who = waiting((50, 2.0, 0.0), (60, 2.5, 0.5), (70, 2.9, 0.9), (1, 3.5, 1.5), (40, math.inf, 0.2))
+    assert picked(name, who, Budget(inputs=4), now_s=1.5)[0] == 40
+    assert picked(name, [each for each in who if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
+
+
+def test_by_deadline_too_who_has_none_goes_first_once_overdue() -> None:
+    who = waiting((1, 9.0, 0.9), (2, 9.5, 0.9), (30, math.inf, 0.2), (40, math.inf, 0.4))
+    assert picked("deadline", who, Budget(inputs=2), now_s=1.0) == [1, 2]
+    assert picked("deadline", who, Budget(inputs=2), now_s=1.25) == [30, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_waits_longer_than_until_overdue_and_a_batch_for_each_who_was_before(name: str) -> None:
+    """More than fits keeps coming for ever, all of it shorter, sooner due, and younger than the ten that wait."""
+    rng, overdue_s = random.Random(3), 5.0
+    chosen = order(name, None if name == "arrival" else overdue_s)
+    who = [Asked(tokens=50 + k, since_s=0.0) for k in range(10)]
+    gone_s: dict[int, float] = {}
+    for second in range(40):
+        who += [Asked(tokens=rng.randint(1, 9), since_s=float(second), deadline_s=second + 3.0) for _ in range(40)]
+        who = sorted((each for each in who if each.deadline_s >= second), key=lambda each: each.deadline_s)
+        for each in take_from(who, chosen, Budget(inputs=16, tokens=64), float(second)):
+            if each.since_s == 0.0 and each.tokens >= 50:
+                gone_s[each.tokens] = second
+    assert len(gone_s) == 10
+    assert max(gone_s.values()) <= overdue_s + 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(
+    told=st.lists(
+        st.tuples(
+            st.integers(0, 40),
+            st.one_of(st.just(math.inf), st.floats(-1, 3), st.sampled_from([0.0, 1.0])),
+            st.floats(-2, 1),
+        ),
+        max_size=30,
+    ),
+    inputs=st.integers(1, 12),
+    tokens=st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_a_batch_is_never_empty_nor_over_its_budget_and_all_have_their_turn(
+    name: str, told: list[tuple[int, float, float]], inputs: int, tokens: int | None
+) -> None:
+    who, budget = waiting(*told), Budget(inputs=inputs, tokens=tokens)
+    everyone = {id(each) for each in who}
+    seen: list[int] = []
+    while who:
+        assert order(name).pick(who, budget, 1.0) == order(name).pick(who, budget, 1.0)
+        batch = take_from(who, order(name), budget, 1.0)
+        assert 1 <= len(batch) <= inputs
+        assert len(batch) == 1 or tokens is None or sum(each.tokens for each in batch) <= tokens
+        seen += map(id, batch)
+    assert sorted(seen) == sorted(everyone)
+    assert order(name).pick(who, budget, 1.0) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    told=st.lists(
+        st.tuples(st.integers(1, 40), st.one_of(st.just(math.inf), st.floats(0, 3)), st.floats(-2, 1)), min_size=1
+    ),
+    tokens=st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_what_the_default_takes_from_the_front_is_what_it_picks(
+    told: list[tuple[int, float, float]], tokens: int | None
+) -> None:
+    who, budget, default = waiting(*told), Budget(inputs=5, tokens=tokens), order("deadline")
+    picks = [who[position] for position in default.pick(who, budget, 0.5)]
+    assert [id(each) for each in take_from(who, default, budget, 0.5)] == [id(each) for each in picks]
+
+
+def test_eta_and_q_say_each_other() -> None:
+    assert OrderSpec(name="das").shares == (0.5, 0.5)
+    assert OrderSpec(name="das", eta=0.3).shares == (0.3, 0.7)
+    assert OrderSpec(name="das", q=0.25).shares == (0.75, 0.25)
+    assert OrderSpec(name="das", eta=0.1, q=0.9).shares == (0.1, 0.9)
+
+
+def test_an_order_is_named_in_one_word() -> None:
+    assert OrderSpec.parse("shortest") == OrderSpec(name="shortest")
+    assert OrderSpec.parse("das:0.3") == OrderSpec(name="das", eta=0.3)
+
+
+# TCB's DAS
+
+Chooser = Callable[[Sequence[Asked], float], Iterable[int]]
+"""From those who wait, sorted by deadline, and the moment, to the positions of a batch."""
+
+
+def utility_of(requests: Sequence[Asked], num_batches: int, choose: Chooser) -> Fraction:
+    """What is reached, with a batch at every whole second, by who was in one before the deadline."""
+    left, total = list(requests), Fraction(0)
+    for now in range(num_batches):
+        waiting = sorted((n for n in left if n.since_s <= now <= n.deadline_s), key=lambda n: n.deadline_s)
+        taken = [waiting[position] for position in choose(waiting, now)]
+        total += sum((Fraction(1, n.tokens) for n in taken), Fraction(0))
+        left = [n for n in left if not any(n is each for each in taken)]
+    return total
+
+
+def best_utility(requests: Sequence[Asked], num_batches: int, L: int, B: int) -> Fraction:
+    """The most that anybody could reach who knew everything beforehand, by trying all."""
+    numbers = range(len(requests))
+    rows = [set(row) for size in range(1, len(requests) + 1) for row in combinations(numbers, size)]
+    rows = [row for row in rows if sum(requests[n].tokens for n in row) <= L]
+
+    @cache
+    def best(slot: int, left: frozenset[int]) -> Fraction:
+        if slot == num_batches * B or not left:
+            return Fraction(0)
+        now = slot // B
+        found = best(slot + 1, left)
+        for row in rows:
+            if row <= left and all(requests[n].since_s <= now <= requests[n].deadline_s for n in row):
+                worth = sum((Fraction(1, requests[n].tokens) for n in row), Fraction(0))
+                found = max(found, worth + best(slot + 1, left - row))
+        return found
+
+    return best(0, frozenset(numbers))
+
+
+def random_requests(rng: random.Random, number: int, longest: int, num_batches: int) -> list[Asked]:
+    """Of any lengths, arrivals and deadlines; some deadlines are equal, past, or infinite."""
+    requests = []
+    for _ in range(number):
+        since = rng.randrange(num_batches)
+        deadline = since + rng.choice([0, 0, 1, 2, math.inf])
+        requests.append(Asked(tokens=rng.randint(1, longest), since_s=since, deadline_s=deadline))
+    return requests
+
+
+ETAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(9, 10)]
+
+
+def by_das(length: int, rows: int, eta: Fraction) -> Chooser:
+    def choose(waiting: Sequence[Asked], now_s: float) -> list[int]:
+        batch = das(
+            [each.tokens for each in waiting],
+            range(len(waiting)),
+            Budget(inputs=99, tokens=length),
+            rows=rows,
+            eta=float(eta),
+            q=float(1 - eta),
+        )
+        return [position for row in batch for position in row]
+
+    return choose
+
+
+def test_a_batch_of_two_rows_by_hand() -> None:
+    # Row 1, of 10: 1, 2, 3 and 4 saturate it, so s = 4 and p = 2. The mean utility of 1 and 2 is 3/4, half of it 3/8:
+    # no other is so short, so the rest goes greedily by utility: 3, 4. Row 2: 5 alone saturates it (5 + 6 > 10), p = 1;
+    # half of 1/5 lets 6 and 9 be chosen by deadline, and neither fits.
+    lengths = [9, 6, 5, 4, 3, 2, 1]
+    batch = das(lengths, range(7), Budget(inputs=99, tokens=10), rows=2, eta=0.5, q=0.5)
+    assert [sorted(lengths[position] for position in row) for row in batch] == [[1, 2, 3, 4], [5]]
+
+
+def test_the_deadline_aware_part_prefers_the_earlier_deadline_to_the_shorter_input() -> None:
+    # 10, 11, 12, 13 saturate 50: p = 2, and half of their mean utility lets everything up to 20 go by deadline.
+    lengths = [14, 18, 13, 12, 11, 10]
+    row = das(lengths, range(6), Budget(inputs=99, tokens=50), rows=1, eta=0.5, q=0.5)[0]
+    assert [lengths[position] for position in row] == [10, 11, 14, 13]  # 18 is passed over: 15 are left
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("eta", ETAS, ids=str)
+def test_it_reaches_its_bound_against_brute_force(eta: Fraction, rows: int) -> None:
+    """Theorem 5.1, and the better bound that holds as well: eta / (1 + eta)."""
+    rng = random.Random(f"{eta} {rows}")
+    q, worst = 1 - eta, Fraction(1)
+    for _ in range(50):
+        length, batches = rng.randint(4, 12), rng.randint(2, 3)
+        requests = random_requests(rng, 7 if rows == 1 else 6, length, batches)
+        best = best_utility(requests, batches, length, rows)
+        worst = min(worst, utility_of(requests, batches, by_das(length, rows, eta)) / best)
+    assert worst >= eta * q / (eta * q + 1)
+    assert worst >= eta / (1 + eta)
+
+
+def test_shortest_first_reaches_half_of_the_best() -> None:
+    """The same argument with eta = 1: a batch of the shortest is worth as much as any that could be made then."""
+    rng = random.Random(5)
+    order = OrderSpec(name="shortest", overdue_s=math.inf).build()
+    worst = Fraction(1)
+    for _ in range(100):
+        length, batches = rng.randint(4, 12), rng.randint(2, 3)
+        requests = random_requests(rng, 7, length, batches)
+        budget = Budget(inputs=99, tokens=length)
+
+        def choose(waiting: Sequence[Asked], now_s: float, budget: Budget = budget) -> list[int]:
+            return order.pick(waiting, budget, now_s)
+
+        worst = min(worst, utility_of(requests, batches, choose) / best_utility(requests, batches, length, 1))
+    assert Fraction(1, 2) <= worst < 1
+
+
+def test_without_a_budget_of_tokens_an_input_takes_the_room_of_one() -> None:
+    # s = 4, so p = 2: the shortest two. Half of the mean of 1 and 1/2 is 3/8, so that nobody else is short enough.
+    lengths = [50, 1, 40, 2, 30]
+    assert das(lengths, range(5), Budget(inputs=4), rows=1, eta=0.5, q=0.5) == [[1, 3, 4, 2]]
+
+
+def test_rows_hold_no_more_inputs_than_the_budget_says() -> None:
+    batch = das([1] * 9, range(9), Budget(inputs=2, tokens=100), rows=3, eta=0.5, q=0.5)
+    assert batch == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_who_is_longer_than_a_row_is_alone_in_one_once_nobody_shorter_waits() -> None:
+    assert das([30, 20, 5], range(3), Budget(inputs=9, tokens=10), rows=3, eta=0.5, q=0.5) == [[2], [0], [1]]
+
+
+# Slots of attention
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
+
+
+def fewest_slots(lengths: Sequence[int], slot_length: int) -> int:
+    """By trying every assignment."""
+    return min(
+        len(set(slots))
+        for slots in product(range(len(lengths)), repeat=len(lengths))
+        if all(
+            sum(length for length, at in zip(lengths, slots, strict=True) if at == slot) <= slot_length
+            for slot in set(slots)
+        )
+    )
+
+
+def test_the_longest_come_first_each_into_the_first_slot_with_room() -> None:
+    assert first_fit_decreasing([3, 10, 4, 6, 2], 10) == [[1], [3, 2], [0, 4]]
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(0, 30))
+def test_every_input_has_one_slot_and_none_overflows(lengths: list[int], spare: int) -> None:
+    slot_length = max(lengths) + spare
+    slots = first_fit_decreasing(lengths, slot_length)
+    assert sorted(index for slot in slots for index in slot) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[index] for index in slot) <= slot_length for slot in slots)
+
+
+@settings(deadline=None)
+@given(LENGTHS)
+def test_where_no_two_fit_every_input_has_its_own_slot(lengths: list[int]) -> None:
+    slots = first_fit_decreasing(lengths, max(lengths))
+    assert any_two_fit(lengths, max(lengths)) == (len(slots) < len(lengths))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_slots_are_nearly_as_few_as_can_be(lengths: list[int]) -> None:
+    assert len(first_fit_decreasing(lengths, max(lengths))) <= 11 / 9 * fewest_slots(lengths, max(lengths)) + 6 / 9

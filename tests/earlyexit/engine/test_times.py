@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.engine.times import MOST_SPLITS, ObservedTimes, bucket_end
+from earlyexit.network.split import Split
+
+SPLIT = Split(first=0, end=2, batch=8)
+
+
+def learnt(*observed: tuple[int, float, float]) -> ObservedTimes:
+    """From batches of the split: size, seconds until the first answers, seconds in all."""
+    times = ObservedTimes()
+    for size, first_s, total_s in observed:
+        times.observe(SPLIT, size, size, first_s, total_s)
+    return times
+
+
+def learnt_of_tokens(*observed: tuple[int, int, float]) -> ObservedTimes:
+    """From batches of the split: size, tokens, seconds until the first answers and in all."""
+    times = ObservedTimes()
+    for size, tokens, seconds in observed:
+        times.observe(SPLIT, size, tokens, seconds, seconds)
+    return times
+
+
+TWO = learnt((2, 0.1, 1.0), (4, 0.1, 3.0))
+OF_TOKENS = learnt_of_tokens((2, 33, 1.0), (9, 125, 3.5), (3, 128, 6.0))
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens", "expected_s"),
+    [
+        pytest.param(learnt(), 8, 0.0, id="nothing of a split that never ran"),
+        pytest.param(TWO, 1, 1.0, id="smaller: what the next larger took"),
+        pytest.param(TWO, 2, 1.0, id="seen"),
+        pytest.param(TWO, 3, 3.0, id="between: what the next larger took"),
+        pytest.param(TWO, 8, 6.0, id="beyond all seen, proportionally"),
+        pytest.param(learnt((4, 0.1, 1.0), (4, 0.1, 2.0)), 4, 1.2, id="a newer one moves it by a fifth"),
+        pytest.param(OF_TOKENS, 20, 1.0, id="fewer tokens: what the next larger took"),
+        pytest.param(OF_TOKENS, 34, 1.0, id="in the bucket"),
+        pytest.param(OF_TOKENS, 37, 4.0, id="behind it"),
+        pytest.param(OF_TOKENS, 128, 4.0, id="two batches of one bucket: 3.5 + 0.2 * (6 - 3.5)"),
+        pytest.param(OF_TOKENS, 256, 8.0, id="more tokens than ever, proportionally"),
+        pytest.param(learnt_of_tokens((8, 56, 1.0), (8, 400, 9.0)), 8 * 7.000000000000001, 1.0, id="a rounded mean"),
+    ],
+)
+def test_a_batch_takes_what_such_batches_took(times: ObservedTimes, tokens: float, expected_s: float) -> None:
+    assert times.batch_s(SPLIT, tokens) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected_s"),
+    [
+        pytest.param(learnt(), 0.0, id="nothing of a split that never ran"),
+        pytest.param(learnt((4, 0.5, 1.0), (8, 0.2, 1.0)), 0.2, id="every faster one is followed"),
+        pytest.param(learnt((1, 0.25, 1.0), (8, 0.75, 1.0)), 0.25, id="a slow batch of many is not"),
+        # 0.25 + 0.2 * (0.5 - 0.25)
+        pytest.param(learnt((1, 0.25, 1.0), (1, 9.0, 9.0)), 0.3, id="a slow one alone, by a fifth of its own size"),
+        pytest.param(learnt_of_tokens((1, 10, 0.25), (1, 500, 9.0)), 0.25, id="a longer input says nothing"),
+        pytest.param(learnt_of_tokens((1, 10, 0.25), (1, 9, 9.0)), 0.3, id="a shorter one does"),
+    ],
+)
+def test_the_soonest_answer_is_that_of_the_fastest_batch(times: ObservedTimes, expected_s: float) -> None:
+    assert times.soonest_s(SPLIT) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "expected"),
+    [
+        pytest.param(33, 33, 33, id="without lengths every number has its own"),
+        pytest.param(2, 7, 7, id="few tokens too"),
+        pytest.param(2, 33, 36, id="33 to 36"),
+        pytest.param(2, 36, 36, id="its end"),
+        pytest.param(2, 37, 40, id="the next"),
+        pytest.param(8, 1000, 1024, id="961 to 1024"),
+    ],
+)
+def test_batches_of_about_as_many_tokens_are_learnt_together(size: int, tokens: int, expected: int) -> None:
+    assert bucket_end(size, tokens) == expected
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
+def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
+    end = bucket_end(size, tokens)
+    assert tokens <= end <= tokens * 9 / 8
+    assert bucket_end(size, end) == end
+
+
+def test_the_mean_length_is_that_of_the_inputs_that_ran_lately() -> None:
+    assert ObservedTimes().mean_tokens(SPLIT) == 1.0
+    assert learnt_of_tokens((4, 4, 1.0), (1, 1, 1.0)).mean_tokens(SPLIT) == 1.0
+    assert learnt_of_tokens((8, 80, 1.0)).mean_tokens(SPLIT) == 10.0
+    # (80 + 0.2 * (300 - 80)) / (8 + 0.2 * (3 - 8))
+    assert learnt_of_tokens((8, 80, 1.0), (3, 300, 1.0)).mean_tokens(SPLIT) == pytest.approx(124 / 7)
+
+
+def test_a_split_is_the_same_whoever_names_it_and_whatever_it_is_fused_to() -> None:
+    times = ObservedTimes()
+    for batch, ramps in ((8, ()), (4, ()), (8, (1,)), (8, ())):
+        times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 1, 0.5, 1.0 + len(ramps))
+    assert times.batch_s(Split(first=0, end=2, batch=2), 1) == 1.0
+    assert times.batch_s(Split(first=0, end=2, batch=2, ramps=(1,)), 1) == 2.0
+
+
+def test_the_split_that_has_not_run_for_longest_makes_room_for_a_new_one() -> None:
+    times = ObservedTimes()
+    splits = [Split(first=0, end=end, batch=8) for end in range(1, MOST_SPLITS + 2)]
+    for split in [*splits[:-1], splits[0], splits[-1]]:
+        times.observe(split, 8, 8, 0.5, 1.0)
+    forgotten = [split for split in splits if not times.batch_s(split, 8) and not times.soonest_s(split)]
+    assert forgotten == [splits[1]]
