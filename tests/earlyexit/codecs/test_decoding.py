@@ -118,13 +118,6 @@ def test_fifty_thousand_by_fifty_thousand_pixels_cost_no_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kilobytes
 
 
-def test_a_long_thin_image_is_not_resized_to_a_longer_one() -> None:
-    tracemalloc.start()
-    thin = decode(file_of(noise(1, 20_000)), ImageSize(height=200, width=200, shortest_edge=256), "it")
-    assert thin.shape == (200, 200, 3)
-    tracemalloc.stop()
-
-
 def test_a_jpeg_with_scans_without_end_is_refused() -> None:
     jpeg = file_of(noise(16, 16), "JPEG", progressive=True)
     last = jpeg.rindex(b"\xff\xda")
@@ -199,18 +192,3 @@ def test_other_pixels_in_floating_point_are_refused(value: float) -> None:
         UnprocessableInputError, match="it: pixels in floating point are from 0 to 1, the value divided"
     ):
         to_pixels(np.full((4, 6, 3), value, np.float32), "it")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"height": 0}, "0 x 6 pixels"),
-        ({"height": 40_000}, "40000 x 6 pixels"),
-        ({"shortest_edge": 5}, "shortest_edge 5 is less than 4 x 6"),
-        ({"interpolation": "cubic"}, "known: nearest, "),
-    ],
-    ids=["no height", "too high", "short edge", "unknown interpolation"],
-)
-def test_sizes_that_cannot_be_are_refused(wrong: dict[str, object], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        ImageSize(**{"height": 4, "width": 6, **wrong})  # type: ignore[arg-type] # wrong on purpose

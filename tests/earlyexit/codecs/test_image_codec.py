@@ -8,7 +8,7 @@ import pytest
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.image import ImageCodec, ImageRow
-from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.errors import ModelFolderError
 from tests.earlyexit.codecs.pictures import file_of, noise
 
 PHOTO = noise(4, 6)
@@ -39,30 +39,6 @@ def test_an_image_is_the_same_pixels_however_it_comes(row: ImageRow) -> None:
     [pixels] = encoded.tensors
     assert (encoded.length, pixels.dtype) == (1, np.dtype(np.uint8))
     np.testing.assert_array_equal(pixels, PHOTO[None])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "why"),
-    [
-        (None, "inputs: an image file in base64, or a list of them, is needed"),
-        ([], "inputs: an image file in base64, or a list of them, is needed"),
-        ("", "inputs: the image file is empty"),
-        ("a photo of a cat", "inputs: an image file in base64 is needed: "),
-        (["AAAA", "é"], "inputs.1: an image file in base64 is needed: "),
-        ([["AAAA", "AAAA"]], "inputs.0: an image file is needed, not list"),
-    ],
-)
-def test_other_json_than_images_is_refused(inputs: object, why: str) -> None:
-    with pytest.raises(InputError) as refused:
-        CODEC.from_json(inputs)
-    assert str(refused.value).startswith(why)
-
-
-def test_what_is_no_image_is_refused_with_its_place() -> None:
-    with pytest.raises(UnprocessableInputError, match="input 1: it is no image, or a broken one; JPEG, PNG and WebP"):
-        CODEC.encode([file_of(PHOTO), b"nothing"])
-    with pytest.raises(UnprocessableInputError, match="input 0: pixels in floating point are from 0 to 1"):
-        CODEC.encode([np.full((4, 6, 3), np.nan, np.float32)])
 
 
 def test_files_and_many_pixels_leave_the_event_loop() -> None:

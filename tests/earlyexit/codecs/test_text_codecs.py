@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from earlyexit.codecs import find_codec, make_codec
+from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.text import TextCodec, TextPairCodec
-from earlyexit.errors import InputError, ModelFolderError, PlanError, UnprocessableInputError
+from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.network.wire import Encoded
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
@@ -91,11 +91,6 @@ def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
         codec.encode([("a b c d", "e f g h")])
 
 
-def test_a_limit_that_special_tokens_alone_exceed_is_not_passed(folder: Path) -> None:
-    with pytest.raises(UnprocessableInputError, match="input 0 has 5 tokens, the model takes 2"):
-        pair_codec(folder, max_length=2).encode([("a", "b")], truncate=True)
-
-
 def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
     text, pair = text_codec(folder), pair_codec(folder)
     assert text.from_columns({"text": ["a", "é".encode()]}) == ["a", "é"]
@@ -107,39 +102,6 @@ def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
 
 
 TEXTS, PAIRS = "inputs: a text or a list of texts is needed", "inputs: a pair of texts, or a list of pairs, is needed"
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "why"),
-    [
-        ("text", None, TEXTS),
-        ("text", [], TEXTS),
-        ("text", "", "inputs: the text is empty"),
-        ("text", ["a", ""], "inputs.1: the text is empty"),
-        ("text", ["a", 1], "inputs.1: a text is needed, not int"),
-        ("text", [["a", "b"]], "inputs.0: a text is needed, not list"),
-        ("text_pair", "a", PAIRS),
-        ("text_pair", [], PAIRS),
-        ("text_pair", ["a"], "inputs: two texts are needed"),
-        ("text_pair", ["a", "b", "c"], "inputs: two texts are needed"),
-        ("text_pair", [["a", "b"], ["a"]], "inputs.1: two texts are needed"),
-        ("text_pair", [["a", None]], "inputs.0: two texts are needed"),
-        ("text_pair", [["a", "b"], "c"], "inputs.1: two texts are needed"),
-        ("text_pair", ["a", ""], "inputs: a text of the pair is empty"),
-    ],
-)
-def test_other_json_than_texts_or_pairs_is_refused(folder: Path, name: str, inputs: object, why: str) -> None:
-    codec = text_codec(folder) if name == "text" else pair_codec(folder)
-    with pytest.raises(InputError) as refused:
-        codec.from_json(inputs)
-    assert str(refused.value).startswith(why)
-
-
-def test_columns_that_are_no_texts_are_refused_with_their_place(folder: Path) -> None:
-    with pytest.raises(InputError, match="text: element 1 is not UTF-8 at byte 0"):
-        text_codec(folder).from_columns({"text": [b"a", b"\xff"]})
-    with pytest.raises(InputError, match="text_pair: element 0 is empty"):
-        pair_codec(folder).from_columns({"text": [b"a"], "text_pair": [b""]})
 
 
 def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
@@ -159,11 +121,6 @@ def test_a_card_names_them_and_their_length(folder: Path, name: str, beside: dic
         find_codec(codec.spec(), folder / "elsewhere")
 
 
-def test_a_codec_without_content_types_takes_json_only(folder: Path) -> None:
-    with pytest.raises(InputError, match="a body of text/plain is not taken; inputs are sent as JSON"):
-        text_codec(folder).from_content("text/plain", b"a b")
-
-
 def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
     codec = text_codec(folder)
     assert codec.pruned("a b c", np.array([9.0, 1.0, 5.0, 3.0, 9.0]), 0.9) == "b c"
@@ -177,16 +134,6 @@ def test_a_pair_is_pruned_as_one(folder: Path) -> None:
     importance = np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0])
     assert codec.pruned(("a b", "c d"), importance, 0.4) == ("a b", "d")
     assert codec.pruned(("a b", "c d"), importance, 0.8) == ("b", "c d")
-
-
-def test_what_is_no_text_has_no_words_to_prune() -> None:
-    codec = make_codec({"name": "tensor", "columns": [{"name": "x", "shape": [2], "datatype": "FP32"}]})
-    assert not codec.prunes
-    assert TextCodec.prunes
-    with pytest.raises(PlanError, match="words are pruned of texts; this model's inputs are encoded by 'tensor'"):
-        codec.pruned(np.zeros(2), np.ones(1), 0.5)
-    with pytest.raises(PlanError, match="words are pruned of texts"):
-        codec.row_of(["a"])
 
 
 def whole(folder: Path, text: str, max_length: int) -> list[int]:
@@ -215,11 +162,6 @@ def test_a_pair_far_too_long_is_cut_where_it_is_longest(folder: Path) -> None:
     [ids] = listed(pair_codec(folder).encode([("a " * 50_000, "b")], truncate=True))
     assert ids[0] == [1, 4, 4, 4, 4, 2, 5, 2][: len(ids[0])]
     assert len(ids[0]) == 8
-
-
-def test_a_text_far_too_long_is_refused_and_its_tokens_are_not_all_counted(folder: Path) -> None:
-    with pytest.raises(UnprocessableInputError, match=r"input 0 has at least \d+ tokens, the model takes 8"):
-        text_codec(folder).encode(["a b " * 20_000])
 
 
 def test_tokenizing_takes_no_longer_for_a_text_that_is_a_hundred_times_too_long(folder: Path) -> None:

@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import TensorSpec
-from earlyexit.tasks.label import LabelTask
-from earlyexit.training.augmentation import Augmentation, augmented
+from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.moves import Moves
 
 STILL = Moves(mirrored_B=torch.tensor([False]), shift_B2=torch.zeros(1, 2), turn_B=torch.zeros(1), zoom_B=torch.ones(1))
@@ -57,13 +54,6 @@ def test_places_go_where_their_pixels_go() -> None:
         assert image[y, x, 0] > 40
 
 
-def test_places_that_leave_the_image_are_unknown() -> None:
-    moves = replace(STILL, shift_B2=torch.tensor([[2.0, 0]]))
-    found = moves.of_places(torch.tensor([[[1.0, 1], [2.5, 1]]]), 3, 4)
-    assert found[0, 0].tolist() == [3, 1]
-    assert found[0, 1].isnan().all()
-
-
 @pytest.mark.parametrize(("x", "stays"), [(-0.6, False), (-0.3, True), (3.4, True), (3.6, False)])
 def test_places_within_the_outer_pixels_are_in_the_image(x: float, stays: bool) -> None:
     found = STILL.of_places(torch.tensor([[[x, 1.0], [1.0, 2.4]]]), 3, 4)
@@ -87,12 +77,6 @@ def test_draws_stay_within_what_was_asked() -> None:
     assert 0.4 < moves.mirrored_B.float().mean() < 0.6
 
 
-def test_labels_stay_what_they_were() -> None:
-    labels = torch.tensor([1])
-    _, moved = augmented(Augmentation(), LabelTask(("a", "b")), IMAGE, labels)
-    assert moved.equal(labels)
-
-
 def test_a_patch_is_of_the_next_image() -> None:
     torch.manual_seed(0)
     images = torch.arange(3).view(3, 1, 1, 1).expand(3, 8, 8, 1)
@@ -100,8 +84,3 @@ def test_a_patch_is_of_the_next_image() -> None:
     assert {int(value) for each in patched for value in each.flatten()} == {0, 1}
     whole = Augmentation(patch=0.0).patched(images)
     assert whole.equal(images)
-
-
-def test_only_images_are_augmented() -> None:
-    with pytest.raises(ModelFolderError, match="augmentation is of images"):
-        Augmentation().check((TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True),))

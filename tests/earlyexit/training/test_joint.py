@@ -19,7 +19,6 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import exit_outputs
-from tests.earlyexit.models import SMALL
 
 ROWS = 40
 
@@ -157,11 +156,6 @@ def test_a_network_without_a_head_of_its_own_cannot_be_imitated() -> None:
 def test_patched_images_are_only_for_exits_that_imitate() -> None:
     with pytest.raises(ModelFolderError, match="patch only where exits imitate"):
         train_jointly(resnet(), *images(), replace(QUICK, augmentation=Augmentation(patch=0.5)))
-
-
-def test_texts_are_not_augmented() -> None:
-    with pytest.raises(ModelFolderError, match="augmentation is of images"):
-        train_jointly(random_model(SMALL), *images(), QUICK)
 
 
 def test_mixed_precision_keeps_weights_in_full() -> None:

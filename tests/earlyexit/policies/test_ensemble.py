@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.errors import PlanError
 from earlyexit.network.chain import check_weights, proportional
-from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
-from earlyexit.tasks.regression import RegressionTask
 
 TASK = LabelTask(("a", "b", "c"))
 SMALL = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
@@ -52,19 +46,6 @@ def test_of_three_networks_every_end_adds_its_part() -> None:
     _, score_B = policy.conclude(says(LARGE), ended(policy, (5, SMALL), (11, MIDDLE)), IDS)
     expected_BC = 0.5 * LARGE + 0.5 * (0.6 * MIDDLE + 0.4 * SMALL)
     assert score_B.tolist() == pytest.approx(expected_BC.amax(1).tolist(), abs=2 * HALF)
-
-
-def test_a_network_between_that_was_skipped_leaves_the_weight_of_the_one_before() -> None:
-    policy = EnsemblePolicy(NEVER, {5: 0.4, 11: 0.5})
-    _, score_B = policy.conclude(says(LARGE), ended(policy, (5, SMALL)), IDS)
-    assert score_B.tolist() == pytest.approx((0.6 * LARGE + 0.4 * SMALL).amax(1).tolist(), abs=HALF)
-
-
-def test_who_came_by_no_network_before_hears_the_last_one_alone() -> None:
-    policy = EnsemblePolicy(NEVER, {5: 0.4})
-    alone_B, score_B = policy.conclude(says(LARGE), policy.initial_state(2, 3, CPU), IDS)
-    assert torch.equal(alone_B, LARGE.argmax(1))
-    assert torch.equal(score_B, says(LARGE).score_B)
 
 
 def test_inputs_of_both_kinds_share_a_batch() -> None:
@@ -126,31 +107,6 @@ def test_what_no_network_holds_possible_stays_a_number() -> None:
     assert labels_B.tolist() == [0, 0]
 
 
-@exit_wrapper(state_width=1)
-def counts(ramp: int, logits_BC: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
-    return state_BS[:, 0] > 1, state_BS + 1
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("patience", {"patience": 1}), ("voting", {"votes": 2}), ("own", {"own": f"{__name__}:counts"})],
-)
-def test_policies_with_a_state_of_their_own_are_refused(name: str, settings: dict[str, object]) -> None:
-    with pytest.raises(PlanError, match=r"weights: exit policy .* decides by what it carries itself"):
-        make_policy(name, weights={5: 0.2}, **settings)
-
-
-def test_other_tasks_than_labels_are_refused() -> None:
-    with pytest.raises(PlanError, match="is for labels"):
-        EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.2}).check_task(RegressionTask(1.0))
-
-
-@pytest.mark.parametrize("weight", [math.nan, -0.01, 1.0, math.inf])
-def test_a_weight_out_of_range_is_refused(weight: float) -> None:
-    with pytest.raises(PlanError, match="weights: after block 5 the networks before count"):
-        EnsemblePolicy(NEVER, {5: weight})
-
-
 def test_weights_in_proportion_give_every_network_its_part() -> None:
     weights = proportional({5: 0.72, 11: 0.81}, 0.9)
     last = 1 - weights[11]
@@ -158,9 +114,3 @@ def test_weights_in_proportion_give_every_network_its_part() -> None:
     first = weights[11] * weights[5]
     assert [first / last, middle / last] == pytest.approx([0.72 / 0.9, 0.81 / 0.9])
     check_weights(weights)
-
-
-@pytest.mark.parametrize(("parts", "last"), [({5: 0.0}, 0.0), ({5: math.nan}, 0.5), ({5: 0.5}, -0.1), ({5: 0.5}, 0.0)])
-def test_parts_that_make_no_weights_are_refused(parts: dict[int, float], last: float) -> None:
-    with pytest.raises(PlanError, match="weights"):
-        proportional(parts, last)

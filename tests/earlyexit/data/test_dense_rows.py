@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
-from earlyexit.codecs.text import TextCodec
 from earlyexit.data.dense_rows import fitted
 from earlyexit.data.rows import read_labelled
 from earlyexit.errors import DataError
@@ -208,31 +207,3 @@ def test_an_image_without_a_map_is_refused(tmp_path: Path) -> None:
     (tmp_path / "set/train/label/im3.png").unlink()
     with pytest.raises(DataError, match=r"'train/image/im3.png' has no map in train/label"):
         read_labelled(tmp_path / "set", classes=table, part="train")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("id,name\n1,sky\n", "classes.csv:2: id '1'; ids are 0, 1"),
-        ("id,name\n0,sky\n1,sky\n", "classes.csv:3: the name 'sky' is empty, or another class's"),
-        ("id,name\n0,sky\n1, sky \n", "classes.csv:3: the name ' sky ' is empty, or another class's"),
-        ("id,title\n0,sky\n", "no column 'name'"),
-    ],
-    ids=["order", "twice", "twice but for spaces", "column"],
-)
-def test_bad_tables_of_classes_are_refused_with_their_line(tmp_path: Path, text: str, message: str) -> None:
-    table = write_scenes(tmp_path / "set")
-    table.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=message):
-        read_labelled(tmp_path / "set", classes=table, part="train")
-
-
-def test_joints_are_of_images_alone(tmp_path: Path) -> None:
-    table = write_poses(tmp_path / "set")
-    with pytest.raises(DataError, match="joints and maps of classes are of images"):
-        read_labelled(table, joints=table)
-    with pytest.raises(DataError, match="one table is needed, not both"):
-        read_labelled(tmp_path / "set", joints=table, classes=table)
-    rows = read_labelled(tmp_path / "set", joints=table)
-    with pytest.raises(DataError, match="the model takes text; joints are of images"):
-        rows.targets(POSE, TextCodec(max_length=4))

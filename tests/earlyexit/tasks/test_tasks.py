@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,30 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from earlyexit.errors import DataError, ModelFolderError, PlanError
-from earlyexit.named import NamedSpec
+from earlyexit.errors import DataError
 from earlyexit.network.wire import values_of
-from earlyexit.policies.base import ExitPolicy, Opinion
-from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.token import TokenTask
+from tests.earlyexit.tasks_of_maps import BODY, STREET
 
 HERE = __name__
 LABELS = LabelTask(("bad", "fair", "good"))
 STARS = RegressionTask(scale=4.0, offset=3.0)
 """Answers around 3, of which one that is off by 4 is wholly wrong."""
-TASKS = pytest.mark.parametrize("task", [LABELS, STARS], ids=["label", "regression"])
+TOKENS = TokenTask(80, ends=[2])
+EVERY = pytest.mark.parametrize("task", [LABELS, STARS, BODY, STREET, TOKENS], ids=lambda task: task.name)
 
 
 def stars(scale: float) -> RegressionTask:
     return RegressionTask(scale)
-
-
-def no_task() -> str:
-    return "no task"
 
 
 def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
@@ -57,13 +53,13 @@ def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it
     assert STARS.to_json(5.0, 0.25) == {"value": 5.0, "score": 0.25}
 
 
-@TASKS
+@EVERY
 def test_what_callers_get_is_what_is_declared(task: Task) -> None:
     opinion = Opinion(task, torch.zeros(2, *task.output_shape))
     values = values_of(opinion.value_B.numpy())
     names = {column.name for column in task.columns}
     assert set(task.to_columns(values, opinion.score_B.tolist())) == names
-    assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) == names
+    assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) >= names
 
 
 def test_labels_agree_or_not() -> None:
@@ -91,24 +87,6 @@ def test_a_loss_is_at_most_one_and_nothing_where_answers_agree(pairs: list[tuple
 def test_targets_are_what_the_label_column_says() -> None:
     assert LABELS.targets(["good", "bad", "good"]).tolist() == [2, 0, 2]
     assert STARS.targets(["4.5", "-1", "3e0"]).tolist() == [4.5, -1.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "message"),
-    [
-        pytest.param(
-            LABELS, ["bad", "odd", "even"], r"unknown to the model: even, odd \(2 in all\)", id="unknown labels"
-        ),
-        pytest.param(LABELS, [*"abcdefg"], r"a, b, c, d, e \(7 in all\)", id="many unknown labels"),
-        pytest.param(STARS, ["4", "four"], "answers numbers, and a label is none: .*'four'", id="no number"),
-        pytest.param(STARS, ["4", ""], "answers numbers, and a label is none", id="an empty label"),
-        pytest.param(STARS, ["4", "nan"], "answers finite numbers", id="not a number"),
-        pytest.param(STARS, ["inf"], "answers finite numbers", id="infinity"),
-    ],
-)
-def test_targets_that_a_model_cannot_answer_are_refused(task: Task, labels: list[str], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        task.targets(labels)
 
 
 @pytest.mark.parametrize(
@@ -158,66 +136,28 @@ def test_descending_on_the_training_loss_finds_the_answer(task: Task, labels: li
     assert answer == pytest.approx({"label": 2, "regression": 5.0}[task.name], abs=0.1)
 
 
-def test_label_smoothing_keeps_a_sure_answer_from_being_free() -> None:
-    sure_BC, right_B = torch.tensor([[0.0, 0.0, 50.0]]), torch.tensor([2])
-    assert LABELS.training_loss(sure_BC, right_B) < 1e-6
-    assert LABELS.training_loss(sure_BC, right_B, label_smoothing=0.1) > 1
+@EVERY
+def test_an_answer_does_not_depend_on_its_batch_mates(task: Task) -> None:
+    outputs_BC = torch.randn(5, *task.output_shape, generator=torch.Generator().manual_seed(0))
+    for row in range(5):
+        alone = outputs_BC[row : row + 1]
+        torch.testing.assert_close(task.answer(outputs_BC)[row], task.answer(alone)[0])
+        torch.testing.assert_close(task.score(outputs_BC)[row], task.score(alone)[0])
+        if task.num_principal_values:
+            torch.testing.assert_close(
+                task.principal_values(outputs_BC)[row].sort().values, task.principal_values(alone)[0].sort().values
+            )
 
 
-def test_numbers_have_no_temperature() -> None:
-    assert STARS.fit_temperature(torch.ones(4, 2), np.ones(4)) == 1.0
-
-
-@TASKS
+@EVERY
 def test_a_card_holds_all_that_makes_an_equal_task(task: Task) -> None:
     again = find_task(task.spec())
     assert again == task
     assert hash(again) == hash(task)
 
 
-def test_tasks_of_other_settings_differ() -> None:
-    assert LabelTask(("fair", "bad", "good")) != LABELS, "the order is that of the outputs"
-    assert RegressionTask(scale=4.0) != STARS
-    assert LABELS != STARS
-
-
 def test_a_task_of_ones_own_is_named_by_its_function() -> None:
     assert find_task({"name": f"{HERE}:stars", "scale": 2.0}) == RegressionTask(2.0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        pytest.param(
-            {"name": "boxes"},
-            "unknown task 'boxes'; known: label, pose, regression, segmentation, token, or your own",
-            id="unknown name",
-        ),
-        pytest.param({"name": f"{HERE}:no_task"}, "gave str; a Task is needed", id="no task"),
-        pytest.param({"name": "label"}, "task 'label' does not take {}", id="no labels"),
-        pytest.param({"name": "label", "label_names": ["a"]}, "at least two different labels", id="one label"),
-        pytest.param(
-            {"name": "label", "label_names": ["a", "a"]}, "at least two different labels", id="repeated labels"
-        ),
-        pytest.param({"name": "regression", "scale": 0.0}, "scale must be positive", id="a scale of nothing"),
-        pytest.param({"name": "regression", "scale": math.inf}, "scale must be positive and finite", id="no end"),
-        pytest.param({"name": "regression", "scale": 1.0, "offset": math.nan}, "offset finite", id="no offset"),
-    ],
-)
-def test_a_task_that_cannot_be_made_is_refused(spec: NamedSpec, message: str) -> None:
-    with pytest.raises(ModelFolderError, match=message):
-        find_task(spec)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: EntropyPolicy(0.4), lambda: PatiencePolicy(1), lambda: VotingPolicy(2)],
-    ids=["entropy", "patience", "voting"],
-)
-def test_policies_of_labels_do_not_judge_numbers(make: Callable[[], ExitPolicy]) -> None:
-    make().check_task(LABELS)
-    with pytest.raises(PlanError, match="is for labels; of task 'regression' 'confidence' can judge"):
-        make().check_task(STARS)
 
 
 def test_confidence_lets_numbers_leave_that_expect_little_error() -> None:
@@ -247,12 +187,3 @@ def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -
     assert task.targets([4, 0]).tolist() == [4, 0]
     with pytest.raises(DataError, match="labels must be tokens, whole numbers from 0 to 4"):
         task.targets([5])
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [({"vocab_size": 1}, "a vocabulary of 1 leaves no choice"), ({"vocab_size": 5, "ends": [5]}, "are not all tokens")],
-)
-def test_a_vocabulary_that_is_none_is_refused(spec: NamedSpec, said: str) -> None:
-    with pytest.raises(ModelFolderError, match=said):
-        find_task({"name": "token", **spec})

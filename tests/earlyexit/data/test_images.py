@@ -76,14 +76,6 @@ def test_one_image_is_taken_as_it_is(tmp_path: Path) -> None:
         assert (images.names, list(images)) == (("photo.JPG",), [b"x"])
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "images.zip").write_bytes(b"no zip")
-    with pytest.raises(DataError, match="neither a folder nor a zip archive of images"):
-        open_images(tmp_path / "images.zip")
-    with pytest.raises(DataError, match="no such file or folder"):
-        open_images(tmp_path / "elsewhere")
-
-
 def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, *, says: int | None = None) -> Path:
     """An archive of `1.png`; its directory `says` how many bytes that has."""
     with zipfile.ZipFile(folder / "images.zip", "w", method) as file:

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.errors import PlanError
 from earlyexit.network.cut import cut_out
 from earlyexit.network.wire import Numbers, values_of
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy, share_above, shares_above
-from earlyexit.tasks.label import LabelTask
-from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
@@ -49,34 +46,12 @@ def test_of_heatmaps_the_highest_values_are_counted() -> None:
     assert scores == pytest.approx([4 / 6, 3 / 6, 2 / 6, 0])
 
 
-def test_of_labels_the_one_value_is_the_probability() -> None:
-    opinion = Opinion(LabelTask(("a", "b")), torch.tensor([[0.0, 0.0], [0.0, 3.0]]))
-    assert SharePolicy(1.0, 0.5).score(0, opinion).tolist() == [0.0, 1.0]
-
-
 def test_every_ramp_has_a_confidence_of_its_own() -> None:
     policy = SharePolicy({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.8, 2: 0.95})
     opinion = Opinion(STREET, mixed(3))
     assert [policy.score(ramp, opinion).item() for ramp in (0, 1, 2)] == [1.0, 0.5, 0.0]
     assert [policy.can_decide(ramp) for ramp in (0, 1, 2, 3)] == [True, True, False, False]
     assert [policy.can_look(ramp) for ramp in (2, 3)] == [True, False]
-
-
-def test_active_ramps_need_a_confidence_each() -> None:
-    SharePolicy(0.5, 0.5).check_ramps([0, 7])
-    with pytest.raises(PlanError, match=r"active ramps \[1\] have no confidence; confidences name \[0\]"):
-        SharePolicy(0.5, {0: 0.9}).check_ramps([0, 1])
-    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold"):
-        SharePolicy({0: 0.5}, 0.9).check_ramps([0, 1])
-
-
-def test_a_task_without_principal_values_has_no_share() -> None:
-    for task in (STREET, BODY, LabelTask(("a", "b"))):
-        SharePolicy(0.5, 0.5).check_task(task)
-    with pytest.raises(PlanError, match="counts principal values, and task 'regression' has none"):
-        SharePolicy(0.5, 0.5).check_task(RegressionTask(1.0))
-    with pytest.raises(PlanError, match="task 'regression' has no principal values"):
-        RegressionTask(1.0).principal_values(torch.zeros(1, 2))
 
 
 def test_counting_for_many_confidences_at_once_is_counting_for_each() -> None:

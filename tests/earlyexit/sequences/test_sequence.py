@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 
-from earlyexit.errors import ContextLengthError, InputError
 from earlyexit.network.wire import entering
 from earlyexit.sequences.kv_memory import places_of
 from earlyexit.sequences.sequence import Said, TokenSequence
@@ -87,15 +83,6 @@ def test_the_place_of_the_token_that_is_asked_for_survives_chunks_and_a_new_begi
     assert place(one) == 2, "not a prompt of seven tokens"
 
 
-def test_a_token_that_ends_it_is_no_text() -> None:
-    one = sequence([1], ends=(9,))
-    one.begin(1)
-    say(one, BYTES.encode("a").ids[0])
-    said = say(one, 9)
-    assert said is not None
-    assert (said.text, said.ended) == ("", "stop")
-
-
 def test_a_stop_string_ends_it_and_what_was_held_back_comes_with_its_length() -> None:
     texts = []
     for text in ("so, end", "so, en"):
@@ -104,26 +91,6 @@ def test_a_stop_string_ends_it_and_what_was_held_back_comes_with_its_length() ->
         said = [say(one, token) for token in BYTES.encode(text).ids]
         texts.append(["".join(each.text for each in said if each), one.ended])
     assert texts == [["so, ", "stop"], ["so, en", "length"]]
-
-
-def test_it_comes_to_what_the_model_takes_at_most() -> None:
-    one = sequence([1, 2, 3], max_tokens=100, max_length=5)
-    assert one.limit == 5
-
-
-@pytest.mark.parametrize(
-    ("prompt", "changes", "error", "said"),
-    [
-        ([], {}, InputError, "the prompt is empty; at least one token is needed"),
-        ([1], {"max_tokens": 0}, InputError, "max_tokens must be at least 1, not 0"),
-        ([1, 2, 3], {"max_length": 3}, ContextLengthError, "the prompt has 3 tokens; this model takes 3 with the"),
-    ],
-)
-def test_what_cannot_be_begun_is_refused(
-    prompt: list[int], changes: dict[str, Any], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        sequence(prompt, **changes)
 
 
 def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() -> None:
@@ -139,8 +106,3 @@ def test_a_source_is_never_cut_and_what_an_answer_starts_with_comes_behind_it() 
     assert say(one, 99) is None
     assert [*found, step(one)] == [([1, 2, 3, 9], [0, 2, 0, 8, 4]), ([52], [0, 2, 6, 8, 4])]
     assert one.num_said == 3
-
-
-def test_a_source_has_to_leave_room_for_what_the_answer_starts_with() -> None:
-    with pytest.raises(ContextLengthError, match="the prompt has 3 tokens; this model takes 4 with the answer"):
-        sequence([1, 2, 3], start=9, max_length=4)

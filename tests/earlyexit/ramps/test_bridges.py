@@ -19,12 +19,11 @@ from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.tasks.label import LabelTask
-from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.checkpoints import resnet_state
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.models import SMALL
-from tests.earlyexit.test_train import changed, copy_of
+from tests.earlyexit.training.test_ramps import changed, copy_of
 
 SIDE = 12
 SIZES = {"depth": 14, "side": SIDE}
@@ -107,28 +106,6 @@ def test_bridges_learn_on_a_frozen_backbone() -> None:
     train_ramps(model, inputs, labels, QUICK)
     assert changed(model.backbone, before) == set()
     assert changed(bridge_ramp(model, 0).bridge, copy_of(model.backbone.bridge(0) or model))  # it is no longer a copy
-    unseen, expected = pictures(64, seed=1)
-    for found in outputs(model, unseen).values():
-        assert (found.argmax(1).numpy() == expected).mean() > 0.95
-
-
-def test_training_bridges_again_gives_the_same_bridges() -> None:
-    model = small()
-    inputs, labels = pictures(32)
-    train_ramps(model, inputs, labels, TrainOptions(epochs=1, batch=16))
-    once = copy_of(model)
-    train_ramps(model, inputs, labels, TrainOptions(epochs=1, batch=16))
-    assert {name for name in changed(model, once) if "num_batches" not in name} == set()
-
-
-def test_joint_training_moves_backbone_bridges_and_heads() -> None:
-    model = small()
-    before = copy_of(model)
-    inputs, labels = pictures(64)
-    train_jointly(
-        model, inputs, labels, JointOptions(epochs=QUICK.epochs, batch=QUICK.batch, learning_rate=QUICK.learning_rate)
-    )
-    assert set(before) - changed(model, before) == {"temperatures_E"}
     unseen, expected = pictures(64, seed=1)
     for found in outputs(model, unseen).values():
         assert (found.argmax(1).numpy() == expected).mean() > 0.95

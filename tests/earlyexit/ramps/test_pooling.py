@@ -67,19 +67,6 @@ def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooli
     assert pool(torch.zeros(2, *row), single(2), pooling).shape == (2, pooled_size(row, pooling))
 
 
-@pytest.mark.parametrize(
-    ("row", "pooling", "message"),
-    [
-        ((6, 9, 9), "first", r"the shape \[6, 9, 9\] is not pooled by 'first'; a map is by grid"),
-        ((6, 2, 2, 2, 2), "mean", "is not pooled by 'mean'"),
-    ],
-    ids=["the first token of a map", "a map of four sides"],
-)
-def test_what_cannot_be_pooled_is_refused(row: tuple[int, ...], pooling: Pooling, message: str) -> None:
-    with pytest.raises(ModelFolderError, match=message):
-        pooled_size(row, pooling)
-
-
 def test_an_mlp_ramp_answers_each_input_by_itself() -> None:
     torch.manual_seed(0)
     ramp = build_ramp("mlp", (3, 8, 8), (5,), "grid").eval()
@@ -87,19 +74,6 @@ def test_an_mlp_ramp_answers_each_input_by_itself() -> None:
     together = ramp(maps_BCHW, single(4))
     assert together.shape == (4, 5)
     torch.testing.assert_close(together[2:3], ramp(maps_BCHW[2:3], single(1)))
-
-
-def test_a_convolution_is_over_maps() -> None:
-    with pytest.raises(
-        ModelFolderError, match=r"a convolution is over maps \(C, H, W\), not over a hidden state of \[6\]"
-    ):
-        build_ramp("conv", (6,), (2,), "mean")
-
-
-@pytest.mark.parametrize("style", ["light", "mlp", "pooler", "pooler-relu", "reduced", "conv"])
-def test_a_head_that_gives_numbers_is_refused_where_a_task_has_maps(style: str) -> None:
-    with pytest.raises(ModelFolderError, match="gives numbers, and the task has 12 maps of 45 x 60"):
-        build_ramp(style, (3, 8, 8), (12, 45, 60), "mean")
 
 
 def test_maps_that_a_network_gives_itself_are_taken_as_they_are() -> None:

@@ -71,19 +71,6 @@ def test_an_input_has_the_maps_alone_that_it_has_among_others(style: str) -> Non
     torch.testing.assert_close(head.classify(maps), alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_what_is_no_map_is_refused(style: str) -> None:
-    with pytest.raises(ModelFolderError, match=r"maps \(C, H, W\) of maps; hidden states are of shape \[32\]"):
-        build_ramp(style, (32,), (3, 4, 4), "mean")
-    with pytest.raises(ModelFolderError, match=r"maps \(C, H, W\) of maps; outputs are of shape \[3\]"):
-        build_ramp(style, (8, 4, 4), (3,), "mean")
-
-
-def test_heads_of_numbers_say_which_give_maps() -> None:
-    with pytest.raises(ModelFolderError, match="the task has 3 maps of 4 x 4: take the style maps or deconv"):
-        build_ramp("light", (8, 4, 4), (3, 4, 4), "mean")
-
-
 @pytest.mark.parametrize(
     ("codec", "network", "message"),
     [

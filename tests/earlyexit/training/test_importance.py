@@ -120,14 +120,6 @@ def test_it_survives_every_hop_and_other_batch_mates(hop_dtype: str) -> None:
         torch.testing.assert_close(piece.tensors[-1], alone, rtol=within, atol=within)
 
 
-def test_what_is_not_known_stays_so() -> None:
-    model = small()
-    piece = run(model, piece_of(model, NOBODY_LEAVES, inputs_of((4, 6))), 2)
-    unknown = replace(piece, tensors=(*piece.tensors, torch.tensor([torch.nan] * 4 + [0.0] * 6)))
-    _, found_N = run(model, unknown, 4).tensors
-    assert found_N.isnan().tolist() == [True] * 4 + [False] * 6
-
-
 def test_sums_in_a_smaller_type_do_not_stop_growing() -> None:
     model = small()
     expected = importance(model, MIXED)
@@ -153,17 +145,6 @@ def test_padding_that_looks_at_tokens_is_not_counted() -> None:
     assert Layout(np.array([3, 3], dtype=np.int32), attention="padded").counted_RT is None
     assert Layout(np.array([3, 1], dtype=np.int32), attention="apart").counted_RT is None
     assert Layout(np.array([3, 1, 2], dtype=np.int32), attention="slotted").counted_RT is None
-
-
-def test_inputs_enter_with_no_attention_received_where_it_is_to_be_measured() -> None:
-    model = small()
-    inputs = inputs_of((4, 6))
-    names = [f"i{k}" for k in range(2)]
-    (plain,) = entering(names, inputs).tensors
-    ids, zeros = entering(names, inputs, measured=True).tensors
-    assert (ids.tolist(), zeros.tolist(), zeros.dtype.str) == (plain.tolist(), [0.0] * 10, "<f2")
-    piece = from_wire(model, entering(names, inputs, measured=True), NOBODY_LEAVES)
-    torch.testing.assert_close(run(model, piece, 4).tensors[-1], importance(model, (4, 6)))
 
 
 def test_of_batch_mates_that_came_without_it_is_not_known() -> None:

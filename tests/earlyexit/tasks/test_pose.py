@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.wire import Numbers
-from earlyexit.tasks import find_task
-from earlyexit.tasks.pose import PoseTask
 from tests.earlyexit.tasks_of_maps import BODY, peaks
 
 NAN = math.nan
@@ -61,15 +57,6 @@ def test_principal_values_are_the_highest_of_each_heatmap() -> None:
     assert BODY.score(maps).tolist() == pytest.approx([1.75 / 6])
 
 
-def test_an_answer_does_not_depend_on_its_batch_mates() -> None:
-    maps = torch.randn(5, *BODY.output_shape, generator=torch.Generator().manual_seed(0))
-    for row in range(5):
-        alone = maps[row : row + 1]
-        assert BODY.answer(maps)[row].equal(BODY.answer(alone)[0])
-        assert BODY.principal_values(maps)[row].sort().values.equal(BODY.principal_values(alone)[0].sort().values)
-        assert BODY.score(maps)[row] == BODY.score(alone)[0]
-
-
 def test_a_joint_counts_as_lost_beyond_the_tolerance_however_sure_it_is() -> None:
     right = places((10, 10), (20, 20), (5, 5))
     early = np.dstack([places((13, 10), (20, 24.1), (5, 5)), np.zeros((1, 3))])
@@ -100,36 +87,6 @@ def test_targets_are_arrays_with_nan_where_a_joint_cannot_be_seen() -> None:
     assert (targets.shape, targets.dtype.name) == ((2, 3, 2), "float32")
     assert targets[1].tolist() == [[-0.5, 31.5], [4.25, 5.0], [6.0, 7.0]]
     assert np.isnan(targets[0, 2]).all()
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        pytest.param(
-            [[1, 1]] * 2, r"row 2: joints of the shape \[2, 2\]; x and y of 3 joints are needed", id="too few"
-        ),
-        pytest.param([[1, 1, 1]] * 3, r"row 2: joints of the shape \[3, 3\]", id="three numbers"),
-        pytest.param("left", r"row 2: joints of the shape \[\]", id="a word"),
-        pytest.param(
-            [[1, 1], [40, 3], [1, 1]],
-            r"row 2: 'left hand' at \(40, 3\) is outside the image of 32 x 32 pixels",
-            id="outside",
-        ),
-        pytest.param([[1, -0.6], [1, 1], [1, 1]], r"row 2: 'head' at \(1, -0.6\) is outside", id="above it"),
-        pytest.param([[1, 1], [1, 1], [math.inf, 1]], r"row 2: 'right hand' at \(inf, 1\) is outside", id="infinite"),
-        pytest.param([[1, 1], [1, NAN], [1, 1]], "row 2: 'left hand' .* both are NaN where", id="half of a place"),
-    ],
-)
-def test_keypoints_that_can_be_none_are_refused_with_their_row(row: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        BODY.targets([[[1, 1]] * 3, row])
-
-
-def test_a_joint_that_no_row_shows_is_refused_in_training() -> None:
-    shown = BODY.targets([[[1, 1], [NAN, NAN], [1, 1]], [[1, 1], [2, 2], [NAN, NAN]]])
-    BODY.check_taught(shown)
-    with pytest.raises(DataError, match="'left hand' is seen in no row"):
-        BODY.check_taught(shown[:1])
 
 
 def test_in_a_mirror_left_is_right_and_the_heatmap_the_other_way_round() -> None:
@@ -186,35 +143,3 @@ def test_callers_get_every_joint_with_its_name() -> None:
     said = BODY.to_json(value, 0.5)
     assert said["keypoints"][2] == {"joint": "right hand", "x": 5.123, "y": 6.0, "score": 1.0}
     assert set(said) == set(BODY.json_schema)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"joint_names": []}, "at least one joint is needed"),
-        ({"joint_names": ["head", "head"]}, "each with a name of its own"),
-        ({"heatmap_side": 2}, "highest is 5; whole numbers from 1 to 4 are allowed"),
-        ({"highest": 0}, "highest is 0; whole numbers from 1 to 64 are"),
-        ({"image_side": 0}, "image_side is 0; whole numbers from 1 to 32768 are allowed"),
-        ({"image_side": 10**9}, "image_side is 1000000000; whole"),
-        ({"heatmap_side": 4.0}, r"heatmap_side is 4\.0; whole"),
-        ({"heatmap_side": "4"}, "heatmap_side is '4'; whole"),
-        ({"highest": 2.5}, r"highest is 2\.5; whole"),
-        ({"joint_names": "abc", "mirror_pairs": []}, "a list of names is needed, not 'abc'"),
-        ({"joint_names": [1, 2], "mirror_pairs": []}, r"a list of names is needed, not \[1, 2\]"),
-        ({"tolerance": 0.0}, "tolerance must be positive and finite"),
-        ({"sigma": NAN}, "sigma must be positive and finite"),
-        ({"mirror_pairs": [["left", "right hand"]]}, "'left' is no joint"),
-        ({"mirror_pairs": [["head", "head"]]}, "a joint is in two pairs"),
-        ({"mirror_pairs": [["head"]]}, "does not take"),
-    ],
-)
-def test_a_pose_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
-    spec = {**BODY.spec(), "highest": 5, **changed}
-    with pytest.raises(ModelFolderError, match=message):
-        find_task(spec)
-
-
-def test_a_card_makes_an_equal_pose() -> None:
-    assert find_task(BODY.spec()) == BODY
-    assert isinstance(find_task(BODY.spec()), PoseTask)

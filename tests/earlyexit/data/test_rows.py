@@ -12,9 +12,11 @@ from PIL import Image
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.data.rows import LabelledRows, has_labels, objects, read_labelled, write_labelled
+from earlyexit.data.images import check_file
+from earlyexit.data.rows import LabelledRows, has_labels, read_arrays, read_labelled, write_labelled
 from earlyexit.data.text_tables import read_texts
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, PlanError
+from profiles.latency import LatencyProfile
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
@@ -46,90 +48,10 @@ def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, cont
     assert (data.texts, data.labels) == (TEXTS, LABELS)
 
 
-def test_columns_can_have_other_names(tmp_path: Path) -> None:
-    path = write(tmp_path, "d.tsv", "sentence\tclass\ngood\t1\nbad\t0\n")
-    data = read_labelled(path, text_column="sentence", label_column="class")
-    assert (data.texts, data.labels) == (("good", "bad"), ("1", "0"))
-
-
-def test_a_part_of_clinc_can_be_chosen(tmp_path: Path) -> None:
-    assert read_labelled(write(tmp_path, "d.json", json.dumps(CLINC)), part="test").texts == ("hello", "bye")
-
-
-def test_label_names_are_sorted() -> None:
-    data = LabelledRows.of_texts(texts=("x", "y", "z"), labels=("b", "a", "b"))
-    assert (data.label_names, len(data)) == (("a", "b"), 3)
-
-
-REFUSED = {
-    "csv, no text": ("d.csv", "words,label\na,x\n", ": no column 'text'; there are words, label"),
-    "tsv, no label": ("d.tsv", "text\tclass\na\tx\n", ": no column 'label'; there are text, class"),
-    "column twice": ("d.csv", "text,label,text\na,x,b\n", ":1: 'text' heads more than one column"),
-    "short row": ("d.csv", "text,label\na,x\nb\n", ":3: the row does not have 2 columns"),
-    "long row": ("d.csv", "text,label\na,x,y\n", ":2: the row does not have 2 columns"),
-    "empty text": ("d.csv", "text,label\na,x\n  ,y\n", ":3: the text is empty"),
-    "empty label": ("d.csv", "text,label\na,x\nb, \n", ":3: the label is empty"),
-    "header only": ("d.csv", "text,label\n", ": no rows"),
-    "empty file": ("d.csv", "", ": no column 'text'"),
-    "not UTF-8": ("d.csv", b"text,label\na,x\nb\xff,y\n", ":3: not UTF-8"),
-    "not UTF-8, far in": ("d.csv", b"text,label\n" + b"a,x\n" * 9999 + b"\xff,y\n", ":10001: not UTF-8"),
-    "clinc, not UTF-8": ("d.json", b'{"train": [["\xff", "x"]]}', ":1: not UTF-8"),
-    "ending": ("d.txt", "a x\n", ": unknown ending '.txt'; known: .csv, .tsv, .jsonl, .json"),
-    "endless field": ("d.csv", f"text,label\na,x\n{'b' * 200_000},y\n", ":3: field larger"),
-    "broken JSON line": ("d.jsonl", '{"text": "a", "label": "x"}\n{"text"\n', ":2: not JSON"),
-    "JSON line is a list": ("d.jsonl", '["a", "x"]\n', ":1: a JSON object is needed"),
-    "JSON, no label": ("d.jsonl", '{"text": "a"}\n', ":1: no column 'label'; there are text"),
-    "text is a number": ("d.jsonl", '{"text": 3, "label": "x"}\n', ":1: 'text' is not a string"),
-    "label is null": ("d.jsonl", '{"text": "a", "label": null}\n', ":1: 'label' is neither a string nor a number"),
-    "label is a list": ("d.jsonl", '{"text": "a", "label": []}\n', ":1: 'label' is neither a string nor a number"),
-    "label is empty": ("d.jsonl", '{"text": "a", "label": ""}\n', ":1: the label is empty"),
-    "clinc, broken": ("d.json", '{"train": [\n["a", "x"],\n]}', ":3: not JSON"),
-    "clinc, no train": ("d.json", '{"val": []}', ": no list 'train'; the file has val"),
-    "clinc, a list": ("d.json", "[1]", ": no list 'train'"),
-    "clinc, part is a number": ("d.json", '{"train": 3}', ": 'train' is not a list"),
-    "clinc, item": ("d.json", '{"train": [["a", "x"], ["b"]]}', ": item 2 of 'train' is not a pair"),
-}
-
-
-@pytest.mark.parametrize(("name", "content", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_labelled_text_is_refused_with_file_and_line(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
-    with pytest.raises(DataError) as refused:
-        read_labelled(write(tmp_path, name, content))
-    assert str(refused.value).startswith(f"{tmp_path / name}{message}")
-
-
-def test_texts_of_one_class_are_read_for_whoever_does_not_train_on_them(tmp_path: Path) -> None:
-    assert read_labelled(write(tmp_path, "d.csv", "text,label\na,x\nb,x\n")).label_names == ("x",)
-
-
-def test_a_part_that_clinc_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
-    path = write(tmp_path, "d.json", json.dumps(CLINC))
-    with pytest.raises(DataError, match="no list 'oos'; the file has train, test"):
-        read_labelled(path, part="oos")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.csv: no such file"):
-        read_labelled(tmp_path / "gone.csv")
-
-
 def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("play jazz\n\nstop\n", encoding="utf-8")
     assert read_texts(path) == ("play jazz", "stop")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [pytest.param(b"\n \n", "no texts", id="blank"), pytest.param(b"a\n\xff", ":2: not UTF-8", id="latin")],
-)
-def test_texts_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "texts.txt"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read_texts(path)
 
 
 def test_a_share_of_every_label_is_divided_off_at_random_but_never_all_of_it() -> None:
@@ -161,17 +83,6 @@ def test_pairs_are_two_columns(tmp_path: Path) -> None:
     assert again.columns["text_pair"].tolist() == ["b"]
     with pytest.raises(DataError, match="single texts are needed; the data holds text, text_pair"):
         _ = data.texts
-
-
-def test_a_pair_with_one_side_missing_is_refused_at_its_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "d.csv", "a,b,label\nx,y,1\nx, ,1\n")
-    with pytest.raises(DataError, match=r"d\.csv:3: the b is empty"):
-        read_labelled(path, text_column="a", pair_column="b")
-
-
-def test_the_form_of_clinc_holds_no_pairs(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds single texts"):
-        read_labelled(write(tmp_path, "d.json", json.dumps(CLINC)), pair_column="b")
 
 
 def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
@@ -213,11 +124,6 @@ def test_arrays_that_are_no_labelled_rows_are_refused(tmp_path: Path, arrays: di
         read_labelled(tmp_path / "d.npz")
 
 
-def test_a_file_that_only_says_it_holds_arrays_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file of arrays"):
-        read_labelled(write(tmp_path, "d.npz", "PK"))
-
-
 class Spectra(TensorCodec):
     """One column of three numbers, a second of one."""
 
@@ -232,27 +138,6 @@ def test_rows_are_encoded_in_the_codecs_datatypes() -> None:
     spectrum, kind = encoded[1].tensors
     assert (spectrum.tolist(), spectrum.dtype.name) == ([[4.0, 5.0, 6.0]], "float32")
     assert (kind.tolist(), kind.dtype.name) == ([8], "int32")
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        pytest.param({"image": np.zeros(1)}, "the model takes spectrum, kind; the data holds image", id="names"),
-        pytest.param(
-            {"spectrum": np.zeros((1, 4)), "kind": np.zeros(1, dtype=np.int8)},
-            r"'spectrum' holds float64 of the shape \[4\]; the model takes FP32 of the shape \[3\]",
-            id="shape",
-        ),
-        pytest.param(
-            {"spectrum": np.zeros((1, 3)), "kind": np.zeros(1)},
-            r"'kind' holds float64 of the shape \[\]; the model takes INT32 of the shape \[\]",
-            id="datatype",
-        ),
-    ],
-)
-def test_rows_of_another_kind_than_the_models_are_refused(columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        LabelledRows(columns=columns, labels=("a",)).encode(Spectra())
 
 
 def test_whole_numbers_of_any_type_are_pixels_where_they_fit() -> None:
@@ -320,24 +205,71 @@ def test_files_say_whether_they_have_labels_and_are_read_without(
     assert rows.with_labels(["y"]).labels == ("y",)
 
 
-def test_images_and_arrays_are_read_without_labels(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "1.png").write_bytes(b"pixels")
-    np.savez(tmp_path / "rows.npz", x=np.zeros((2, 3)))
-    for path, count in ((tmp_path / "images", 1), (tmp_path / "rows.npz", 2)):
-        assert not has_labels(path)
-        assert read_labelled(path, label_column=None).labels == ("",) * count
+# Files of arrays
 
 
-@pytest.mark.parametrize("label", ["a/b", "..", "../../up", "", ".git"])
-def test_a_label_that_is_no_folder_of_an_archive_is_refused(tmp_path: Path, label: str) -> None:
-    data = LabelledRows(columns={"image": objects([b"x"])}, labels=(label,))
-    with pytest.raises(DataError, match="cannot be the name of a folder"):
-        write_labelled(data, tmp_path, "rows")
-    assert not list(tmp_path.iterdir())
+def npz(compressed: bool = False) -> bytes:
+    file = BytesIO()
+    (np.savez_compressed if compressed else np.savez)(file, a=np.arange(1000))
+    return file.getvalue()
 
 
-def test_an_empty_label_among_arrays_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", x=np.zeros((3, 2)), labels=np.array(["a", " ", "b"]))
-    with pytest.raises(DataError, match=r"d\.npz: the label of row 2 is empty"):
-        read_labelled(tmp_path / "d.npz")
+def test_arrays_are_read_by_name_whatever_the_file_is_called(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(npz())
+    assert list(read_arrays(tmp_path / "a.npy")) == ["a"]
+    np.save(tmp_path / "b.npy", np.arange(3))
+    one = (tmp_path / "b.npy").rename(tmp_path / "b.npz")
+    assert {name: array.tolist() for name, array in read_arrays(one).items()} == {"": [0, 1, 2]}
+
+
+def flipped(content: bytes) -> bytes:
+    """With other bytes in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes(255 - byte for byte in content[middle : middle + 20]) + content[middle + 20 :]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"PK", id="nearly a zip"),
+        pytest.param(flipped(npz(compressed=True)), id="broken"),
+        pytest.param(npz()[:-40], id="cut"),
+    ],
+)
+def test_what_holds_no_arrays_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npz: no file of arrays: .+$"):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_an_array_that_is_named_image_stays_an_array(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", image=np.arange(8, dtype=np.float32).reshape(4, 2), labels=np.array([*"abab"]))
+    rows = read_labelled(tmp_path / "a.npz")
+    assert rows.kind == ()
+    kept = read_labelled(write_labelled(rows, tmp_path, "held_out"))
+    assert kept.columns["image"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+# Files that are not there
+
+
+def test_what_is_not_there_is_told_from_a_folder_and_from_what_cannot_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_file(tmp_path / "file")
+    wrong = (
+        (tmp_path / "gone", ": no such file; it is made elsewhere"),
+        (tmp_path, ": is a folder, not a file"),
+        (tmp_path / ("p" * 300), ": cannot be read: File name too long"),
+    )
+    for path, said in wrong:
+        with pytest.raises(PlanError) as caught:
+            check_file(path, PlanError, hint="; it is made elsewhere")
+        assert str(caught.value) == f"{path}{said}"
+
+
+def test_a_latency_profile_that_is_missing_says_what_measures_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    with pytest.raises(DataError) as caught:
+        LatencyProfile.load(path)
+    assert str(caught.value) == f"{path}: no such file; `offramp profile MODEL --out {path}` measures one"

@@ -1,0 +1,387 @@
+"""What is refused, one case per rule; `refusals.txt` beside this file has every message, word for word.
+
+`python -m tests.earlyexit.test_refusals` writes that file anew.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.image import ImageCodec, ImageSize
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.codecs.tensor import TensorCodec
+from earlyexit.codecs.text import TextCodec
+from earlyexit.data.dense_rows import read_classes
+from earlyexit.data.images import open_images
+from earlyexit.data.rows import LabelledRows, objects, read_arrays, read_labelled, write_labelled
+from earlyexit.data.source_file import read_source
+from earlyexit.data.strict import StrictDocument
+from earlyexit.data.text_tables import read_texts
+from earlyexit.engine.order import OrderSpec, first_fit_decreasing
+from earlyexit.errors import DataError
+from earlyexit.named import make_named
+from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.chain import proportional
+from earlyexit.policies import make_policy
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.counting import PatiencePolicy
+from earlyexit.policies.ensemble import EnsemblePolicy
+from earlyexit.policies.foresight import SimilarPolicy
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.reroute import reroute_probability
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, SharePolicy
+from earlyexit.policies.wrapper import exit_wrapper
+from earlyexit.ramps import build_ramp
+from earlyexit.ramps.pooling import pooled_size
+from earlyexit.sequences.sequence import Sampling, TokenSequence
+from earlyexit.sequences.text import Unread
+from earlyexit.tasks import find_task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.training.augmentation import Augmentation
+from earlyexit.words import alpha_for, check_prune, pruned
+from tests.earlyexit.tasks_of_maps import BODY, STREET, png_of
+
+GOLDEN = Path(__file__).with_name("refusals.txt")
+LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)
+SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
+ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])
+IMAGES = ImageCodec(height=4, width=6)
+MASK = np.zeros((4, 6), np.uint8)
+RECORDS = RecordedAnswers(
+    row_of={"x": 0}, ramps=(2, 5), scores_NR=np.zeros((1, 2), np.float32), answers_NE=np.zeros((1, 3))
+)
+TABLE = {"circle": f"{__name__}:circle", "lost": "no_such_module:Circle", "gone": f"{__name__}:Square"}
+CLINC = '{"train": [["pay", "bills"]], "test": []}'
+
+
+def circle(radius: float = 1.0) -> float:
+    if radius <= 0:
+        raise ValueError(f"the radius must be positive, not {radius}")
+    return radius
+
+
+def nothing() -> str:
+    return "nothing"
+
+
+def named(spec: Mapping[str, Any]) -> object:
+    return make_named(spec, TABLE, called="shape")
+
+
+def text_codec(name: str, max_length: int = 3) -> Any:
+    """With a token for every word."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(f"{folder}/tokenizer.json")
+        return find_codec({"name": name, "max_length": max_length}, Path(folder))
+
+
+def generated(prompt: list[int], *, max_tokens: int = 2, start: int | None = None) -> TokenSequence:
+    greedy = Sampling()
+    return TokenSequence(
+        prompt, Unread(), max_tokens=max_tokens, max_length=4, ends=(), sampling=greedy, chunk=8, start=start
+    )
+
+
+def pruned_words(importance: list[float], alpha: float) -> str:
+    return pruned("a", np.array([[0, 1]]), np.array(importance), alpha)
+
+
+CASES: dict[str, Callable[[], object]] = {
+    # Orders and slots
+    "order: eta of nothing": lambda: OrderSpec(name="das", eta=0.0),
+    "order: q out of range": lambda: OrderSpec(name="das", q=-0.5),
+    "order: eta and q contradict": lambda: OrderSpec(name="das", eta=0.5, q=0.4),
+    "order: eta of another order": lambda: OrderSpec(name="shortest", eta=0.5),
+    "order: overdue by arrival": lambda: OrderSpec(name="arrival", overdue_s=1.0),
+    "order: overdue is no number": lambda: OrderSpec(name="das", overdue_s=math.nan),
+    "order: unknown": lambda: OrderSpec.parse("longest"),
+    "order: no number in a word": lambda: OrderSpec.parse("das:much"),
+    "slot: too long": lambda: first_fit_decreasing([3, 11], 10),
+    # Policies
+    "policy: unknown": lambda: make_policy("luck"),
+    "policy: decay of labels": lambda: ConfidencePolicy(0.5, decay=8.0).check_task(LABELS),
+    "policy: labels only": lambda: EntropyPolicy(0.4).check_task(STARS),
+    "policy: ramps without a threshold": lambda: ConfidencePolicy({1: 0.5, 0: 0.5}).check_ramps([0, 2, 3]),
+    "policy: patience of nothing": lambda: make_policy("patience", patience=0),
+    "policy: no votes": lambda: make_policy("voting", votes=0),
+    "policy: not probed": lambda: PatiencePolicy(1).look(0, Opinion(LABELS, torch.zeros(1, 2)), torch.zeros(1, 2), "a"),
+    "policy: ramps not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).check_ramps([2, 3]),
+    "policy: id not recorded": lambda: RecordedPolicy(RECORDS, EntropyPolicy(0.5)).full_answers(
+        Opinion(LABELS, torch.zeros(1, 2)), ["y#1"]
+    ),
+    "policy: wrapper of nothing": lambda: exit_wrapper(),  # type: ignore[call-overload] # the point
+    "policy: own is none": lambda: make_policy("own", own=f"{__name__}:circle"),
+    "policy: own cannot be imported": lambda: make_policy("own", own="no_such_module:rule"),
+    "policy: share without a confidence": lambda: SharePolicy(0.5, {0: 0.9}).check_ramps([0, 1]),
+    "policy: share without principal values": lambda: SharePolicy(0.5, 0.5).check_task(STARS),
+    "policy: similar at block 0": lambda: SimilarPolicy(0.5).check_ramps((0, 1)),
+    "policy: tabi, c out of range": lambda: reroute_probability(np.ones(1), math.nan),
+    "policy: tabi, k out of range": lambda: reroute_probability(np.ones(1), 0.9, -1.0),
+    "ensemble: a judge with a state": lambda: make_policy("voting", weights={5: 0.2}, votes=2),
+    "ensemble: no labels": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 0.2}).check_task(STARS),
+    "ensemble: weight out of range": lambda: EnsemblePolicy(ConfidencePolicy(0.5), {5: 1.0}),
+    "ensemble: no parts": lambda: proportional({5: 0.0}, 0.0),
+    # Tasks
+    "task: unknown": lambda: find_task({"name": "boxes"}),
+    "task: none": lambda: find_task({"name": f"{__name__}:nothing"}),
+    "task: one label": lambda: find_task({"name": "label", "label_names": ["a"]}),
+    "task: repeated labels": lambda: find_task({"name": "label", "label_names": ["a", "a"]}),
+    "task: a scale of nothing": lambda: find_task({"name": "regression", "scale": 0.0}),
+    "task: one token": lambda: find_task({"name": "token", "vocab_size": 1}),
+    "task: no end": lambda: find_task({"name": "token", "vocab_size": 5, "ends": [5]}),
+    "task: no start": lambda: find_task({"name": "token", "vocab_size": 5, "start": 5}),
+    "task: principal values of numbers": lambda: STARS.principal_values(torch.zeros(1, 2)),
+    "label: unknown": lambda: LABELS.targets(["yes", *"abcdef"]),
+    "label: no number": lambda: STARS.targets(["4", "four"]),
+    "label: not finite": lambda: STARS.targets(["4", "nan"]),
+    "label: no token": lambda: find_task({"name": "token", "vocab_size": 5}).targets([5]),
+    "pose: image side": lambda: find_task({**BODY.spec(), "image_side": 0}),
+    "pose: heatmap side": lambda: find_task({**BODY.spec(), "heatmap_side": 4.0}),
+    "pose: joint names": lambda: find_task({**BODY.spec(), "joint_names": "abc", "mirror_pairs": []}),
+    "pose: repeated joints": lambda: find_task({**BODY.spec(), "joint_names": ["a", "a"], "mirror_pairs": []}),
+    "pose: highest": lambda: find_task({**BODY.spec(), "highest": 65}),
+    "pose: tolerance": lambda: find_task({**BODY.spec(), "tolerance": 0.0}),
+    "pose: sigma": lambda: find_task({**BODY.spec(), "sigma": math.nan}),
+    "pose: no joint in a pair": lambda: find_task({**BODY.spec(), "mirror_pairs": [["left", "right hand"]]}),
+    "pose: in two pairs": lambda: find_task({**BODY.spec(), "mirror_pairs": [["head", "head"]]}),
+    "pose: half a pair": lambda: find_task({**BODY.spec(), "mirror_pairs": [["head"]]}),
+    "joints: too few": lambda: BODY.targets([[[1, 1]] * 3, [[1, 1]] * 2]),
+    "joints: outside": lambda: BODY.targets([[[1, 1], [40, 3], [1, 1]]]),
+    "joints: half of a place": lambda: BODY.targets([[[1, 1], [1, math.nan], [1, 1]]]),
+    "joints: never seen": lambda: BODY.check_taught(BODY.targets([[[1, 1], [math.nan] * 2, [1, 1]]])),
+    "segmentation: one class": lambda: find_task({**STREET.spec(), "class_names": ["road"]}),
+    "segmentation: unknown ignored": lambda: find_task({**STREET.spec(), "ignored": ["fog"]}),
+    "segmentation: all ignored": lambda: find_task({**STREET.spec(), "ignored": list(STREET.class_names)}),
+    "segmentation: height": lambda: find_task({**STREET.spec(), "height": 4.5}),
+    "segmentation: stride": lambda: find_task({**STREET.spec(), "stride": 0}),
+    "mask: size": lambda: STREET.targets([MASK, MASK[:3]]),
+    "mask: size of a file": lambda: STREET.targets([png_of(MASK.T.copy())]),
+    "mask: class id": lambda: STREET.targets([MASK + np.uint8(17)]),
+    "mask: colours": lambda: STREET.targets([png_of(np.dstack([MASK] * 3))]),
+    "mask: no PNG": lambda: STREET.targets([png_of(MASK, format="BMP")]),
+    "mask: fractions": lambda: STREET.targets([MASK.astype(np.float32)]),
+    "mask: class never seen": lambda: STREET.check_taught(MASK[None]),
+    # Ramps
+    "ramp: the first token of a map": lambda: pooled_size((6, 9, 9), "first"),
+    "ramp: a map of four sides": lambda: pooled_size((6, 2, 2, 2, 2), "mean"),
+    "ramp: a convolution over numbers": lambda: build_ramp("conv", (6,), (2,), "mean"),
+    "ramp: numbers for maps": lambda: build_ramp("light", (8, 4, 4), (3, 4, 4), "mean"),
+    "ramp: given maps of other sides": lambda: build_ramp("given", (3, 8, 8), (3, 4, 4), "mean"),
+    "ramp: maps of numbers": lambda: build_ramp("maps", (32,), (3, 4, 4), "mean"),
+    "ramp: numbers of a head of maps": lambda: build_ramp("deconv", (8, 4, 4), (3,), "mean"),
+    # Names
+    "name: unknown": lambda: named({"name": "oval"}),
+    "name: none": lambda: named({"name": None}),
+    "name: no module": lambda: named({"name": "no_such_module:f"}),
+    "name: no function": lambda: named({"name": f"{__name__}:Square"}),
+    "name: module of the table": lambda: named({"name": "lost"}),
+    "name: unknown setting": lambda: named({"name": "circle", "width": 2}),
+    "name: bad value": lambda: named({"name": "circle", "radius": -1.0}),
+    # Words
+    "words: share": lambda: alpha_for(1.0, np.ones(3)),
+    "words: nothing known": lambda: alpha_for(0.5, np.zeros(0)),
+    "words: no alpha": lambda: alpha_for(0.5, np.full(3, 3.0)),
+    "words: alpha": lambda: pruned_words([1.0], 2.1),
+    "words: importances": lambda: pruned_words([1.0, 1.0, 1.0], 0.5),
+    "words: inside a network": lambda: check_prune({3: 0.7}, (6, 18)),
+    "words: of a single model": lambda: check_prune({5: 0.7}, ()),
+    "words: not of texts": lambda: SPECTRUM.pruned((np.zeros(2),), np.ones(1), 0.5),
+    "words: no texts made": lambda: SPECTRUM.row_of(["a"]),
+    # Sequences and training
+    "sampling: temperature": lambda: Sampling(temperature=2.1),
+    "sampling: top_p": lambda: Sampling(top_p=0.0),
+    "sampling: top_k": lambda: Sampling(top_k=0),
+    "sampling: seed": lambda: Sampling(seed=2**63),
+    "sequence: no prompt": lambda: generated([]),
+    "sequence: no tokens": lambda: generated([1], max_tokens=0),
+    "sequence: too long": lambda: generated([1, 2, 3, 4]),
+    "sequence: no room for a start": lambda: generated([1, 2, 3], start=9),
+    "training: no images": lambda: Augmentation().check((TensorSpec(name="ids", shape=(), dtype="int32"),)),
+    # Codecs
+    "codec: unknown": lambda: find_codec({"name": "sound"}, Path()),
+    "codec: none": lambda: find_codec({"name": f"{__name__}:nothing"}, Path()),
+    "codec: chain of one": lambda: find_codec({"name": "chain", "members": [SPECTRUM.spec()], "models": ["m"]}, Path()),
+    "tensor: no columns": lambda: TensorCodec([]),
+    "tensor: texts": lambda: TensorCodec([{"name": "x", "datatype": "BYTES", "shape": [2]}]),
+    "tensor: any size": lambda: TensorCodec([{"name": "x", "datatype": "FP32", "shape": [-1]}]),
+    "tensor: another shape": lambda: SPECTRUM.from_json([[1, 2, 3]]),
+    "tensor: no numbers": lambda: SPECTRUM.from_json([["a"] * 3] * 2),
+    "tensor: out of range": lambda: ROW.from_json({"age": 128, "w": [1, 2]}),
+    "tensor: missing column": lambda: ROW.from_json([{"age": 1}]),
+    "tensor: no rows": lambda: SPECTRUM.from_json([]),
+    "tensor: not finite": lambda: SPECTRUM.encode([(np.full((2, 3), np.nan, np.float32),)]),
+    "image: no file": lambda: IMAGES.from_json(None),
+    "image: empty": lambda: IMAGES.from_json(""),
+    "image: no base64": lambda: IMAGES.from_json(["AAAA", "é"]),
+    "image: a list": lambda: IMAGES.from_json([["AAAA"]]),
+    "image: broken": lambda: IMAGES.encode([b"nothing"]),
+    "image: not finite": lambda: IMAGES.encode([np.full((4, 6, 3), np.nan, np.float32)]),
+    "image: size": lambda: ImageSize(height=0, width=6),
+    "image: short edge": lambda: ImageSize(height=4, width=6, shortest_edge=5),
+    "image: interpolation": lambda: ImageSize(height=4, width=6, interpolation="cubic"),
+    "text: none": lambda: TextCodec(8).from_json(None),
+    "text: empty": lambda: TextCodec(8).from_json(["a", ""]),
+    "text: a number": lambda: TextCodec(8).from_json(["a", 1]),
+    "text: too long": lambda: text_codec("text").encode(["a b", "a b c d"]),
+    "text: far too long": lambda: text_codec("text").encode(["a b " * 20_000]),
+    "text: not UTF-8": lambda: TextCodec(8).from_columns({"text": [b"a", b"\xff"]}),
+    "text: empty element": lambda: TextCodec(8).from_columns({"text": [b""]}),
+    "text: length": lambda: TextCodec(0),
+    "text: no tokenizer": lambda: find_codec({"name": "text", "max_length": 8}, Path("/no/such")),
+    "text: a body": lambda: TextCodec(8).from_content("text/plain", b"a"),
+    "pair: none": lambda: text_codec("text_pair").from_json("a"),
+    "pair: one text": lambda: text_codec("text_pair").from_json([["a", "b"], ["a"]]),
+    "pair: empty text": lambda: text_codec("text_pair").from_json(["a", ""]),
+    "pair: too long": lambda: text_codec("text_pair").encode([("a b", "c d")]),
+    "prompt: none": lambda: PromptCodec(8).from_json({"text": "a"}),
+    "prompt: no tokens": lambda: PromptCodec(8).encode([()]),
+    "prompt: too long": lambda: PromptCodec(4).encode([(1, 2, 3, 4, 5)]),
+    "prompt: length": lambda: PromptCodec(1),
+    "prompt: no template": lambda: PromptCodec(8).chat([{"role": "user", "content": "a"}]),
+    # Rows
+    "rows: other columns": lambda: LabelledRows(columns={"image": np.zeros(1)}, labels=("a",)).encode(SPECTRUM),
+    "rows: shape": lambda: LabelledRows(columns={"spectrum": np.zeros((1, 4))}, labels=("a",)).encode(SPECTRUM),
+    "rows: out of range": lambda: LabelledRows(columns={"image": np.full((1, 4, 6, 3), 256)}, labels=("a",)).encode(
+        IMAGES
+    ),
+    "rows: no single texts": lambda: LabelledRows(columns={"image": objects([b""])}, labels=("a",)).texts,
+    "rows: label is no folder": lambda: write_labelled(
+        LabelledRows(columns={"image": objects([b"x"])}, labels=("../up",)), Path("/no/such"), "rows"
+    ),
+}
+
+
+class Point(StrictDocument):
+    x: float
+    names: int | dict[str, int] = 0
+
+
+def labelled(path: Path) -> object:
+    return read_labelled(path)
+
+
+def paired(path: Path) -> object:
+    return read_labelled(path, text_column="a", pair_column="b")
+
+
+def point(path: Path) -> object:
+    return read_source(path, DataError).parse(Point, called="the point")
+
+
+DEEP = "\n" + "[" * 3000 + "]" * 3000
+FILES: dict[str, tuple[Callable[[Path], object], str, str | bytes | None]] = {
+    "table: no text": (labelled, "d.csv", "words,label\na,x\n"),
+    "table: no label": (labelled, "d.tsv", "text\tclass\na\tx\n"),
+    "table: column twice": (labelled, "d.csv", "text,label,text\na,x,b\n"),
+    "table: short row": (labelled, "d.csv", "text,label\na,x\nb\n"),
+    "table: long row": (labelled, "d.csv", "text,label\na,x,y\n"),
+    "table: empty text": (labelled, "d.csv", "text,label\na,x\n  ,y\n"),
+    "table: empty label": (labelled, "d.csv", "text,label\na,x\nb, \n"),
+    "table: no rows": (labelled, "d.csv", "text,label\n"),
+    "table: empty file": (labelled, "d.csv", ""),
+    "table: not UTF-8": (labelled, "d.csv", b"text,label\n" + b"a,x\n" * 9999 + b"\xff,y\n"),
+    "table: ending": (labelled, "d.txt", "a x\n"),
+    "table: endless field": (labelled, "d.csv", f"text,label\na,x\n{'b' * 200_000},y\n"),
+    "table: absent": (labelled, "d.csv", None),
+    "table: one side missing": (paired, "d.csv", "a,b,label\nx,y,1\nx, ,1\n"),
+    "table: pairs of clinc": (paired, "d.json", CLINC),
+    "jsonl: broken": (labelled, "d.jsonl", '{"text": "a", "label": "x"}\n{"text"\n'),
+    "jsonl: a list": (labelled, "d.jsonl", '["a", "x"]\n'),
+    "jsonl: no label": (labelled, "d.jsonl", '{"text": "a"}\n'),
+    "jsonl: text is a number": (labelled, "d.jsonl", '{"text": 3, "label": "x"}\n'),
+    "jsonl: label is null": (labelled, "d.jsonl", '{"text": "a", "label": null}\n'),
+    "clinc: not UTF-8": (labelled, "d.json", b'{"train": [["\xff", "x"]]}'),
+    "clinc: broken": (labelled, "d.json", '{"train": [\n["a", "x"],\n]}'),
+    "clinc: no list": (lambda path: read_labelled(path, part="oos"), "d.json", CLINC),
+    "clinc: no lists": (labelled, "d.json", "[1]"),
+    "clinc: part is a number": (labelled, "d.json", '{"train": 3}'),
+    "clinc: item": (labelled, "d.json", '{"train": [["a", "x"], ["b"]]}'),
+    "texts: blank": (read_texts, "t.txt", "\n \n"),
+    "texts: not UTF-8": (read_texts, "t.txt", b"a\n\xff"),
+    "arrays: none": (read_arrays, "a.npz", "PK"),
+    "arrays: a folder": (lambda path: read_arrays(path.parent), "a.npz", None),
+    "images: no archive": (open_images, "i.zip", "no zip"),
+    "images: nothing": (open_images, "i.zip", None),
+    "images: joints of a table": (lambda path: read_labelled(path, joints=path), "j.csv", "image,joint\n"),
+    "images: joints and classes": (lambda path: read_labelled(path, joints=path, classes=path), "i.zip", ""),
+    "classes: order": (read_classes, "c.csv", "id,name\n1,sky\n"),
+    "classes: twice": (read_classes, "c.csv", "id,name\n0,sky\n1, sky \n"),
+    "classes: column": (read_classes, "c.csv", "id,title\n0,sky\n"),
+    "classes: short line": (read_classes, "c.csv", "id,name\n0\n"),
+    "classes: no rows": (read_classes, "c.csv", "id,name\n"),
+    "file: absent": (point, "a.yaml", None),
+    "file: a folder": (lambda path: point(path.parent), "a.yaml", None),
+    "file: not UTF-8": (point, "a.yaml", b"# x\nx: \xff\n"),
+    "yaml: key twice": (point, "a.yaml", "x: 1\nnames:\n  a: 1\n  a: 2\n"),
+    "yaml: a date that is none": (point, "a.yaml", "x: 2026-13-45\n"),
+    "yaml: a tag that does not fit": (point, "a.yaml", "x: !!bool 7\n"),
+    "yaml: a tag without a value": (point, "a.yaml", "x: !!int\n"),
+    "yaml: too deep": (point, "a.yaml", DEEP),
+    "yaml: too long": (point, "a.yaml", "x: " + "9" * 5000),
+    "json: none": (point, "a.json", '{"x":\n}'),
+    "json: key twice": (point, "a.json", '{\n"x": 1,\n"x": 2}'),
+    "json: key twice, no YAML": (point, "a.json", '{"x": 1, "x": "\x7f"}'),
+    "json: too long": (point, "a.json", '{"x": ' + "9" * 5000 + "}"),
+    "json: too deep": (point, "a.json", DEEP),
+    "value: missing": (point, "a.yaml", "# a point\nnames: 1\n"),
+    "value: the deepest of two kinds": (point, "a.yaml", "x: 1\nnames:\n  one: 1\n  two: b\n"),
+    "value: a word": (point, "a.yaml", "names: 1\nx: far"),
+    "value: null": (point, "a.yaml", "x: null"),
+    "value: a long word": (point, "a.yaml", f"x: {'a' * 99}"),
+    "value: a long integer": (point, "a.yaml", f"x: 0x1{'0' * 5000}"),
+    "value: a list": (point, "a.yaml", "x: [1]"),
+    "value: no mapping": (point, "a.yaml", "- 1"),
+}
+
+
+def said(case: str, folder: Path) -> str:
+    """The class and the message of the error of a case."""
+    try:
+        if case in CASES:
+            CASES[case]()
+        else:
+            read, name, content = FILES[case]
+            if content is not None:
+                (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+            read(folder / name)
+    except Exception as error:
+        message = str(error).replace(str(folder), "FOLDER").replace(__file__, "THIS FILE")
+        return f"{type(error).__name__}: {message.replace(chr(10), ' ')}".replace(__name__, "HERE")
+    return "nothing is refused"
+
+
+def golden() -> dict[str, str]:
+    lines = GOLDEN.read_text(encoding="utf-8").splitlines()
+    return dict(line.split(" => ", 1) for line in lines)
+
+
+@pytest.mark.parametrize("case", [*CASES, *FILES])
+def test_what_is_refused_is_told_in_the_recorded_words(case: str, tmp_path: Path) -> None:
+    assert said(case, tmp_path) == golden()[case]
+
+
+def test_no_other_case_is_recorded() -> None:
+    assert list(golden()) == [*CASES, *FILES]
+    assert not [case for case, message in golden().items() if "nothing is refused" in message]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        written: list[str] = []
+        for each in (*CASES, *FILES):
+            (place := Path(made, str(len(written)))).mkdir()
+            written.append(f"{each} => {said(each, place)}\n")
+        GOLDEN.write_text("".join(written), encoding="utf-8")
