@@ -33,8 +33,8 @@ from deployments.ingress.crossing import entrance_of
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
-from deployments.local_ray.grpc_binding import bind_calls
 from deployments.local_ray.ports import take_listener
+from deployments.local_ray.private import bind_calls
 from deployments.metrics import IngressMetrics
 from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
 from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts

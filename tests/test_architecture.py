@@ -151,6 +151,12 @@ def test_ray_torch_and_asyncio_stay_where_they_belong() -> None:
     assert outside(NO_ASYNCIO, "asyncio") == set()
 
 
+def test_only_one_file_imports_private_modules_of_ray() -> None:
+    private = ("ray._private", "ray.serve._private", "ray.experimental.internal_kv")
+    found = {module for module in sources() for name in imports(module) if name.startswith(private)}
+    assert found == {"deployments.local_ray.private"}
+
+
 def test_the_core_of_the_ingress_knows_nothing_of_what_drives_it() -> None:
     known = {name for module in modules_in(PURE) for name in imports(module) if top(name) == "deployments"}
     assert {name for name in known if not name.startswith("deployments.ingress.core.")} <= MAY_IMPORT_FROM_DEPLOYMENTS

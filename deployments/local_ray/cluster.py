@@ -14,9 +14,17 @@ from typing import Any
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
-from deployments.local_ray import grpc_binding as bound
-from deployments.local_ray.head_watch import ray_processes, watched
+from deployments.local_ray.head_watch import VITAL, watched
 from deployments.local_ray.ports import HostPort, await_ports, free_port
+from deployments.local_ray.private import (
+    GRPC_CALLBACK,
+    GRPC_HOST,
+    check_release,
+    keeping_sigterm,
+    on_loopback,
+    started_processes,
+    without_watchers,
+)
 from deployments.local_ray.processes import NotedRun, clear_left, noted_run
 from deployments.local_ray.proxy import HttpFront, front_of, prepared, switches_of
 from deployments.local_ray.start import (
@@ -26,11 +34,8 @@ from deployments.local_ray.start import (
     QUIET,
     RAYLET,
     THROUGHPUT,
-    keeping_sigterm,
     lean_imports,
-    on_loopback,
     use_our_words,
-    without_watchers,
 )
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
@@ -155,6 +160,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     import ray
     from ray import serve
 
+    check_release()
     use_our_words()
     run = noted_run()
 
@@ -166,7 +172,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
     try:
         _start_ray(run, **options)
         try:
-            with contextlib.nullcontext() if on_loss is None else watched(ray_processes(), lose):
+            with contextlib.nullcontext() if on_loss is None else watched(started_processes(*VITAL), lose):
                 yield
         finally:
             serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
@@ -198,8 +204,8 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
         }
     )
     if cluster.grpc_port is not None:
-        switches |= grpc_environment(max_body_bytes) | bound.CALLBACK
-        os.environ[bound.HOST] = cluster.serve_host
+        switches |= grpc_environment(max_body_bytes) | GRPC_CALLBACK
+        os.environ[GRPC_HOST] = cluster.serve_host
     for name, value in switches.items():
         os.environ.setdefault(name, value)  # an explicit setting is kept
     os.environ |= switches_of(cluster.front)

@@ -1,4 +1,4 @@
-"""Without its head, or its raylet, a Ray on one machine is over: this watches both and reports their end."""
+"""Watches Ray's head and raylet, without which a Ray on one machine cannot go on, and reports their end."""
 
 from __future__ import annotations
 
@@ -8,34 +8,17 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
+from deployments.local_ray.private import Started
 from earlyexit.errors import HeadLostError
 
 VITAL = ("gcs_server", "raylet")
-"""Of Ray's processes: nothing takes their place. Serve, or Ray, starts all others anew."""
-
-
-class Started(Protocol):
-    """A process that this one has started, as `subprocess.Popen` has it."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-
-def ray_processes() -> dict[str, Started]:
-    """The vital ones of the Ray that this process has started, by name."""
-    from ray._private import worker
-
-    node = worker.global_worker.node
-    assert node is not None, "Ray was started"
-    return {name: each.process for name in VITAL for each in node.all_processes.get(name, ())}
+"""Ray's processes that nothing restarts; Serve or Ray restarts all others."""
 
 
 @contextlib.contextmanager
 def watched(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
-    """Call, from a thread of its own, once one of them has ended before the block has."""
+    """Calls `on_loss`, from a thread, once one of the processes ends before the block."""
     stopped, stop = os.pipe()
     watch = threading.Thread(target=_watch, args=(processes, stopped, on_loss), name="head watch", daemon=True)
     watch.start()
@@ -53,10 +36,7 @@ def _watch(processes: Mapping[str, Started], stopped: int, on_loss: Callable[[He
 
 
 def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
-    """Wait until one of them ends, or a pipe is closed at its other end; whether it is the first.
-
-    Nothing is looked at again and again.
-    """
+    """Waits, without polling, until a process ends or the other end of a pipe is closed; returns whether it ended."""
     with contextlib.ExitStack() as stack:
         poll = select.poll()
         poll.register(stopped, select.POLLIN)
@@ -71,7 +51,7 @@ def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
 
 
 def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
-    """What has ended, and how: `found` has process ids and, of ended ones, statuses as `subprocess` has them."""
+    """Describes the loss; `found`: process ids and, of ended processes, statuses as in `subprocess`."""
     ended = [f"{name} {pid} {_how(status)}" for name, (pid, status) in found.items() if status is not None]
     return f"Ray's head is gone ({', '.join(ended) or 'the cause is unknown'}); what was left of the service is ended"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deployments.local_ray.start import variable
+from deployments.local_ray.private import variable
 
 MARK = "OFFRAMP_RUN"
 """The environment variable by which a run's processes, and theirs, tell whose they are."""

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from deployments.local_ray.ports import holding
-from deployments.local_ray.start import variable
+from deployments.local_ray.private import variable
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, OfframpError
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from deployments.local_ray.grpc_binding import bind_calls
+from deployments.local_ray.private import bind_calls
 from deployments.process_setup import Supervised, settle
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.call_server import CallServer

@@ -1,6 +1,6 @@
-"""What all ingresses of a cluster know in common: in Ray's own key-value store, beside Serve's state.
+"""What all ingresses of a cluster share, in Ray's key-value store: the versions, and how requests are divided.
 
-It outlives every process of ours, and lasts as long as the cluster (with a fault-tolerant GCS: as Serve's own state).
+The store lasts as long as the cluster; with a fault-tolerant GCS as long as Serve's own state.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
+from deployments.local_ray.private import kv_get, kv_keys, kv_put
 from deployments.versions.choice import Traffic
 
-NAMESPACE = b"offramp"
 LISTED = "listed/"
 TRAFFIC = "traffic/"
 
@@ -24,11 +24,11 @@ STATES = {
     "DEPLOYING": "LOADING",
     "DELETING": "UNLOADING",
 }
-"""Triton's words for Serve's; of everything else requests may fail."""
+"""Triton's states for Serve's. All others are `UNAVAILABLE`, since requests may fail."""
 
 
 class Listed(BaseModel):
-    """An application of ours, as its ingress announces it at its start."""
+    """An application of Offramp, as its ingress announces it when it starts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,7 +39,7 @@ class Listed(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppStatus:
-    """What Serve says of an application."""
+    """What Serve reports about an application."""
 
     status: str
     message: str = ""
@@ -47,7 +47,7 @@ class AppStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRow:
-    """A line of the index, as Triton's repository extension has it."""
+    """A row of the index of Triton's repository extension."""
 
     name: str
     version: str
@@ -56,13 +56,13 @@ class IndexRow:
 
 
 def index_rows(listed: Iterable[Listed], statuses: Mapping[str, AppStatus]) -> list[IndexRow]:
-    """What there is, by model and version; what has said its name and is gone is left out."""
+    """Returns the index by model and version, without applications that Serve does not know any more."""
     rows = [_row(each, statuses[each.app]) for each in listed if each.app in statuses]
     return sorted(rows, key=lambda row: (row.name, row.version))
 
 
 def app_of(listed: Iterable[Listed], statuses: Mapping[str, AppStatus], model: str, version: str) -> str | None:
-    """The application that serves a version, the running one of several; None where there is none."""
+    """Returns the application that serves a version, preferably a running one; None if there is none."""
     apps = [each.app for each in listed if (each.model, each.version) == (model, version) and each.app in statuses]
     return min(apps, key=lambda app: (statuses[app].status != "RUNNING", app), default=None)
 
@@ -74,11 +74,11 @@ def _row(listed: Listed, status: AppStatus) -> IndexRow:
 
 
 class RayStore:
-    """What versions know of one another, in Ray's GCS; its calls block, so each has a thread for its millisecond."""
+    """The store in Ray's GCS. Its calls block for about a millisecond, and run in threads."""
 
     async def traffic(self, model: str) -> Traffic:
-        """What was put last; nothing special where nothing was."""
-        value = await asyncio.to_thread(_get, TRAFFIC + model)
+        """Returns how the requests of a model are divided."""
+        value = await asyncio.to_thread(kv_get, TRAFFIC + model)
         return Traffic() if value is None else Traffic.model_validate_json(value)
 
     async def put_traffic(self, model: str, traffic: Traffic) -> None:
@@ -97,21 +97,10 @@ class RayStore:
         return {name: AppStatus(status=each.status.value, message=each.message) for name, each in found.items()}
 
 
-def _get(key: str) -> bytes | None:
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    value: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
-    return value
-
-
 def _put(key: str, value: BaseModel) -> None:
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(key, value.model_dump_json(), namespace=NAMESPACE)
+    kv_put(key, value.model_dump_json())
 
 
 def _listed() -> list[Listed]:
-    from ray.experimental.internal_kv import _internal_kv_list
-
-    values = (_get(key.decode()) for key in _internal_kv_list(LISTED, namespace=NAMESPACE))
+    values = map(kv_get, kv_keys(LISTED))
     return [Listed.model_validate_json(value) for value in values if value is not None]

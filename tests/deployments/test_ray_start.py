@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.local_ray.start import API_SERVER, WATCHERS, lean_imports, on_loopback, without_watchers
+from deployments.local_ray.private import API_SERVER, WATCHERS, on_loopback, without_watchers
+from deployments.local_ray.start import lean_imports
 from deployments.startup.sitecustomize import ASKING, LEFT_OUT, LeaveOut
 
 TRY = f"""
@@ -32,7 +33,8 @@ class Installed:
 
 
 def test_serve_does_without_pandas_and_others_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, LEFT_OUT, raising=False)
+    monkeypatch.setitem(sys.modules, LEFT_OUT, ModuleType(LEFT_OUT))  # whatever was there is put back
+    monkeypatch.delitem(sys.modules, LEFT_OUT)
     monkeypatch.setattr(sys, "meta_path", [LeaveOut(), Installed(), *sys.meta_path])
     found: dict[str, Any] = {"__name__": ASKING}
     exec(TRY, found)

@@ -1,7 +1,6 @@
-"""Our server in the place of Serve's: Serve gives it its port, watches it and ends it, as it does its own.
+"""Runs Offramp's HTTP server in the place of Serve's: Serve passes the port, watches the server and ends it.
 
-Serve 2.60 has no setting for that. `ray.serve._private.replica` starts the server of an ingress replica once the
-application is built, by a function of its module, which is replaced in this process.
+Serve 2.60 has no setting for this. It starts the server of an ingress replica once the application is built.
 """
 
 from __future__ import annotations
@@ -11,39 +10,40 @@ import socket
 from functools import partial
 from typing import Any
 
-from ray.serve._private import http_util, replica
 from ray.serve.config import HTTPOptions
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.api.server.connection import Lane, Limits
 from deployments.api.server.server import BACKLOG, HttpServer
-
-THEIRS = http_util.start_asgi_http_server
+from deployments.local_ray.private import replace_http_server, serves_own_http_server, with_middlewares
 
 
 def replace_server(lane: Lane) -> None:
-    """From now on the replica's HTTP server is ours; what `lane` does not have goes through Serve's layers."""
-    replica.start_asgi_http_server = partial(_start, lane)  # type: ignore[attr-defined] # imported there for its own use
+    """From now on Serve starts our server in this replica; paths outside the `lane` pass through Serve's layers."""
+    replace_http_server(partial(_start, lane, serves_own_http_server()))
 
 
 async def _start(
     lane: Lane,
+    serves_own: Any,
     app: Any,
     http_options: HTTPOptions,
     *,
     event_loop: asyncio.AbstractEventLoop,
     enable_so_reuseport: bool = False,
 ) -> tuple[asyncio.Task[None], Any]:
-    """As Serve's function of this name does: a task that ends with the server, and what has its `should_exit`.
+    """Starts a server as Serve's function does: returns its task, and an object with `should_exit`.
 
-    Raises RuntimeError, caused by an OSError, where the port is taken. TLS and a root path are left to Serve's
-    own server, and a timeout for all requests to its layers.
+    Raises RuntimeError, caused by an OSError, if the port is taken. TLS and a root path are left to Serve's own server,
+    and a timeout for all requests to Serve's layers.
     """
     if http_options.ssl_certfile or http_options.root_path:
-        return await THEIRS(app, http_options, event_loop=event_loop, enable_so_reuseport=enable_so_reuseport)
+        options = {"event_loop": event_loop, "enable_so_reuseport": enable_so_reuseport}
+        started: tuple[asyncio.Task[None], Any] = await serves_own(app, http_options, **options)
+        return started
     bound = _bound(http_options.host or "127.0.0.1", http_options.port, reuse_port=enable_so_reuseport)
-    layered: Any = http_util._apply_middlewares(app, http_options.middlewares)
-    whole: Any = ProxyHeadersMiddleware(layered, "127.0.0.1")  # as uvicorn has it; its types are narrower
+    # Serve's server trusts the headers of a proxy on this machine, as uvicorn does by default.
+    whole: Any = ProxyHeadersMiddleware(with_middlewares(app, http_options.middlewares), "127.0.0.1")
     server = HttpServer(
         whole,
         lane={} if http_options.request_timeout_s or http_options.middlewares else lane,
