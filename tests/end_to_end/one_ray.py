@@ -23,7 +23,8 @@ from deployments.settings import ServeSettings
 from tests.end_to_end.by_permits import PERMITS
 
 HERE = Path(__file__).parent
-MODALITY = HERE.parents[1] / "examples" / "own_modality"
+ROOT = HERE.parents[1]
+MODALITY = ROOT / "examples" / "own_modality"
 """Every process can import the example's modules, and those of this folder."""
 PORT = 8123
 METRICS_PORT, GRPC_PORT, COLLECTOR_PORT, DASHBOARD_PORT = PORT + 1, PORT + 2, PORT + 3, PORT + 4
@@ -104,7 +105,7 @@ class OneRay:
     def _start(self) -> None:
         environment = os.environ | {
             MARK: self._mark,
-            "PYTHONPATH": f"{MODALITY}:{HERE}",
+            "PYTHONPATH": f"{ROOT}:{MODALITY}:{HERE}",  # this copy of the sources, wherever another is installed
             PERMITS: str(self.permits),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -118,7 +119,7 @@ class OneRay:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=HERE.parents[1],
+                cwd=ROOT,
                 env=environment,
             )
         assert self._answer() == URL

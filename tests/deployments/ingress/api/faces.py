@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import json
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -15,7 +19,7 @@ from deployments.api.endpoint import Served
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_api
+from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
 from deployments.api.request_body import Bodies
 from deployments.keys import AccessSettings
@@ -169,13 +173,45 @@ def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str 
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
 
 
-def infer_bytes(*texts: str, model: str = "intents", version: str = "", timeout: int | None = None) -> bytes:
-    message = message_class("ModelInferRequest")(model_name=model, model_version=version, id="7")
-    message.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
-    message.inputs[0].contents.bytes_contents.extend(text.encode() for text in texts)
-    if timeout is not None:
-        message.parameters["timeout"].int64_param = timeout
+def packed(*texts: bytes) -> bytes:
+    """Texts as a tensor of BYTES."""
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def infer_bytes(
+    *texts: str,
+    tensor: Mapping[str, Any] | None = None,
+    raw: bool = False,
+    model: str = "intents",
+    version: str = "",
+    **asked: Any,
+) -> bytes:
+    """A ModelInferRequest; `tensor` changes its input, `asked` are its `id`, `parameters` and `outputs`."""
+    given = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts} | dict(tensor or {})
+    message = message_class("ModelInferRequest")(model_name=model, model_version=version, id=asked.get("id", "7"))
+    message.inputs.add(name=given["name"], datatype=given["datatype"], shape=given["shape"])
+    data = [each.encode() if isinstance(each, str) else each for each in given["data"]]
+    if raw:
+        message.raw_input_contents.append(packed(*data))
+    else:
+        message.inputs[0].contents.bytes_contents.extend(data)
+    _set(message.parameters, asked.get("parameters", {}))
+    for output in asked.get("outputs", ()):
+        _set(message.outputs.add(name=output["name"]).parameters, output.get("parameters", {}))
     return bytes(message.SerializeToString())
+
+
+def infer_json(
+    *texts: str, tensor: Mapping[str, Any] | None = None, binary: bool = False, **asked: Any
+) -> tuple[bytes, dict[str, str]]:
+    """The same as a body of REST and its headers; `binary`: with the texts behind the JSON."""
+    given = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)} | dict(tensor or {})
+    if not binary:
+        return json.dumps({"inputs": [given], **asked}).encode(), {}
+    data = [each.encode() if isinstance(each, str) else each for each in given.pop("data")]
+    tail = packed(*data)
+    head = json.dumps({"inputs": [given | {"parameters": {"binary_data_size": len(tail)}}], **asked}).encode()
+    return head + tail, {HEADER_LENGTH: str(len(head))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +224,14 @@ class Said:
     """gRPC's name of it; of REST, empty."""
     message: str = ""
     labels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    id: str = ""
     version: str = ""
     retry_after: str | None = None
 
 
 Ask = Callable[..., Awaitable[Said]]
-"""`ask(backend, *texts, gate=None, model="intents", version="", **headers)`."""
+"""`ask(backend, *texts, gate=None, model="intents", version="", headers={}, tensor=None, **id_parameters_outputs)`"""
 
 
 async def by_rest(
@@ -202,20 +240,25 @@ async def by_rest(
     gate: Gate | None = None,
     model: str = "intents",
     version: str = "",
-    **headers: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    binary: bool = False,
+    **asked: Any,
 ) -> Said:
     path = f"/v2/models/{model}/versions/{version}/infer" if version else f"/v2/models/{model}/infer"
-    body = {"inputs": [{"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}]}
+    content, more = infer_json(*texts, binary=binary, **asked)
     async with client_of(backend, gate) as client:
-        response = await client.post(path, json=body, headers=_dashed(headers))
-    said = response.json()
+        response = await client.post(path, content=content, headers={**headers, **more})
+    length = int(response.headers.get(HEADER_LENGTH, len(response.content)))
+    said = json.loads(response.content[:length])
     assert backend.counted[-1][1] == response.status_code
-    outputs = said.get("outputs", [{"data": []}])
+    outputs = said.get("outputs", [{"name": "", "data": []}])
     return Said(
         status=response.status_code,
         code="",
         message=said.get("error", ""),
-        labels=tuple(outputs[0]["data"]),
+        labels=tuple(outputs[0].get("data", ())),
+        outputs=tuple(each["name"] for each in outputs),
+        id=said.get("id", ""),
         version=said.get("model_version", ""),
         retry_after=response.headers.get("retry-after"),
     )
@@ -225,29 +268,26 @@ async def by_grpc(
     backend: FakeBackend,
     *texts: str,
     gate: Gate | None = None,
-    model: str = "intents",
-    version: str = "",
-    **headers: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    **asked: Any,
 ) -> Said:
-    context = FakeContext(metadata=list(_dashed(headers).items()))
-    request = infer_bytes(*texts, model=model, version=version)
-    response = await Rpcs(backend, gate).call("ModelInfer", request, context)
+    context = FakeContext(metadata=list(headers.items()))
+    response = await Rpcs(backend, gate).call("ModelInfer", infer_bytes(*texts, **asked), context)
     raw = list(response.raw_output_contents)[:1]
     return Said(
         status=backend.counted[-1][1],
         code=context.code.name,
         message=context.details,
         labels=tuple(_texts(raw[0])) if raw else (),
+        outputs=tuple(each.name for each in response.outputs),
+        id=response.id,
         version=response.model_version,
         retry_after=dict(context.trailing).get("retry-after"),
     )
 
 
 FACES: dict[str, Ask] = {"REST": by_rest, "gRPC": by_grpc}
-
-
-def _dashed(headers: dict[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-"): value for name, value in headers.items()}
+WAYS: dict[str, Ask] = FACES | {"bytes": partial(by_rest, binary=True), "gRPC, raw": partial(by_grpc, raw=True)}
 
 
 def _texts(data: bytes) -> Sequence[str]:
@@ -257,3 +297,10 @@ def _texts(data: bytes) -> Sequence[str]:
         found.append(data[4:end].decode())
         data = data[end:]
     return found
+
+
+def _set(parameters: Any, values: Mapping[str, Any]) -> None:
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
+    for name, value in values.items():
+        said = json.dumps(value) if isinstance(value, list) else value  # gRPC's parameters are no lists
+        setattr(parameters[name], kinds[type(said)], said)

@@ -14,10 +14,8 @@ from deployments.api.grpc.calls import CONTENTS, parse_infer
 from deployments.api.grpc.messages import message_class
 from deployments.api.parsing import GivenTensor, Signature, packed, parse_v2, read_columns, unpacked
 from deployments.api.responses import v2_response
-from earlyexit.errors import InputError
 from earlyexit.network.wire import DATATYPES
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, TEXT, tensor, tensors
-from tests.deployments.ingress.api.v2_requests import check_refused, refusal
 from tests.earlyexit.codecs.pictures import file_of, noise
 
 
@@ -112,80 +110,6 @@ def test_an_image_is_a_file_or_pixels() -> None:
         request, _ = parse_v2(body, length, IMAGE)
         for encoded in IMAGE.codec.encode(request.rows):
             np.testing.assert_array_equal(encoded.tensors[0], pixels[None])
-
-
-FLOATS = tensor("FP32", 2)
-UNFIT: dict[str, tuple[tuple[Signature, GivenTensor], str]] = {
-    "datatype": ((FLOATS, GivenTensor("x", "FP64", [1, 2], [1, 2])), "inputs.0.datatype: 'FP64'; 'x' is FP32"),
-    "no rows": ((FLOATS, GivenTensor("x", "FP32", [0, 2], [])), "inputs.0: no elements; at least one row"),
-    "no batch": (
-        (FLOATS, GivenTensor("x", "FP32", [2], [1, 2])),
-        "inputs.0.shape: [2]; 'x' is [rows, 2] in FP32",
-    ),
-    "wrong size": (
-        (IMAGE, GivenTensor("image", "UINT8", [1, 3, 2, 3], [0] * 18)),
-        "inputs.0.shape: [1, 3, 2, 3]; 'image' is [rows, 2, 3, 3] in UINT8",
-    ),
-    "negative size": (
-        (tensor("FP32", 1), GivenTensor("x", "FP32", [-1, 1], [1])),
-        "inputs.0.shape: [-1, 1]; 'x' is",
-    ),
-    "too few": (
-        (FLOATS, GivenTensor("x", "FP32", [2, 2], [1, 2, 3])),
-        "inputs.0.shape: [2, 2] holds 4 elements, 3 were sent",
-    ),
-    "half an element": (
-        (FLOATS, GivenTensor("x", "FP32", [1, 2], bytes(7))),
-        "inputs.0: 7 bytes; an element of FP32 has 4",
-    ),
-    "no truth": (
-        (tensor("BOOL", 2), GivenTensor("x", "BOOL", [1, 2], b"\1\2")),
-        "inputs.0: bytes other than 0 and 1",
-    ),
-    "words": ((FLOATS, GivenTensor("x", "FP32", [1, 2], ["a", "b"])), "inputs.0.data: not all FP32"),
-    "ragged": ((FLOATS, GivenTensor("x", "FP32", [2, 2], [[1, 2], [3]])), "inputs.0.data: not an array"),
-    "nested otherwise": (
-        (FLOATS, GivenTensor("x", "FP32", [1, 2], [[1], [2]])),
-        "inputs.0.data: its nesting does not fit the shape [1, 2]",
-    ),
-    "too large": (
-        (tensor("INT8", 2), GivenTensor("x", "INT8", [1, 2], [1, 128])),
-        "inputs.0.data: not all INT8",
-    ),
-    "text to an image model": (
-        (IMAGE, GivenTensor("text", "BYTES", [1], ["a"])),
-        "inputs.0.name: unknown input 'text'; the model takes 'image'",
-    ),
-    "numbers as an image": (
-        (IMAGE, GivenTensor("image", "FP64", [1, 2, 3, 3], [0] * 18)),
-        "inputs.0.datatype: 'FP64'; 'image' is BYTES, UINT8, FP32, FP16",
-    ),
-    "one side": (
-        (PAIR, GivenTensor("text", "BYTES", [1], ["a"])),
-        "inputs: 'text_pair' missing; the model takes 'text', 'te",
-    ),
-}
-
-
-def test_a_tensor_that_does_not_fit_is_refused_with_what_would() -> None:
-    check_refused(UNFIT, lambda given: read_columns([given[1]], given[0].inputs))
-
-
-def test_a_name_given_twice_and_unequal_rows_are_refused() -> None:
-    one, two = (GivenTensor("text", "BYTES", [n], ["a"] * n) for n in (1, 2))
-    with pytest.raises(InputError, match=r"inputs\.1\.name: 'text' is there twice"):
-        read_columns([one, two], PAIR.inputs)
-    with pytest.raises(InputError, match="as many of each are needed"):
-        read_columns([GivenTensor("text_pair", "BYTES", [1], ["a"]), two], PAIR.inputs)
-
-
-def test_values_in_another_datatypes_place_are_refused_and_half_precision_has_none() -> None:
-    for datatype, place, taken in (("FP16", "fp32", "raw_input_contents alone"), ("FP32", "fp64", "fp32_contents")):
-        request = message_class("ModelInferRequest")(model_name="m")
-        request.inputs.add(name="x", datatype=datatype, shape=[1, 2])
-        getattr(request.inputs[0].contents, f"{place}_contents").extend([1, 2])
-        said = refusal(lambda request=request, datatype=datatype: parse_infer(request, tensor(datatype, 2)))  # type: ignore[misc] # binds the values
-        assert said == f"inputs.0.contents: {place}_contents; {datatype} is taken from {taken}"
 
 
 def test_metadata_says_the_form_that_is_preferred() -> None:

@@ -81,7 +81,7 @@ async def test_an_unknown_model_or_version_is_not_found_and_the_known_one_is_nam
 
 
 async def test_a_request_keeps_its_callers_id_or_gets_one_of_its_own(ask: Ask, backend: FakeBackend) -> None:
-    await ask(backend, "pay", x_request_id="r-1")
+    await ask(backend, "pay", headers={"x-request-id": "r-1"})
     await ask(backend, "pay")
     await ask(backend, "pay")
     given, *made = [request.request_id for request in backend.requests]
@@ -103,7 +103,7 @@ async def test_an_unexpected_exception_is_logged_and_told_without_its_words(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.failure = RuntimeError("secret/path.py: boom")
-    said = await ask(backend, "pay", x_request_id="r-1")
+    said = await ask(backend, "pay", headers={"x-request-id": "r-1"})
     assert (said.status, said.code in ("", "INTERNAL")) == (500, True)
     assert "the server failed on this request" in said.message
     assert "boom" not in said.message + caplog.text
@@ -118,7 +118,7 @@ async def test_what_the_model_says_of_an_input_goes_to_its_caller_and_not_into_t
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.failure = ExecutionError("the model failed on this input: KeyError: 'my name'")
-    said = await ask(backend, "pay", x_request_id="r-1")
+    said = await ask(backend, "pay", headers={"x-request-id": "r-1"})
     assert said.message == "the model failed on this input: KeyError: 'my name'"
     [record] = caplog.records
     assert record.getMessage() == "request r-1: execution: the model failed on this input: KeyError"
@@ -146,13 +146,13 @@ async def test_what_is_too_large_is_refused_unread(ask: Ask, backend: FakeBacken
 
 async def test_without_a_known_key_nobody_is_answered_and_nothing_is_quoted(ask: Ask, backend: FakeBackend) -> None:
     without = await ask(backend, "pay", gate=gate())
-    wrong = await ask(backend, "pay", gate=gate(), authorization="Bearer wrong-0123456789")
+    wrong = await ask(backend, "pay", gate=gate(), headers={"authorization": "Bearer wrong-0123456789"})
     assert without.message == "no API key was sent; send the header `Authorization: Bearer <key>`"
     assert wrong.message == "the API key is not known here; send the header `Authorization: Bearer <key>`"
     for said in (without, wrong):
         assert (said.status, said.code in ("", "UNAUTHENTICATED")) == (401, True)
     assert backend.requests == []
-    assert (await ask(backend, "pay", gate=gate(), authorization=f"Bearer {KEY}")).status == 200
+    assert (await ask(backend, "pay", gate=gate(), headers={"authorization": f"Bearer {KEY}"})).status == 200
 
 
 async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
@@ -160,7 +160,7 @@ async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
 ) -> None:
     limited = gate(Limit(rate_per_s=1.0, burst=4.0), of="inputs")
     asked = [("pay",) * 3, ("pay",), ("pay",)]
-    said = [await ask(backend, *texts, gate=limited, authorization=f"Bearer {KEY}") for texts in asked]
+    said = [await ask(backend, *texts, gate=limited, headers={"authorization": f"Bearer {KEY}"}) for texts in asked]
     assert [each.status for each in said] == [200, 200, 429]
     assert (said[2].code in ("", "RESOURCE_EXHAUSTED"), said[2].retry_after) == (True, "1")
     assert caplog.records == []

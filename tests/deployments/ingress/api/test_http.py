@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,13 +88,6 @@ async def test_the_plan_and_its_history_are_the_backends(client: httpx.AsyncClie
     assert (await client.get("/plan/history?limit=2")).json() == [{"epoch": 5}, {"epoch": 4}]
 
 
-async def test_a_limit_that_is_no_number_of_plans_is_refused(client: httpx.AsyncClient) -> None:
-    for limit in ("0", "1001", "-1", "many", "", "9" * 5000):
-        response = await client.get("/plan/history", params={"limit": limit})
-        assert response.status_code == 400, limit[:5]
-        assert "a number from 1 to 1000 is needed" in response.json()["error"]["message"]
-
-
 async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_plan(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
@@ -134,30 +125,6 @@ async def test_the_request_ids_header_is_left_to_serve_which_sends_it_back_itsel
         assert "x-request-id" not in response.headers  # with Serve's own it would be there twice
 
 
-async def test_v2_answers_in_json(client: httpx.AsyncClient) -> None:
-    response = await client.post(V2_INFER, json=V2_BODY | {"id": "r7", "outputs": [{"name": "label"}]})
-    assert response.json() == {
-        "model_name": "intents",
-        "model_version": "1",
-        "id": "r7",
-        "outputs": [{"name": "label", "datatype": "BYTES", "shape": [1], "data": ["card"]}],
-    }
-
-
-async def test_v2_takes_and_gives_tensors_in_bytes(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 7}}
-    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "exit", "parameters": {"binary_data": True}}]}).encode()
-    response = await client.post(
-        V2_INFER,
-        content=head + b"\x03\0\0\0pay",
-        headers={"Inference-Header-Content-Length": str(len(head))},
-    )
-    json_length = int(response.headers["inference-header-content-length"])
-    assert response.headers["content-type"] == "application/octet-stream"
-    assert response.content[json_length:] == b"\x01\0\0\0"
-    assert backend.requests[0].rows == ("pay",)
-
-
 # Refusals
 
 
@@ -166,20 +133,6 @@ def predict_error(response: httpx.Response) -> tuple[int, str, str]:
     assert set(body) == {"error", "request_id"}
     assert body["request_id"]
     return response.status_code, body["error"]["kind"], body["error"]["message"]
-
-
-def v2_error(response: httpx.Response) -> tuple[int, str]:
-    body = response.json()
-    assert list(body) == ["error"]
-    assert isinstance(body["error"], str)
-    return response.status_code, body["error"]
-
-
-async def test_a_bad_predict_body_is_a_400_that_says_why(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    response = await client.post("/predict", json={"inputs": []})
-    expected = (400, "input", "inputs: a text or a list of texts is needed")
-    assert predict_error(response) == expected
-    assert (backend.requests, backend.counted) == ([], [("/predict", 400)])
 
 
 async def test_a_body_above_the_limit_is_a_413(client: httpx.AsyncClient) -> None:
@@ -204,30 +157,6 @@ async def test_an_endless_body_is_refused_without_being_read_to_its_end(client: 
     assert parts_taken <= 30
 
 
-async def test_what_headers_say_of_the_body_must_make_sense(client: httpx.AsyncClient) -> None:
-    for path in ("/predict", V2_INFER):
-        body = gzip.compress(b'{"inputs": "pay"}')
-        response = await client.post(path, content=body, headers={"content-encoding": "br"})
-        assert (response.status_code, "content-encoding 'br'; gzip and identity" in response.text) == (400, True)
-    for length in ("-1", "ten", "1.5", "٣", "9" * 30):
-        headers: Any = {"inference-header-content-length": length.encode()}  # bytes are taken too
-        status, message = v2_error(await client.post(V2_INFER, json=V2_BODY, headers=headers))
-        assert (status, message.startswith("Inference-Header-Content-Length is ")) == (400, True)
-
-
-async def test_what_is_not_served_is_a_404_that_says_what_is(client: httpx.AsyncClient) -> None:
-    said = predict_error(await client.get("/nothing"))
-    assert said == (404, "unknown_path", "GET /nothing: there is no such path; see /openapi.json")
-    for path in ("/v2/nothing", "/v2/models/intents/", "/v2/models/intents/infer/", "/v2/"):
-        assert v2_error(await client.get(path)) == (404, f"GET {path}: there is no such path; see /openapi.json")
-    for path in ("/v2/models/other", "/v2/models/other/ready"):
-        assert v2_error(await client.get(path)) == (404, "unknown model 'other'; served is 'intents'")
-    unreadable = "unknown model '\\x00\ufffd'; served is 'intents'"
-    assert v2_error(await client.get("/v2/models/%00%ff")) == (404, unreadable)
-    unknown = "unknown version 'v1' of 'intents'; served is '1'"
-    assert v2_error(await client.get("/v2/models/intents/versions/v1")) == (404, unknown)
-
-
 async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
@@ -244,13 +173,6 @@ async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
             assert response.headers.get("retry-after") == retry_after
         await client.post(V2_INFER, json=V2_BODY)
         assert backend.counted[-1] == ("/v2/models/{model}/infer", said[0])
-
-
-async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.AsyncClient) -> None:
-    response = await client.get("/predict")
-    expected = "GET /predict: only POST is allowed; see /openapi.json"
-    assert predict_error(response) == (405, "method_not_allowed", expected)
-    assert response.headers["allow"] == "POST"
 
 
 class Scope:

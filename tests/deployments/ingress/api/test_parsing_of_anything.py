@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.api.bodies import InferRequest
-from deployments.api.parsing import parse_predict
+from deployments.api.parsing import parse_predict, parse_v2
 from earlyexit.errors import InputError
+from tests.deployments.ingress.api.faces import packed
 from tests.deployments.ingress.api.signatures import TEXT
-from tests.deployments.ingress.api.v2_requests import packed, parse_v2
 
 
 def nested_deeply(value: Any) -> Any:
@@ -110,4 +110,4 @@ def test_whatever_is_sent_to_predict_is_parsed_or_refused_in_words(body: bytes) 
 def test_whatever_is_sent_to_v2_is_parsed_or_refused_in_words(body: bytes, data: st.DataObject) -> None:
     lengths = st.none() | st.integers(0, len(body)) | st.just(max(0, len(body) - 5)) | st.integers()
     json_length = data.draw(lengths)
-    assert is_sound_or_refused_in_words(lambda: parse_v2(body, json_length))
+    assert is_sound_or_refused_in_words(lambda: parse_v2(body, json_length, TEXT))

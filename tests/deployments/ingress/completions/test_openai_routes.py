@@ -10,8 +10,7 @@ import pytest
 
 from deployments.api.access import Limit
 from earlyexit.errors import DeadlineError, OverloadedError
-from tests.deployments.ingress.api.faces import BEARER, FakeBackend, gate
-from tests.deployments.ingress.api.faces import client_of as client_of_labels
+from tests.deployments.ingress.api.faces import BEARER, gate
 from tests.deployments.ingress.completions.generating import (
     CHAT,
     CUT_SHORT,
@@ -202,72 +201,6 @@ async def test_what_asks_for_nothing_is_taken(teller: Teller, path: str, body: d
 
 @BOTH
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"n": 2}, "'n'"),
-        ({"presence_penalty": 0.5, "logit_bias": {"5": 1}}, "'logit_bias', 'presence_penalty'"),
-        ({"tools": [{"type": "function"}]}, "'tools'"),
-        ({"response_format": {"type": "json_object"}}, "'response_format'"),
-        ({"guided_json": "x"}, "'guided_json'"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10**9}, "max_tokens is 1000000000; this model takes 128 tokens"),
-        ({"temperature": 3}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
-        ({"stream_options": {"include_usage": True}}, "stream_options: only with stream"),
-        ({"timeout_s": -1}, "timeout_s"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
-)
-async def test_what_is_not_served_is_named(
-    teller: Teller, path: str, body: dict[str, Any], change: dict[str, Any], named: str
-) -> None:
-    for streams in ({}, {} if "stream_options" in change else {"stream": True}):
-        response = await asked(teller, path, body | change | streams)
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert named in error["message"]
-        assert (error["type"], error["param"] in change) == ("invalid_request_error", True)
-    assert teller.asked == []
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "named"),
-    [
-        ("/v1/completions", {"prompt": ""}, "the prompt is empty"),
-        ("/v1/completions", {"prompt": []}, "the prompt is empty"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "2 prompts"),
-        ("/v1/completions", {"prompt": [5, 999]}, "token 999"),
-        ("/v1/completions", {"prompt": [5], "echo": True}, "echo"),
-        ("/v1/completions", {"echo": True, "logprobs": 1}, "logprobs with echo"),
-        ("/v1/completions", {"logprobs": 6}, "logprobs"),
-        ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "4"}]}, "no tools here"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "'tool_calls'"),
-        ("/v1/chat/completions", {"top_logprobs": 3}, "only with logprobs"),
-        ("/v1/chat/completions", {"max_completion_tokens": 3}, "say different things"),
-    ],
-)
-async def test_bad_requests_are_told_what_is_wrong(
-    teller: Teller, path: str, change: dict[str, Any], named: str
-) -> None:
-    response = await asked(teller, path, dict(ROUTES)[path] | change)
-    assert response.status_code == 400
-    assert named in response.json()["error"]["message"]
-
-
-@BOTH
-async def test_another_model_is_unknown(teller: Teller, path: str, body: dict[str, Any]) -> None:
-    for name in ("gpt-4", "tales:2"):
-        response = await asked(teller, path, body | {"model": name})
-        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert (await asked(teller, path, body | {"model": "tales:1"})).status_code == 200
-
-
-@BOTH
-@pytest.mark.parametrize(
     ("failure", "status"),
     [(OverloadedError("no pages are left", retry_after_s=2.5), 503), (DeadlineError("too late"), 504)],
 )
@@ -312,18 +245,6 @@ async def test_keys_and_rates_are_kept_as_everywhere(teller: Teller) -> None:
         second = await client.post("/v1/completions", json=TEXT, headers=BEARER)
         assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "retry-after" in second.headers
-
-
-async def test_a_model_that_generates_predicts_nothing_and_the_other_way_round(teller: Teller) -> None:
-    said = await asked(teller, "/predict", {"inputs": "Once"})
-    assert (said.status_code, "ask /v1/completions" in said.text) == (400, True)
-    tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    said = await asked(teller, "/v2/models/tales/infer", {"inputs": [tensor]})
-    assert (said.status_code, "ask /v1/completions" in said.text) == (400, True)
-    async with client_of_labels(FakeBackend()) as client:
-        for path in ("/v1/completions", "/v1/models", "/v2/models/intents/generate"):
-            said = await client.post(path, json={})
-            assert (said.status_code, "models that generate have it" in said.text) == (404, True)
 
 
 async def test_the_lane_has_every_route_that_generates(teller: Teller) -> None:

@@ -75,7 +75,7 @@ async def test_details_are_short_enough_for_trailers(backend: FakeBackend) -> No
 
 async def test_the_deadline_of_the_call_bounds_the_request(backend: FakeBackend) -> None:
     await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_S: "1.5"})
-    await call(backend, "ModelInfer", infer_bytes("pay", timeout=500_000), **{REMAINING_S: "1.5"})
+    await call(backend, "ModelInfer", infer_bytes("pay", parameters={"timeout": 500_000}), **{REMAINING_S: "1.5"})
     _, passed = await call(backend, "ModelInfer", infer_bytes("pay"), **{REMAINING_S: "0.0"})
     assert [request.timeout_s for request in backend.requests] == [1.5, 0.5]
     assert passed.code is grpc.StatusCode.DEADLINE_EXCEEDED
