@@ -37,7 +37,7 @@ from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import IngressMetrics
 from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
-from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
+from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
 from deployments.ops.tracing.tracer import start_tracing
 from deployments.process_setup import Supervised, settle

@@ -1,4 +1,4 @@
-"""Looks at the whole service: all ingresses and stages every time, the controller now and then."""
+"""Polls the whole service for the live page: all ingresses and replicas each time, the controller less often."""
 
 from __future__ import annotations
 
@@ -6,71 +6,52 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_json
 
-from deployments.ops.dashboard.snapshot import ControllerState, ServiceFacts, Snapshot, within
-from deployments.ops.dashboard.state import SHARES_S, page_state
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ops.dashboard.state import SHARES_S, ControllerState, ServiceFacts, Snapshot, page_state, within
+from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import ControllerUnavailableError
-from optimizer.placement import PlacedPlan
 
 CONTROLLER_S = 5.0
-"""How often the controller is asked: it looks at the service no more often itself."""
+"""Interval between questions to the controller, in seconds: it looks at the service no more often itself."""
 SOME_CHANGES = 12
-"""Plans of the history that the page shows."""
+"""Plans of the history on the page."""
 MISSED = 2
-"""Looks in a row that do not list an ingress among the running ones, after which it knows that it ends: Serve tells a
-replica nothing of that while it drains."""
+"""After so many snapshots in a row without itself, an ingress knows that it stops: Serve tells a draining replica
+nothing."""
 RETRY = b"retry: 2000\n"
 ANSWER_S = 4.0
-"""Less than the page waits before it says that it has no news."""
+"""Timeout in seconds; less than the page waits before it reports that there is no news."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
-"""What every running replica of a deployment says to a method; None where they could not be asked."""
+"""Calls a method of each running replica of a deployment; returns None if they could not be asked."""
 
 
 async def ask_service(ask_all: AskAll, slots: Iterable[str]) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
-    """Returns what every ingress and every replica of the slots counts; None if the ingresses could not be asked."""
+    """Returns the counts of all ingresses, or None if they could not be asked, and of all replicas of the slots."""
     ingresses, *of_slots = await asyncio.gather(
         ask_all("ingress", "peek"), *(ask_all(slot, "report") for slot in slots)
     )
     return ingresses, [report for reports in of_slots for report in reports or ()]
 
 
-class PlanTeller(Protocol):
-    """What is asked of the controller; `ControllerLink` does."""
-
-    async def describe(self) -> dict[str, Any]: ...
-
-    async def history(self, limit: int) -> list[dict[str, Any]]: ...
-
-
-class OwnView(Protocol):
-    """What the ingress that looks knows by itself; `IngressCore` has it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def placed(self) -> PlacedPlan: ...
-
-    @property
-    def suspended(self) -> str | None: ...
-
-    @property
-    def agreement(self) -> float | None: ...
-
-
 class SnapshotPoller:
-    """Makes one event of every look; remembers as many looks as rates and shares need."""
+    """Takes a snapshot for each event; keeps as many as rates and shares need."""
 
     def __init__(
-        self, facts: ServiceFacts, ingress: OwnView, ask_all: AskAll, controller: PlanTeller | None, wall: Clock
+        self,
+        facts: ServiceFacts,
+        ingress: IngressCore[Any, Any],
+        ask_all: AskAll,
+        controller: ControllerLink | None,
+        wall: Clock,
     ) -> None:
         """`wall`: seconds since 1970."""
         self._facts = facts
@@ -87,7 +68,7 @@ class SnapshotPoller:
         self._serial = 0
 
     async def event(self) -> bytes | None:
-        """The page's state now, as a server-sent event; None when this ingress is to end."""
+        """Returns the page's present state as a server-sent event; None if this ingress stops."""
         snapshot = await self._look()
         if snapshot is None:
             return None
@@ -117,7 +98,7 @@ class SnapshotPoller:
         )
 
     def _is_ending(self, ingresses: Sequence[Any] | None) -> bool:
-        """Whether the running ingresses are known, and this one is none of them any more."""
+        """Returns whether the running ingresses are known, and this one was missing repeatedly."""
         if ingresses is not None:
             is_listed = any(report.name == self._ingress.name for report in ingresses)
             self._missed = 0 if is_listed else self._missed + 1
@@ -133,24 +114,24 @@ class SnapshotPoller:
                 self._controller.describe(), self._controller.history(SOME_CHANGES)
             )
             self._said = "answers"
-        except ControllerUnavailableError:  # the page says so, once, where a log would every few seconds
+        except ControllerUnavailableError:  # shown on the page; a log would repeat it every few seconds
             self._said = "silent"
 
 
 class Everyone:
-    """Of one application, asked from inside one of its replicas."""
+    """Calls all replicas of one application, from inside one of them."""
 
     def __init__(self, app: str) -> None:
         self._app = app
         self._handles: dict[str, Any] = {}
 
     async def ask(self, deployment: str, method: str) -> list[Any] | None:
-        """What each says; nothing where none runs, None where one that runs does not answer."""
+        """Returns what each replica answers: nothing if none runs, None if one does not answer."""
         from ray import serve
         from ray.exceptions import RayError
         from ray.serve.exceptions import DeploymentUnavailableError
 
-        if deployment not in self._handles:  # in a thread, because making a handle waits for Serve
+        if deployment not in self._handles:  # created in a thread, because that waits for Serve
             self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
         try:
             answers = await self._handles[deployment].broadcast(method).results_async(timeout_s=ANSWER_S)

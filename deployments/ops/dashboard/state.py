@@ -1,26 +1,97 @@
-"""From snapshots to what the page shows: rates and percentiles are differences of counts. Pure."""
+"""Computes what the page shows from snapshots: rates and percentiles are differences of counts. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from deployments.controller.intake import Interval, ReplicaIntake, latency_s, network_figures
-from deployments.ops.dashboard.snapshot import ServiceFacts, Snapshot, between, under_present_plan, within
-from deployments.wire.messages import ReplicaReport
+from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, latency_s, network_figures
+from deployments.wire.messages import IngressReport, ReplicaReport
+from earlyexit.codecs.base import Codec
 from earlyexit.engine.times import TimesRun
+from earlyexit.network.chain import Chain
 from earlyexit.network.split import Split
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 
+ControllerState = Literal["none", "answers", "silent"]
+"""There is none; it answers; it does not answer, and its last report is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFacts:
+    """Facts that stay the same while a service runs."""
+
+    model: str
+    chain: Chain
+    """The networks of the model, which for most models is one."""
+    slo_s: float | None
+    emulated: Mapping[str, float]
+    """By emulated accelerator type: seconds of this machine per emulated second."""
+    generates: bool = False
+    """Whether answers are steps of sequences: each is a token, or processes a part of a prompt."""
+    image: Mapping[str, Any] | None = None
+    """For models of images: how an image is resized, and the types of files; else None."""
+
+
+def image_facts(codec: Codec[Any]) -> Mapping[str, Any] | None:
+    """Returns what the page needs to show an image as the model sees it; None for models of other inputs."""
+    codec = codec.of(0)  # callers send what a chain's first network takes
+    return {**codec.spec(), "types": codec.content_types} if codec.name == "image" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The service at one moment: counts of all processes, which only grow, and the controller's last report."""
+
+    at_s: float
+    """Seconds since 1970."""
+    placed: PlacedPlan
+    """The plan that the polling ingress follows."""
+    suspended: str | None
+    """Why no requests are served; None if they are."""
+    ingresses: Sequence[IngressReport]
+    """Empty if none answered: then there are no figures."""
+    replicas: Sequence[ReplicaReport]
+    """The replicas of the plan's slots."""
+    controller: ControllerState
+    described: Mapping[str, Any] | None
+    """As `GET /plan`; None without a controller, or if it never answered."""
+    history: Sequence[Mapping[str, Any]]
+    """As `GET /plan/history`."""
+    agreement: float | None
+    """The agreement of the probes of the polling ingress."""
+
+
+def within(snapshots: Sequence[Snapshot], seconds: float) -> Sequence[Snapshot]:
+    """Returns the snapshots of the last seconds before the newest, in order."""
+    return [each for each in snapshots if each.at_s >= snapshots[-1].at_s - seconds]
+
+
+def under_present_plan(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    """Returns the snapshots since the plan of the newest came."""
+    return [each for each in snapshots if each.placed.epoch == snapshots[-1].placed.epoch]
+
+
+def between(before: Snapshot, now: Snapshot) -> Interval | None:
+    """Returns what all ingresses did in between; None if they could not be asked, or no time passed."""
+    if not before.ingresses or now.at_s <= before.at_s:
+        return None
+    intake = IngressIntake()
+    intake.take(before.ingresses, before.at_s)
+    return intake.take(now.ingresses, now.at_s)
+
+
 MOST_REPLICAS = 64
-"""Of a stage that are drawn; more are counted."""
+"""Replicas of a stage that are drawn; further ones are only counted."""
 Ran = Mapping[str, Sequence[TimesRun]]
-"""By replica, what it ran while it was looked at."""
+"""By replica, what it ran during the snapshots."""
 
 
 def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """The newest plan, with what it did over `snapshots`, which are all of that plan."""
+    """Returns the newest plan, and what it did during the snapshots, all of which are of that plan."""
     now, ran = snapshots[-1], ran_over(snapshots)
     seconds = now.at_s - snapshots[0].at_s
     described = now.described if now.described and now.described.get("epoch") == now.placed.epoch else {}
@@ -41,16 +112,16 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 
 def _tuning(described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Whether no input leaves by the thresholds, and the number of alarms; None where thresholds do not change."""
+    """Returns whether thresholds are in their safe state, and the number of alarms; None if they are not tuned."""
     tuning = described.get("tuning") or {"how": "off"}
     return None if tuning["how"] == "off" else {name: tuning[name] for name in ("how", "safe", "alarms")}
 
 
 def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None) -> list[dict[str, Any]]:
-    """Per block the batch with fusing, and what the first batch would have shrunk to without.
+    """Returns for each block the batch with fusing, and the batch that the first one would have shrunk to without.
 
-    With: what a split's batches really held at its first block, less what left at its own ramps before the block.
-    Without: b * s(k) / s(0), b the first split's batches and s the observed survival; 1 where answered inputs stay.
+    With fusing: the mean batch of a split, less the inputs that left at its own ramps before the block. Without:
+    b * s(k) / s(0), with b the mean batch of the first split and s the observed survival, 1 if answered inputs stay.
     """
     if survival is not None and snapshots[-1].placed.plan.after_answer == "stay":
         survival = [1.0] * len(survival)
@@ -71,7 +142,7 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
 
 
 def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
-    """What every replica of the newest snapshot ran since the oldest; one that started meanwhile began at zero."""
+    """Returns what each replica of the newest snapshot ran since the oldest; new ones began at zero."""
     intake = ReplicaIntake()
     intake.mark(snapshots[0].replicas)
     return {report.replica: intake.since_mark(report) for report in snapshots[-1].replicas}
@@ -126,12 +197,12 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
 
 
 def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[TimesRun]:
-    """Of one split, on all replicas of its slot."""
+    """Returns the times of one split on all replicas of its slot."""
     return [each for report in now.replicas if report.slot == slot for each in ran[report.replica] if each.is_of(split)]
 
 
 def _size(times: Sequence[TimesRun]) -> float | None:
-    """Mean inputs per batch; None where none ran."""
+    """Returns the mean number of inputs of a batch; None if none ran."""
     batches = sum(each.batches for each in times)
     return sum(each.batches * each.size for each in times) / batches if batches else None
 
@@ -143,16 +214,16 @@ def _shrunk(size: float | None, survival: Sequence[float] | None, first: int, bl
 
 
 SCHEMA = 4
-"""Of the state; a page that was loaded from another version is told to load anew."""
+"""The version of the state's format. A page of another version is told to reload."""
 RATES_S = 10.0
-"""Rates and percentiles are those of so many seconds."""
+"""The seconds over which rates and percentiles are computed."""
 SHARES_S = 60.0
-"""Exits, survival and batch sizes those of so many, since they need more inputs; the longest that is remembered."""
+"""The seconds for exits, survival and batch sizes, which need more inputs; older snapshots are dropped."""
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
 
 
 def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Everything that the page draws, as plain data; `snapshots` in order, at least one."""
+    """Returns all that the page draws, as plain data; `snapshots` are in order, at least one."""
     now = snapshots[-1]
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
@@ -176,7 +247,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 
 def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | None:
-    """Per block, the share of answers that went into it, by the ramps that are active; None without answers."""
+    """Returns for each block the share of answers that reached it, with the active ramps; None without answers."""
     if seen is None or not (total := sum(seen.exits.values())):
         return None
     return [sum(count for exit_, count in seen.exits.items() if exit_ >= block) / total for block in range(num_blocks)]
@@ -215,7 +286,7 @@ def _totals(now: Snapshot) -> dict[str, int]:
 
 
 def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
-    """By reason, most frequent first."""
+    """Returns the drops by reason, most frequent first."""
     totals: Counter[str] = Counter()
     for report in now.ingresses:
         totals.update(report.drops)
@@ -228,7 +299,7 @@ def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
 
 
 def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
-    """Every place where inputs may leave: active ramps and the end, and what else answers left after."""
+    """Returns each place where inputs may leave: active ramps, the end, and others where answers left."""
     exits = {} if seen is None else seen.exits
     total = sum(exits.values())
     ramps = set(now.placed.plan.ramps)
@@ -245,7 +316,7 @@ def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[di
 
 
 def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -> dict[str, float | None]:
-    """The share of answers that were given before the end, and the blocks that an answer takes, on average."""
+    """Returns the share of answers before the end, and the mean number of blocks of an answer."""
     if seen is None or survival is None:
         return {"share": None, "mean_blocks": None}
     at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
@@ -254,7 +325,7 @@ def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -
 
 
 def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
-    """What was forecast and what probes saw is of all ramps, whether active or not; answers know the active ones."""
+    """Returns the survival. Forecast and probes consider all ramps, answers only the active ones."""
     described = now.described or {}
     forecast = described.get("forecast") or {}
     observed = described.get("observed") or {}
@@ -285,12 +356,12 @@ IN_FORCE = "in force"
 
 
 def changes_state(history: Sequence[Mapping[str, Any]], described: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Newest first, as the history is; the plan in force has no figures of its own yet, so those observed are its."""
+    """Returns the plans, newest first; the plan in force has the observed figures, as it has none of its own yet."""
     return [_change(row, described) for row in history]
 
 
 def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What it was expected to gain is in the verdict's words: plans before were predicted for another survival."""
+    """Returns a plan of the history. Its expected gain is only in its words: forecasts differed."""
     predicted = row["placed"].get("plan", {}).get("predicted") or {}
     is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
     gained = _so_far(described) if is_present and row["gained"] is None else _measured(row["gained"])

@@ -21,9 +21,11 @@ import uvicorn
 
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.outcomes import bucket_of
 from deployments.ops.dashboard.poller import SnapshotPoller
-from deployments.ops.dashboard.snapshot import ServiceFacts, image_facts
+from deployments.ops.dashboard.state import ServiceFacts, image_facts
+from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
@@ -60,7 +62,7 @@ START_S = 30.0
 
 
 @dataclass
-class FakeService(FakeBackend):
+class FakeService(FakeBackend, IngressCore[Any, Any], ControllerLink):
     """What the page needs of an ingress and of everybody else; its fields may be changed while it is looked at."""
 
     has_controller: bool = True
@@ -71,7 +73,7 @@ class FakeService(FakeBackend):
     ingresses_answer: bool = True
     suspended: str | None = None
     most_viewers: int = 16
-    placed: PlacedPlan = field(default_factory=lambda: plan(4))
+    followed: PlacedPlan = field(default_factory=lambda: plan(4))
     name: str = "a"
     agreement: float | None = None
     card: ModelCard = CARD
@@ -94,6 +96,10 @@ class FakeService(FakeBackend):
         self.feed = Feed(lookout.event, self._clock, most_viewers=self.most_viewers)
 
     @property
+    def placed(self) -> PlacedPlan:
+        return self.followed
+
+    @property
     def seconds(self) -> float:
         """Under load; as if it had been for a minute before."""
         if self.held_s is not None:
@@ -107,10 +113,10 @@ class FakeService(FakeBackend):
     async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
         if deployment == "ingress":
             self.num_looks += 1
-            return [self.counts()] if self.ingresses_answer else None
+            return [self.reported()] if self.ingresses_answer else None
         return self.replicas(deployment)
 
-    def counts(self) -> IngressReport:
+    def reported(self) -> IngressReport:
         wave = 1 + 0.3 * math.sin(self.seconds / 4)
         shares = {0.02 * wave: 0.5, 0.05 * wave: 0.4, 0.09 * wave: 0.1}
         left = [before - after for before, after in zip(SURVIVAL, (*SURVIVAL[1:], 0.0), strict=True)]
@@ -118,7 +124,7 @@ class FakeService(FakeBackend):
             answered=self.answered,
             arrived=int(self.answered * 1.02),
             in_slo=int(self.answered * 0.99),
-            epoch=self.placed.epoch,
+            epoch=self.followed.epoch,
             unanswered=0 if self.idle else int(40 * wave),
             waiting=0 if self.idle else int(6 * wave),
             exits={block: int(self.answered * share) for block, share in enumerate(left) if share > 0},
@@ -127,7 +133,7 @@ class FakeService(FakeBackend):
         )
 
     def replicas(self, slot: str) -> list[ReplicaReport]:
-        stage = self.placed.stage_of[slot]
+        stage = self.followed.stage_of[slot]
         return [
             replica(
                 f"{slot}#{index}abcdefg",
@@ -138,7 +144,7 @@ class FakeService(FakeBackend):
                 ),
                 waiting=0 if self.idle else index,
                 device=stage.device,
-                epoch=self.placed.epoch,
+                epoch=self.followed.epoch,
                 node="0123456789abcdef",
                 pid=1000 + index,
             )
@@ -149,7 +155,7 @@ class FakeService(FakeBackend):
         if not self.controller_answers:
             raise ControllerUnavailableError("the controller does not answer", retry_after_s=5.0)
         return {
-            "epoch": self.placed.epoch,
+            "epoch": self.followed.epoch,
             "reason": "period",
             "in_force_since_s": WallClock().now_s() - 75,
             "forecast": {
@@ -178,7 +184,7 @@ class FakeService(FakeBackend):
         gained = {"seconds": 120.0, "offered_rps": 290.0, "goodput_rps": 251.0, "dropped": 312}
         now_s = WallClock().now_s()
         words = "taken: 320/s in 81 ms for 281/s in 79 ms, 14 % more; 3 replicas move, worth 20 s of the next 120 s"
-        older = PlacedPlan(plan=self.placed.plan, slots=self.placed.slots)
+        older = PlacedPlan(plan=self.followed.plan, slots=self.followed.slots)
         rows: list[tuple[str, int, float, str, dict[str, float] | None]] = [
             ("in force", 4, 75.0, words, None),
             ("proposed", 3, 195.0, "turned down: 1 % more is not worth it", None),

@@ -134,7 +134,7 @@ def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) ->
 
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser: Browser, width: int) -> None:
-    with looked_at(browser, FakeService(placed=by_tokens(), length=300), width=width) as page:
+    with looked_at(browser, FakeService(followed=by_tokens(), length=300), width=width) as page:
         page.wait_for_updates(2)
         assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 inputs"
         assert page.text("#plan .stage:first-child .split:first-child .batch.tokens") == "1,800 of 2,400 tokens 75 %"
@@ -150,7 +150,7 @@ def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser:
 
 def by_tokens() -> PlacedPlan:
     """The fake service's plan, each of whose batches holds 2,400 tokens."""
-    plan = FakeService().placed.plan
+    plan = FakeService().followed.plan
     stages = tuple(
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
     )
@@ -176,7 +176,7 @@ def test_figures_of_neighbouring_splits_stay_apart_however_short_the_splits_are(
     bounds = [0, 1, 2, 3, 4, 5, 6, 12]
     splits = tuple(Split(first=first, end=end, batch=128) for first, end in pairwise(bounds))
     stages = (Stage(device="emulated:V100", replicas=9, splits=splits),)
-    with looked_at(browser, FakeService(placed=plan(4, stages)), width=width) as page:
+    with looked_at(browser, FakeService(followed=plan(4, stages)), width=width) as page:
         page.wait_for_updates(2)
         assert page.page.evaluate(APART) == [7, True]
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,288 @@
+"""What the live page shows of some snapshots, whose figures a reader can recompute by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_state, changes_state, page_state, plan_state
+from deployments.ops.prometheus import metrics_text
+from deployments.wire.messages import BUCKET
+from earlyexit.network.chain import Chain
+from earlyexit.network.split import Split
+from optimizer.placement import initial_placement
+from optimizer.plan import Plan, Stage
+from tests.deployments.ingress.dashboard.dashboard_scene import (
+    FACTS,
+    FIRST,
+    REST,
+    ingress,
+    placed,
+    ran,
+    replica,
+    snapshot,
+)
+
+# Rates and shares
+
+
+def test_a_single_look_has_totals_but_no_rates() -> None:
+    state = page_state(FACTS, [snapshot(5.0, ingress(answered=10, in_slo=9, unanswered=3, waiting=1))])
+    rates = ("seconds", "arrived_per_s", "answered_per_s", "goodput_per_s", "p50_s", "p90_s", "p99_s")
+    assert state["totals"] == {"arrived": 10, "answered": 10, "in_slo": 9}
+    assert state["now"] == dict.fromkeys(rates) | {"unanswered": 3, "waiting": 1, "waiting_in_stages": 0}
+    assert state["early"] == {"share": None, "mean_blocks": None}
+    assert (state["survival"]["answers"], state["networks"]) == (None, [])
+
+
+def test_figures_are_differences_over_all_ingresses() -> None:
+    before = snapshot(5.0, ingress("a", answered=10, exits={0: 4}, drops={"deadline": 2}), ingress("b", answered=100))
+    after = snapshot(
+        7.0,
+        ingress("a", answered=14, in_slo=13, arrived=16, exits={0: 9, 1: 3, 3: 2}, drops={"deadline": 3}),
+        ingress("b", answered=106, drops={"admission": 8}),
+        replicas=[replica("r", "split-cpu-0", waiting=3), replica("s", "split-cpu-0", waiting=4)],
+    )
+    state = page_state(FACTS, [before, after])
+    assert state["now"]["arrived_per_s"] == (6 + 6) / 2
+    assert state["now"]["answered_per_s"] == (4 + 6) / 2
+    assert state["now"]["goodput_per_s"] == (3 + 6) / 2
+    assert state["now"]["waiting_in_stages"] == 7
+    assert state["totals"] == {"arrived": 122, "answered": 120, "in_slo": 119}
+    assert (state["service"]["ingresses"], state["service"]["generates"]) == (2, False)
+    assert page_state(replace(FACTS, generates=True), [after])["service"]["generates"]
+    assert state["drops"] == [
+        {"reason": "admission", "total": 8, "per_s": 4.0},
+        {"reason": "deadline", "total": 3, "per_s": 0.5},
+    ]
+    assert state["exits"] == [
+        {"block": 0, "kind": "ramp", "network": "intents", "answers": 5, "share": 0.5},
+        {"block": 1, "kind": "ramp", "network": "intents", "answers": 3, "share": 0.3},
+        {"block": 3, "kind": "end", "network": "intents", "answers": 2, "share": 0.2},
+    ]
+    assert state["survival"]["answers"] == [1.0, 0.5, 0.2, 0.2]
+    assert state["early"] == pytest.approx({"share": 0.8, "mean_blocks": 1.9})
+
+
+def test_rates_are_those_of_the_last_ten_seconds_and_need_an_ingress_that_answers() -> None:
+    looks = [snapshot(float(second), ingress(answered=0 if second < 20 else 50)) for second in range(31)]
+    now = page_state(FACTS, looks)["now"]
+    assert (now["seconds"], now["answered_per_s"]) == (10.0, 0.0)
+    state = page_state(FACTS, [*looks, snapshot(31.0)])
+    assert (state["service"]["ingresses"], state["now"]["goodput_per_s"], state["totals"]["answered"]) == (0, None, 0)
+
+
+def test_percentiles_are_the_upper_ends_of_the_buckets_that_were_added() -> None:
+    before = snapshot(0.0, ingress(answered=1000, latencies={0: 1000}))
+    after = snapshot(1.0, ingress(answered=1100, latencies={0: 1000, -60: 80, -40: 15, -20: 5}))
+    now = page_state(FACTS, [before, after])["now"]
+    assert [now["p50_s"], now["p90_s"], now["p99_s"]] == [BUCKET**-59, BUCKET**-39, BUCKET**-19]
+
+
+def test_exits_are_those_of_the_present_plan_and_may_be_at_ramps_that_it_does_not_have() -> None:
+    looks = [
+        snapshot(1.0, ingress(answered=50, exits={0: 50})),
+        snapshot(2.0, ingress(answered=52, epoch=1, exits={3: 2}), placed=placed(1)),
+        snapshot(3.0, ingress(answered=56, epoch=1, exits={2: 1, 3: 5}), placed=placed(1)),
+    ]
+    exits = page_state(FACTS, looks)["exits"]
+    assert [(exit_["block"], exit_["answers"]) for exit_ in exits] == [(0, 0), (1, 0), (2, 1), (3, 3)]
+    assert [exit_["kind"] for exit_ in exits] == ["ramp", "ramp", "inactive ramp", "end"]
+
+
+# What the controller says
+
+DESCRIBED: dict[str, Any] = {
+    "epoch": 0,
+    "forecast": {
+        **{"survival": [1, 0.5, 0.25, 0.1], "survival_low": [1, 0.4, 0.2, 0.0], "survival_high": [1, 0.6, 0.3, 0.2]},
+        "how": "last window",
+    },
+    "observed": {
+        **{"survival": [1, 0.55, 0.3, 0.1], "agreement": 0.995, "accuracy_budget": 0.01, "within_budget": True},
+        **{"inputs_seen": 400, "pruned_agreement": 0.97, "drops": {}},
+    },
+}
+
+
+def test_forecast_and_agreement_are_what_the_controller_says_or_the_ingress_knows() -> None:
+    state = page_state(FACTS, [snapshot(0.0, ingress(), described=DESCRIBED)])
+    assert state["survival"] == {
+        "forecast": [1, 0.5, 0.25, 0.1],
+        "low": [1, 0.4, 0.2, 0.0],
+        "high": [1, 0.6, 0.3, 0.2],
+        "how": "last window",
+        "probes": [1, 0.55, 0.3, 0.1],
+        "answers": None,
+    }
+    assert state["agreement"] == {"value": 0.995, "budget": 0.01, "within": True, "inputs_seen": 400, "pruned": 0.97}
+    for missing, figure in (("forecast", "forecast"), ("observed", "probes")):
+        state = page_state(FACTS, [snapshot(0.0, ingress(), described=DESCRIBED | {missing: None})])
+        assert state["survival"][figure] is None
+    state = page_state(FACTS, [snapshot(0.0, ingress(), agreement=0.98)])
+    assert state["agreement"] == {"value": 0.98, "budget": None, "within": None, "inputs_seen": None, "pruned": None}
+    assert (state["survival"]["forecast"], state["service"]["controller"]) == (None, "none")
+
+
+def test_a_plan_has_what_was_promised_and_what_the_controller_says_of_it() -> None:
+    promised = placed(3, predicted={"rate_per_s": 812.0, "latency_s": 0.04})
+    tuning = {"how": "guarantee", "safe": True, "alarms": 2, "thresholds": {"0": 0.5}, "evidence": 0.1}
+    for epoch, reason, since_s in ((3, "period", 7.0), (2, None, None)):  # of another plan it is not said
+        described = {"epoch": epoch, "reason": "period", "in_force_since_s": 7.0, "tuning": tuning}
+        state = plan_state(FACTS, [snapshot(9.0, ingress(), placed=promised, described=described)])
+        assert (state["epoch"], state["reason"], state["since_s"]) == (3, reason, since_s)
+    assert state["predicted"] == {"rate_per_s": 812.0, "latency_s": 0.04, "usd_per_hour": None}
+    assert state["tuning"] == {"how": "guarantee", "safe": True, "alarms": 2}
+    off = {"epoch": 3, "tuning": tuning | {"how": "off"}}
+    assert plan_state(FACTS, [snapshot(9.0, ingress(), described=off)])["tuning"] is None
+
+
+def change(epoch: int, rate_per_s: float | None, *, outcome: str = "in force", **fields: Any) -> dict[str, Any]:
+    predicted = {} if rate_per_s is None else {"rate_per_s": rate_per_s, "latency_s": 0.05}
+    others = {"at_s": float(epoch), "reason": "period", "words": "because", "gained": None}
+    return {"epoch": epoch, "outcome": outcome, "placed": {"plan": {"predicted": predicted}}} | others | fields
+
+
+def test_changes_have_what_was_expected_and_what_was_measured() -> None:
+    gained = {"seconds": 60.0, "offered_rps": 90.0, "goodput_rps": 88.5, "dropped": 2}
+    observed = {"seconds": 5.0, "rate_per_s": 50.0, "goodput_per_s": 49.0, "drops": {"deadline": 1, "admission": 2}}
+    rows = [change(2, 500.0, outcome="proposed"), change(2, 125.0), change(1, None, gained=gained), change(0, 80.0)]
+    changes = changes_state(rows, {"epoch": 2, "observed": observed})
+    names = ("expected_per_s", "is_present", "goodput_per_s", "offered_per_s", "dropped")
+    assert [tuple(each[name] for name in names) for each in changes] == [
+        (500.0, False, None, None, None),
+        (125.0, True, 49.0, 50.0, 3),
+        (None, False, 88.5, 90.0, 2),
+        (80.0, False, None, None, None),
+    ]
+    assert changes_state([], None) == []
+
+
+# Stages and batches
+
+CPU, P100 = "split-cpu-0", "split-emulated-P100-0"
+
+
+def looks() -> list[Snapshot]:
+    """Two seconds: 3 batches of 8 and 1 of 4 in front, 2 of 3 behind; what ran before them does not count."""
+    before = [replica("r", CPU, ran(FIRST, 8, 100, 50.0)), replica("s", P100, ran(REST, 1, 10, 1.0))]
+    after = [
+        replica("r", CPU, ran(FIRST, 8, 102, 51.0), waiting=5),
+        replica("new", CPU, ran(FIRST, 8, 1), ran(FIRST, 4, 1)),
+        replica("s", P100, ran(REST, 1, 10, 1.0), ran(REST, 3, 2, 1.5)),
+    ]
+    return [snapshot(10.0, ingress(), replicas=before), snapshot(12.0, ingress(), replicas=after)]
+
+
+def test_stages_say_where_they_run_and_their_splits_the_mean_batch() -> None:
+    before, after = looks()
+    first, rest = plan_state(FACTS, [before, after])["stages"]
+    assert (first["device"], first["time_scale"], first["wanted"], first["running"]) == ("cpu", None, 2, 2)
+    assert (rest["device"], rest["time_scale"], rest["wanted"], rest["running"]) == ("emulated:P100", 2.0, 1, 1)
+    assert (plan_state(FACTS, [before])["stages"][0]["running"], first["waiting"]) == (1, 5)
+    shared = {"network": "intents", "tokens": None, "token_fill": None}
+    assert first["splits"] == [
+        {"first": 0, "end": 2, "batch": 8, "ramps": [0, 1], "size": 7.0, "size_tokens": 7.0, "fill": 7 / 8}
+        | {"batches_per_s": 2.0, **shared}
+    ]
+    assert rest["splits"] == [
+        {"first": 2, "end": 4, "batch": 4, "ramps": [], "size": 3.0, "size_tokens": 3.0, "fill": 3 / 4}
+        | {"batches_per_s": 1.0, **shared}
+    ]
+
+
+def test_where_tokens_bound_batches_they_say_how_full_they_were() -> None:
+    split = replace(FIRST, tokens=320)
+    plan = replace(placed().plan, stages=(replace(placed().plan.stages[0], splits=(split,)), placed().plan.stages[1]))
+    now = [replica("r", CPU, ran(split, 8, 1, length=20), ran(split, 2, 3, length=100))]
+    both = [
+        snapshot(at_s, ingress(), placed=initial_placement(plan), replicas=now if at_s else ()) for at_s in (0.0, 2.0)
+    ]
+    [shown] = plan_state(FACTS, both)["stages"][0]["splits"]
+    assert (shown["batch"], shown["size"], shown["tokens"], shown["size_tokens"]) == (8, 3.5, 320, 190.0)
+    assert (shown["fill"], shown["token_fill"]) == (3.5 / 8, 190 / 320)
+
+
+def test_replicas_say_how_busy_they_were_and_which_rest_and_some_of_many_are_listed() -> None:
+    before, after = looks()
+    resting = type(after.placed)(plan=placed().plan, slots=after.placed.slots, avoided={"new": CPU})
+    now = snapshot(12.0, ingress(), replicas=after.replicas, placed=resting)
+    replicas = plan_state(FACTS, [before, now])["stages"][0]["replicas"]
+    assert [(one["name"], one["busy"], one["rests"]) for one in replicas] == [("new", 0.0, True), ("r", 0.5, False)]
+    many = [replica(f"{index:03}", CPU) for index in range(MOST_REPLICAS + 5)]
+    [first, _] = plan_state(FACTS, [snapshot(0.0, ingress(), replicas=many)])["stages"]
+    assert (len(first["replicas"]), first["running"]) == (MOST_REPLICAS, MOST_REPLICAS + 5)
+
+
+def test_fused_batches_are_those_that_ran_and_unfused_ones_what_would_be_left_of_the_first() -> None:
+    blocks = blocks_state(looks(), [1.0, 0.5, 0.25, 0.25])
+    assert [block["fused"] for block in blocks] == [7.0, 3.5, 3.0, 3.0]
+    assert [block["unfused"] for block in blocks] == [7.0, 3.5, 1.75, 1.75]
+    assert [block["target"] for block in blocks] == [8, 8, 4, 4]
+    assert [block["is_first"] for block in blocks] == [True, False, True, False]
+    for survival in (None, [0.0, 0.0, 0.0, 0.0]):
+        assert {block["fused"] for block in blocks_state(looks(), survival)} == {None}
+    assert {block["unfused"] for block in blocks_state(looks()[:1], [1.0, 0.5, 0.25, 0.25])} == {None}
+
+
+def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_theirs() -> None:
+    stays = initial_placement(placed().plan.with_after_answer("stay"))
+    first, rest = stays.plan.splits
+    now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
+    both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=now)]
+    assert plan_state(FACTS, both)["after_answer"] == "stay"
+    shown = blocks_state(both, [1.0, 0.5, 0.25, 0.25])
+    assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
+
+
+# Chains
+
+CASCADE = replace(FACTS, chain=Chain(names=("small", "large"), lengths=(2, 2), ramps=(0, 1)))
+
+
+def test_networks_of_a_chain_have_what_they_returned_and_what_going_on_to_them_took() -> None:
+    both = placed(networks=(2, 4))
+    crossed: dict[str, Any] = {"crossings": {2: 4}, "crossing_s": {2: 0.002}, "words": {2: 50}, "pruned_words": {2: 7}}
+    after = snapshot(2.0, ingress(answered=10, exits={0: 2, 1: 6, 3: 2}, **crossed), placed=both)
+    small, large = page_state(CASCADE, [snapshot(0.0, ingress(), placed=both), after])["networks"]
+    assert [small[key] for key in ("name", "used", "answers", "share", "returned")] == ["small", True, 8, 0.8, 0.8]
+    assert (small["crossing_s"], small["crossings_per_s"], small["pruned_words"]) == (None, 0.0, None)
+    assert [large[key] for key in ("name", "first", "end", "answers", "returned")] == ["large", 2, 4, 2, 1.0]
+    assert (large["crossings_per_s"], large["crossing_s"]) == (2.0, pytest.approx(0.0005))
+    assert large["pruned_words"] == pytest.approx(0.14)
+
+
+def test_a_network_that_the_plan_leaves_out_returned_nothing_and_has_no_blocks() -> None:
+    split = Split(first=2, end=4, batch=4)
+    alone = initial_placement(Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), networks=(2, 4)))
+    after = snapshot(1.0, ingress(answered=5, exits={3: 5}), placed=alone)
+    state = page_state(CASCADE, [snapshot(0.0, ingress(), placed=alone), after])
+    small, large = state["networks"]
+    assert (small["used"], small["share"], small["returned"]) == (False, 0.0, None)
+    assert (large["used"], large["share"], large["returned"]) == (True, 1.0, 1.0)
+    assert [row["block"] for row in state["blocks"]] == [2, 3]
+    assert state["early"] == {"share": 0.0, "mean_blocks": 2.0}
+
+
+def test_a_scrape_finds_what_every_ingress_and_replica_counts() -> None:
+    first = ingress("a", answered=9, arrived=10, exits={1: 5, 3: 4}, drops={"deadline": 1}, waiting=2)
+    second = ingress('b"\\', answered=3, unanswered=7)
+    times = ran(FIRST, 4, 10, 0.5), ran(FIRST, 8, 5, 0.25)
+    page = metrics_text([first, second], [replica("r1", "split-0", *times, waiting=6)], FACTS.chain)
+    lines = page.splitlines()
+    assert {
+        "# TYPE offramp_inputs_total counter",
+        "# TYPE offramp_waiting gauge",
+        'offramp_inputs_total{ingress="a"} 10',
+        'offramp_answers_total{ingress="a",exit="1",network="intents"} 5',
+        'offramp_drops_total{ingress="a",reason="deadline"} 1',
+        'offramp_unanswered{ingress="b\\"\\\\"} 7',
+        'offramp_stage_waiting{slot="split-0",replica="r1",device="cpu"} 6',
+        'offramp_batches_total{slot="split-0",replica="r1",device="cpu",split="0"} 15',
+        'offramp_batch_inputs_total{slot="split-0",replica="r1",device="cpu",split="0"} 80',
+        'offramp_busy_seconds_total{slot="split-0",replica="r1",device="cpu",split="0"} 0.75',
+    } <= set(lines)
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads)), "samples of one metric stand together"
