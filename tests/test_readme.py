@@ -203,7 +203,7 @@ def test_a_document_without_a_place_for_a_table_is_refused() -> None:
 
 def test_the_table_of_metrics_that_the_readme_leads_to_is_that_of_the_source() -> None:
     kinds = {"Counter": "counter", "Gauge": "gauge", "histogram": "histogram"}
-    source = "".join(read(path) for path in sorted((ROOT / "deployments").rglob("*metrics.py")))
+    source = "".join(read(path) for path in sorted((ROOT / "deployments").rglob("*.py")))
     counted = {
         (name, kinds[kind]) for kind, name in re.findall(r'(Counter|Gauge|histogram)\(\s*"(offramp_\w+)"', source)
     }
