@@ -14,12 +14,15 @@ FIGURES: tuple[str, ...] = tuple(
 )
 """In the order of the papers, E3's first; a new study is a Markdown file here and a `Study` in a module."""
 MODULES = {
-    "batch_limits": ("fig07_homogeneous", "fig08_vision"),
     "cascades": ("tabi_candidates", "tabi_table2", "tabi_v100"),
     "decoding": ("fig10_translation", "fig11_summarization", "fig12_llama"),
     "distilled_bert": ("fig02_savings", "fig09_distilbert"),
     "exit_search": ("pame_fig09_latency", "pame_fig12_places", "pame_fig14_moving_on", "pame_fig15_number"),
     "following": ("fig16_adaptation",),
+    "goodput": (
+        *("fig07_homogeneous", "fig08_vision", "fig18_pabee", "fig23_error_tolerance", "fig24_slo"),
+        *("fig25_ramps_inside", "fig26_no_model_parallelism"),
+    ),
     "least_cost": ("fig14_gpus_needed", "fig15_cost"),
     "load_changes": ("pame_fig16_load_changes",),
     "overlapping": ("pame_fig18_parallel_batches",),

@@ -181,6 +181,14 @@ class Rates:
         """The largest."""
         return largest_ratios(self.per_s, side)
 
+    def over_stock(self) -> tuple[Comparison, ...]:
+        """Every side over stock, at the smallest and the largest batch."""
+        return tuple(
+            Comparison(f"{self.case}: {side} / stock, batch {batch}", self.times(side, "stock", batch))
+            for side in ("early-exit", "e3", "best")
+            for batch in dict.fromkeys((self.batches[0], self.batches[-1]))
+        )
+
     def bars(self, title: str, unit: str) -> Bars:
         """By batch."""
         return Bars(title, "largest batch", f"rate ({unit}/s)", tuple(map(str, self.batches)), self.per_s)
@@ -195,7 +203,7 @@ def rates(case: str, problem: PlanProblem, batches: Sequence[int]) -> Rates:
         case=case,
         batches=tuple(batches),
         per_s={side: tuple(each.figures.rate_per_s for each in plans) for side, plans in planned.items()},
-        splits={side: tuple(map(_words, plans)) for side, plans in planned.items()},
+        splits={side: tuple(", ".join(map(_words, each.stages)) for each in plans) for side, plans in planned.items()},
     )
 
 
@@ -205,15 +213,11 @@ def _planned(problem: PlanProblem, space: Space) -> Planned:
     return decision
 
 
-def _words(planned: Planned) -> str:
-    return ", ".join(f"{stage.replicas} x {_splits(stage)}" for stage in planned.stages)
-
-
-def _splits(stage: Stage) -> str:
+def _words(stage: Stage) -> str:
     """Splits whose batches cost the same joined are as many as it happens: more than three are counted."""
     if len(stage.splits) > MOST_NAMED:
-        return f"({len(stage.splits)} splits)"
-    return f"({' + '.join(f'{split.first}-{split.end - 1}' for split in stage.splits)})"
+        return f"{stage.replicas} x ({len(stage.splits)} splits)"
+    return f"{stage.replicas} x ({' + '.join(f'{split.first}-{split.end - 1}' for split in stage.splits)})"
 
 
 def plans_table(found: Sequence[Rates]) -> Table:
@@ -244,8 +248,11 @@ FIG10_CUT = 2
 FIG10_PAPER = 2.84
 
 
-def found(effort: Effort) -> list[Rates]:
-    """Exits as told; such that would explain the paper's; with the vocabulary head paid for; with fills computed."""
+def fig10_run(effort: Effort) -> StudyResult:
+    """Exits as told, which have the picture.
+
+    In full also exits that would explain the paper's figure, the vocabulary head paid for, and fills computed.
+    """
     cases = {"one exit": t5(ONE_EXIT)}
     if effort == "full":
         cases |= {
@@ -253,37 +260,21 @@ def found(effort: Effort) -> list[Rates]:
             "one exit, head paid": t5(ONE_EXIT, with_head=True),
             "one exit, fills computed": t5(ONE_EXIT, fill="compute"),
         }
-    return [rates(name, problem, FIG10_BATCHES[effort]) for name, problem in cases.items()]
-
-
-def fig10_compare(of: Sequence[Rates]) -> StudyResult:
-    """The first case has the picture."""
-    first = of[0]
+    first, *others = of = [rates(name, problem, FIG10_BATCHES[effort]) for name, problem in cases.items()]
     largest = first.batches[-1]
-    told = [
-        Comparison("e3 / stock, largest", first.ratios("e3").over_stock, FIG10_PAPER),
-        Comparison("layers alone allow", layers_allow(ONE_EXIT, FIG10_CUT), FIG10_PAPER),
-        Comparison("exits everywhere allow", all_allow(EVERY_LAYER), FIG10_PAPER),
-        Comparison(f"e3 / early-exit, batch {largest}", first.times("e3", "early-exit", largest)),
-    ]
-    for each in of[1:]:
-        told += [
-            Comparison(f"{each.case}: {side} / stock, batch {batch}", each.times(side, "stock", batch))
-            for side in ("early-exit", "e3", "best")
-            for batch in dict.fromkeys((each.batches[0], each.batches[-1]))
-        ]
     return StudyResult(
-        comparisons=tuple(told),
+        comparisons=(
+            Comparison("e3 / stock, largest", first.ratios("e3").over_stock, FIG10_PAPER),
+            Comparison("layers alone allow", layers_allow(ONE_EXIT, FIG10_CUT), FIG10_PAPER),
+            Comparison("exits everywhere allow", all_allow(EVERY_LAYER), FIG10_PAPER),
+            Comparison(f"e3 / early-exit, batch {largest}", first.times("e3", "early-exit", largest)),
+            *(comparison for each in others for comparison in each.over_stock()),
+        ),
         pictures=(first.bars("CALM's T5: decoder steps on 4 A6000, one exit after layer 2", "tokens"),),
         e3=first.ratios("e3"),
         best=first.ratios("best"),
         tables=(plans_table(of),),
     )
-
-
-def fig10_run(effort: Effort) -> StudyResult:
-    """All cases; quick effort: as told, at the largest batch."""
-    return fig10_compare(found(effort))
 
 
 FIG10_STUDY = declare("fig10_translation", fig10_run, paper=Ratios(over_stock=FIG10_PAPER), needs=(PHI_2,))
@@ -337,31 +328,21 @@ FIG12_CUT = 25
 FIG12_PAPER = 1.48
 
 
-def fig12_compare(of: Sequence[Rates]) -> StudyResult:
-    """The first case has the picture."""
-    first = of[0]
+def fig12_run(effort: Effort) -> StudyResult:
+    """With the vocabulary head in ramps and at the end, which has the picture; full effort: without it too."""
+    cases = {"head paid": llama()} | ({"no head": llama(with_head=False)} if effort == "full" else {})
+    first, *_ = of = [rates(name, problem, FIG12_BATCHES[effort]) for name, problem in cases.items()]
     return StudyResult(
         comparisons=(
             Comparison("e3 / stock, largest", first.ratios("e3").over_stock, FIG12_PAPER),
             Comparison("layers alone allow", layers_allow(LLAMA_EXITS, FIG12_CUT), FIG12_PAPER),
-            *(
-                Comparison(f"{each.case}: {side} / stock, batch {batch}", each.times(side, "stock", batch))
-                for each in of
-                for side in ("early-exit", "e3", "best")
-                for batch in dict.fromkeys((each.batches[0], each.batches[-1]))
-            ),
+            *(comparison for each in of for comparison in each.over_stock()),
         ),
         pictures=(first.bars("Llama 3.1 8B, one token per prompt, on 4 A6000", "prompts"),),
         e3=first.ratios("e3"),
         best=first.ratios("best"),
         tables=(plans_table(of),),
     )
-
-
-def fig12_run(effort: Effort) -> StudyResult:
-    """With the vocabulary head in ramps and at the end; full effort: without it too."""
-    cases = {"head paid": llama()} | ({"no head": llama(with_head=False)} if effort == "full" else {})
-    return fig12_compare([rates(name, problem, FIG12_BATCHES[effort]) for name, problem in cases.items()])
 
 
 FIG12_STUDY = declare("fig12_llama", fig12_run, paper=Ratios(over_stock=FIG12_PAPER), needs=(LLAMA_2,))

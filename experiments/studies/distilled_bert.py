@@ -14,11 +14,24 @@ from earlyexit.errors import DataError
 from experiments.data import require_data
 from experiments.problems import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.studies.e3_case import LARGEST_BATCH
+from experiments.studies.e3_case import LARGEST_BATCH, with_flat_times
 from experiments.studies.picture import Bars, Lines, Picture
-from experiments.studies.side_by_side import batch_bars, by_batch, ratios_of, with_flat_times
-from experiments.studies.sides import BATCHES, NUM_ROWS, SEED, Savings, Workload, equal_cluster, savings, workload
-from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts
+from experiments.studies.sides import (
+    BATCHES,
+    NUM_ROWS,
+    SEED,
+    Savings,
+    Workload,
+    allowed,
+    allowed_table,
+    batch_bars,
+    by_batch,
+    equal_cluster,
+    ratios_of,
+    savings,
+    workload,
+)
+from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, declare, facts
 from optimizer.problem import PlanProblem
 from profiles.catalogue import published_profile
 from profiles.outcome import ExitOutcome
@@ -324,29 +337,15 @@ def fig09_compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, ef
             Comparison("e3 / stock, largest", e3.over_stock, PAPER),
             Comparison("best / stock, largest", best.over_stock, PAPER),
             Comparison("e3 / early-exit, largest", e3.over_early_exit),
-            Comparison("full batches throughout / stock, batch 8", _saved(problem, inputs).most_times),
+            Comparison("full batches throughout / stock, batch 8", allowed(problem, inputs, LARGEST_BATCH).most_times),
             *with_flat_times(problem, inputs, LARGEST_BATCH, effort),
             *of_stand_in,
         ),
         pictures=tuple(bars),
         e3=e3,
         best=best,
-        tables=(
-            Table(
-                "What exits allow, all ramps active",
-                ("", "compute saved (%)", "latency saved (%)", "full batches throughout / stock"),
-                tuple(_allowed(each.words, _saved(problem, each)) for each in (inputs, stand_in)),
-            ),
-        ),
+        tables=(allowed_table({each.words: (problem, each) for each in (inputs, stand_in)}, LARGEST_BATCH),),
     )
-
-
-def _saved(problem: PlanProblem, inputs: Workload) -> Savings:
-    return savings(inputs.survival_N, problem.latency[DEVICE], problem.ramps, LARGEST_BATCH)
-
-
-def _allowed(words: str, saved: Savings) -> tuple[str, float, float, float]:
-    return words, 100 * saved.compute, 100 * saved.latency, saved.most_times
 
 
 def fig09_run(effort: Effort) -> StudyResult:

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from experiments.studies.sides import NUM_ROWS, SEED, Workload, workload
+from experiments.studies.sides import NUM_ROWS, SEED, Choose, Workload, by_batch, decide, ratios_of, workload
+from experiments.studies.study import Comparison, Effort
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 from profiles.table import LatencyTable
@@ -85,3 +86,16 @@ def first_ramp(problem: PlanProblem) -> float:
     """What share of the block before it the first ramp takes, by the times of the first accelerator type."""
     table = next(iter(problem.latency.values()))
     return float(table.ramp_s_EB[0, 0] / table.block_s_NB[problem.ramps[0], 0])
+
+
+def with_flat_times(
+    problem: PlanProblem, inputs: Workload, batch: int, effort: Effort, choose: Choose = decide
+) -> tuple[Comparison, ...]:
+    """What e3 gains at one batch size with flat times; nothing with quick effort."""
+    if effort == "quick":
+        return ()
+    e3 = ratios_of(by_batch(flat(problem, batch), inputs, (batch,), effort, choose), "e3")
+    return (
+        Comparison(f"flat times, batch {batch}: e3 / early-exit", e3.over_early_exit),
+        Comparison(f"flat times, batch {batch}: e3 / stock", e3.over_stock),
+    )

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.problems import ENTROPY
-from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.studies.mixes import EASY_SHARES, mixed_rows
+from experiments.recorded_exits import BERT12_SST2, EASY_SHARES, bert12_sst2, mixed_rows
 from experiments.studies.picture import Lines
 from experiments.studies.sides import SEED
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts

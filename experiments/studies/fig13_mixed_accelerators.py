@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
-from experiments.studies.side_by_side import simulated
-from experiments.studies.sides import BATCHES, Workload, decide, equal_cluster, facing, mixed_cluster, sst2
+from experiments.studies.sides import BATCHES, Workload, decide, equal_cluster, facing, mixed_cluster, simulated, sst2
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, facts, largest, ratio
 from optimizer.decision import Planned, Strategy
 from optimizer.planner import solve

@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from experiments.problems import ENTROPY
-from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.studies.mixes import EASY_SHARES, mixed_records
+from experiments.recorded_exits import BERT12_SST2, EASY_SHARES, bert12_sst2, mixed_records
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import E3_SLOWER, SEED, Workload, equal_cluster, facing, mixed_cluster, plan_of, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest_ratios, ratio

@@ -287,13 +287,23 @@ def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figure
     return told
 
 
-def compare(cases: Mapping[str, Case]) -> StudyResult:
-    """The paper's two cases, every side on every stream, and what PAME said."""
+def run(effort: Effort) -> StudyResult:
+    """All three changes; the paper's two with quick effort. Every side on every stream, and what PAME said."""
+    records = recorded()
+    cases = {name: case_of(name, records) for name in (CHANGES if effort == "full" else PAPER)}
     found = {name: {side: serve(case) for side, serve in SIDES.items()} for name, case in cases.items()}
     told = {name: parts(case, found[name]) for name, case in cases.items()}
+    agreements = {side: tuple(sides[side]["whole"].agreement for sides in told.values()) for side in SIDES}
     return StudyResult(
-        comparisons=tuple(_reactions(told)) + tuple(_agreements(told)),
-        pictures=(_bars(told),),
+        comparisons=(
+            *_reactions(told),
+            *(
+                Comparison(f"{name}, {side}: agreement (%)", of["whole"].agreement)
+                for name, sides in told.items()
+                for side, of in sides.items()
+            ),
+        ),
+        pictures=(Bars("Agreement where inputs change", "stream", "agreement (%)", tuple(told), agreements),),
         tables=(
             Table(
                 "By stream, side and part (%)",
@@ -329,26 +339,6 @@ def _reactions(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[
                 paper = PAPER.get(name, {}).get(f"{figure}, {part}")
                 rows.append(Comparison(f"{name}, {figure}, {part} (%)", ours, paper))
     return rows
-
-
-def _agreements(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> list[Comparison]:
-    return [
-        Comparison(f"{name}, {side}: agreement (%)", of["whole"].agreement)
-        for name, sides in told.items()
-        for side, of in sides.items()
-    ]
-
-
-def _bars(told: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> Bars:
-    series = {side: tuple(sides[side]["whole"].agreement for sides in told.values()) for side in SIDES}
-    return Bars("Agreement where inputs change", "stream", "agreement (%)", tuple(told), series)
-
-
-def run(effort: Effort) -> StudyResult:
-    """All three changes; the paper's two with quick effort."""
-    records = recorded()
-    names = list(CHANGES) if effort == "full" else list(PAPER)
-    return compare({name: case_of(name, records) for name in names})
 
 
 FIG16_STUDY = declare("pame_fig16_load_changes", run, needs=NEEDS)

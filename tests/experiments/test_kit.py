@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.kit import Spread, keep, number, show, spread
+from experiments.kit import Spread, keep, spread
 
 
 @dataclass
@@ -20,20 +20,6 @@ def test_a_spread_is_of_the_values_that_there_are() -> None:
     assert spread([3.0, None, 1.0, 1.5]) == Spread(1.5, 1.0, 3.0)
     assert spread([None]) is None
     assert Spread(1.0234, 0.981, 1.05).told() == "1.02 (0.981 to 1.05)"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "-"), (1.4444, "1.44"), (0.012345, "0.0123"), (123.4, "123"), (8923.6, "8,924"), (0, "0"), (True, "True")],
-)
-def test_figures_have_the_digits_that_a_reader_wants(value: object, text: str) -> None:
-    assert number(value) == text
-
-
-def test_a_table_holds_words_as_they_are_and_figures_short(capsys: pytest.CaptureFixture[str]) -> None:
-    show("sides", ["side", "rate"], [("[e3]", 1234.5), ("stock", None)], caption="made up")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [["sides"], ["side", "rate"], ["[e3]", "1,234"], ["stock", "-"], ["made", "up"]]
 
 
 def test_what_is_kept_is_plain_json_and_never_half_written(tmp_path: Path) -> None:

@@ -33,28 +33,6 @@ def test_early_answers_are_sought_of_the_same_model_on_the_same_cluster() -> Non
     assert soonest.objective == MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02)
 
 
-def test_there_are_problems_of_all_models_on_both_clusters() -> None:
-    clusters = {path.stem: set(read_problem(path).problem.devices) for path in CLASSIFYING}
-    mixed = {"V100", "P100", "K80"}
-    assert clusters == {
-        "bert_base_before_large_16_v100": {"V100"},
-        "bert_base_16_v100": {"V100"},
-        "bert_base_hetero": mixed,
-        "bert_base_soonest": {"V100"},
-        "bert_large_16_v100": {"V100"},
-        "bert_large_hetero": mixed,
-        "resnet50_16_v100": {"V100"},
-        "resnet50_hetero": mixed,
-    }
-
-
-def test_of_a_model_that_generates_sequences_are_told() -> None:
-    problem = read_problem(GENERATING).problem
-    assert set(problem.devices) == {"A40"}
-    assert problem.generation is not None
-    assert problem.num_blocks == 32
-
-
 def test_the_survival_of_bert_base_is_the_recorded_one() -> None:
     folder = data_folder()
     if folder is None or not (folder / BERT12_SST2).exists():

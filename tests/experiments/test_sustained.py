@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from experiments.sustained import highest_rate
 from simulator.scenario import Scenario, poisson_arrivals
 from tests.simulator.tiny_cases import plan, scenario, split, stage
@@ -37,25 +36,10 @@ def test_a_known_capacity_is_found_from_wherever_the_search_begins(expected_per_
     assert all(share < 0.99 for rate, share in found.trials if rate > found.rate_per_s)
 
 
-def test_a_closer_search_takes_more_trials() -> None:
-    rough, close = (highest_rate(evenly(), 0.4, precision=precision) for precision in (0.1, 0.001))
-    assert len(rough.trials) < len(close.trials)
-
-
-def test_a_smaller_share_is_sustained_at_a_higher_rate() -> None:
-    assert highest_rate(evenly(), 0.5, share=0.8).rate_per_s == pytest.approx(0.625, rel=0.02)
-
-
 def test_what_no_rate_sustains_has_none() -> None:
     found = highest_rate(evenly(slo_s=3.0, seconds=400.0), 0.5)  # an input alone takes 4 s
     assert (found.rate_per_s, found.figures) == (0.0, None)
     assert len(found.trials) > 1
-
-
-@pytest.mark.parametrize("expected_per_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_the_expected_rate_is_a_finite_number_above_zero(expected_per_s: float) -> None:
-    with pytest.raises(DataError, match="the expected rate must be a finite number above 0"):
-        highest_rate(evenly(), expected_per_s)
 
 
 def test_arrivals_of_a_seed_are_the_same_at_every_rate_only_faster() -> None:

@@ -21,7 +21,6 @@ from experiments.engine.gpu import (
     Workbench,
     find_exits,
     main,
-    measured_sizes,
     on_blocks,
     parse,
     planned,
@@ -100,25 +99,6 @@ def test_every_side_answers_every_input_once_as_the_records_have_it(plan: Plan, 
     assert answers_of(side) == expected_of(bench, members, plan)
 
 
-@each_plan
-def test_where_no_input_leaves_all_batches_are_full(plan: Plan) -> None:
-    bench = bench_of()
-    side = bench.side(plan, leaving=False)
-    side.saturate(bench.members(12))
-    assert {place for place, _ in answers_of(side).values()} == {11}
-    assert side.log.sizes == [4] * (3 * len(plan.splits))
-
-
-def test_inputs_that_arrive_are_answered_with_their_latencies() -> None:
-    bench = bench_of()
-    members = bench.members(20)
-    side = bench.side(PLANS[2])
-    latency_s_N = side.serve(members, np.linspace(0, 0.02, 20))
-    assert answers_of(side) == expected_of(bench, members, PLANS[2])
-    assert latency_s_N.shape == (20,)
-    assert (latency_s_N > 0).all()
-
-
 def test_the_planner_cuts_where_inputs_leave_and_switches_off_ramps_that_cost_too_much() -> None:
     # A block costs its inputs. The ramp after block 0 lets half of them out of three further blocks; the others none.
     table = LatencyTable(
@@ -142,16 +122,6 @@ def test_a_side_that_answers_otherwise_than_the_records_is_found_out() -> None:
         wrong.saturate(bench.members(30))
 
 
-def test_a_plan_says_its_splits_while_they_are_few() -> None:
-    assert str(cut_at("", [0, 2, 4, 6], (1, 3), 8)) == "0-1 (1) | 2-3 (1) | 4-5 (0)"
-    assert str(PLANS[2]) == "12 splits (11)"
-
-
-def test_costs_are_measured_at_the_limits_and_the_powers_of_two_below() -> None:
-    assert measured_sizes([24]) == (1, 2, 4, 8, 16, 24)
-    assert measured_sizes([1, 4]) == (1, 2, 4)
-
-
 def test_in_a_model_twice_as_deep_ramps_sit_after_every_second_block() -> None:
     records, _ = find_exits("synthetic", np.random.default_rng(0))
     deeper = on_blocks(records, 24)
@@ -160,15 +130,6 @@ def test_in_a_model_twice_as_deep_ramps_sit_after_every_second_block() -> None:
     assert survival == pytest.approx([share for share in SURVIVAL for _ in range(2)], abs=1e-3)
     with pytest.raises(DataError, match="exits of 12 blocks cannot be laid on 18"):
         on_blocks(records, 18)
-
-
-@pytest.mark.parametrize("arguments", [["--batches", "0", "1"], ["--rounds", "0"]])
-def test_options_that_contradict_themselves_are_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse(arguments)
-    assert "must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from experiments.studies.drawing import COLORS, OTHER_COLORS, colors, draw
+from experiments.studies.drawing import draw
 from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture
-from experiments.studies.study import Comparison, Ratios, largest_ratios, ratio
+from experiments.studies.study import Comparison, Ratios, largest_ratios
 
 RATES = "goodput (inputs/s)"
 BARS = Bars("Rates", "batch", RATES, ("1", "8"), {"stock": (100.0, None), "e3": (90.0, 600.0)}, {"e3": (None, 550.0)})
@@ -40,13 +40,6 @@ def test_a_picture_is_text_on_white_and_the_same_bytes_each_time(picture: Pictur
     assert (">none</text>" in drawn) == (picture is BARS), "a missing bar says so"
 
 
-def test_a_strategy_has_the_same_colour_in_every_picture_and_others_take_others() -> None:
-    assert {colors(names)["e3"] for names in (["e3"], ["other", "e3"], ["e3", "best", "other"])} == {COLORS["e3"]}
-    chosen = colors(["e3", "20 % wrong", "50 % wrong"])
-    assert [chosen["20 % wrong"], chosen["50 % wrong"]] == list(OTHER_COLORS[:2])
-    assert not set(COLORS.values()) & set(OTHER_COLORS)
-
-
 REFUSED: dict[str, Callable[[], object]] = {
     "e3 has 1 values for 2 places": lambda: Bars("t", "x", "y", ("1", "2"), {"e3": (1.0,)}),
     "the paper's series best": lambda: Bars("t", "x", "y", ("1",), {"e3": (1.0,)}, {"best": (1.0,)}),
@@ -61,7 +54,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_nobody_can_draw_or_compare_is_refused(words: str) -> None:
+def test_pictures_and_figures_without_a_meaning_are_refused(words: str) -> None:
     with pytest.raises(InputError, match=words):
         REFUSED[words]()
 
@@ -73,8 +66,3 @@ def test_largest_ratios_are_taken_point_by_point_where_both_have_a_value() -> No
     assert largest_ratios(costs, "e3", lower_is_better=True) == Ratios(over_stock=2.0)
     for without in ({"stock": (None,), "e3": (5.0,)}, {"stock": (5.0,)}):
         assert largest_ratios(without, "e3") == Ratios()
-
-
-@pytest.mark.parametrize(("one", "other"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
-def test_there_is_no_ratio_to_nothing(one: float | None, other: float | None) -> None:
-    assert ratio(one, other) is None

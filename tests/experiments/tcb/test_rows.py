@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from experiments.studies.packing import (
-    Rows,
     Timed,
     concatenated_rows,
-    grouped_rows,
     outputs_of,
-    packed,
     padded_rows,
     schemes_of,
-    tokens_computed,
 )
 from experiments.tcb_device import Cost
 from tests.earlyexit.models import SMALL, small
@@ -59,30 +55,6 @@ def test_every_scheme_of_the_study_gives_the_same_in_the_order_of_the_inputs(len
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_linear_layers_of_rows_see_the_padding_that_packed_ones_do_not() -> None:
-    lengths = [3, 10, 4, 6, 2]
-    assert tokens_computed([(range(5), padded_rows(lengths))]) == 50
-    assert tokens_computed([(range(5), concatenated_rows(lengths, 10))]) == 30
-    assert tokens_computed([(range(5), concatenated_rows(lengths, 20, 2))]) == 30
-    assert tokens_computed(packed(lengths)) == sum(lengths)
-
-
-def test_groups_pay_for_a_run_of_their_own_by_the_padding_they_save() -> None:
-    positions = [list(group) for group, _ in grouped_rows(COST, [3, 20, 4, 19])]
-    assert positions == [[0, 2], [3, 1]]
-    assert len(grouped_rows(Cost(fixed_s=1e6, token_s=1.0, cell_s=0.1), [3, 20, 4, 19])) == 1
-
-
 def test_an_input_longer_than_a_slot_is_refused() -> None:
     with pytest.raises(ValueError, match="input 1 has 11 tokens, more than a slot of 10"):
         concatenated_rows([3, 11], 20, 2)
-
-
-def test_padded_rows_of_one_length_have_nothing_to_hide() -> None:
-    assert padded_rows([4, 4]).masks() == [None]
-    (mask,) = padded_rows([4, 2]).masks()
-    assert mask is not None
-    assert mask.tolist() == [[[[True] * 4]], [[[True, True, False, False]]]]
-    (mask,) = Rows(np.array([2, 1]), [[0, 1]], 4).masks()
-    assert mask is not None
-    assert mask[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]

@@ -58,10 +58,5 @@ def test_a_cost_is_found_again_from_what_it_gives() -> None:
     assert found.worst == pytest.approx(0.0, abs=1e-9)
 
 
-def test_two_runs_do_not_tell_a_cost() -> None:
-    with pytest.raises(DataError, match="three runs"):
-        fit({Work(1, 1): 1.0, Work(2, 2): 2.0})
-
-
 def test_the_published_v100_is_told_by_tokens_and_cells_to_a_fifth() -> None:
     assert published_v100().worst < 0.2
