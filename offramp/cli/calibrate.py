@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import InputError
-from offramp.cli.calibration_tables import calibration_tables, no_threshold_text
+from offramp.cli.calibration_tables import calibration_tables
 from offramp.cli.fields import takes_fields
-from offramp.cli.options import AsJson, show
+from offramp.cli.options import AsJson, show, warn
 
 if TYPE_CHECKING:
     from earlyexit.data.rows import LabelledRows
@@ -34,8 +33,8 @@ def calibrate(job: CalibrateOptions, as_json: AsJson = False) -> None:
         print(json.dumps(report))
     else:
         show(*calibration_tables(card.policy, report))
-    if not card.thresholds:
-        print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)
+    for each in report["warnings"]:
+        warn(each)
 
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
@@ -47,6 +46,7 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
     from offramp.commands.calibrate import outcome_figures
     from offramp.commands.progress import progress_bars
     from offramp.commands.recording import record_exits
+    from offramp.commands.worth import calibration_warnings
     from optimizer.calibration_file import CALIBRATION_FILE, beside_of, read_calibration_file
 
     labels = {"label_column": None} if read_card(model).task["name"] == TokenTask.name else {}
@@ -56,9 +56,9 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
     with progress_bars() as progress:
         card, _ = run_calibration(model, rows, job, progress=progress)
         report = _report(card)
-        beside = {each.name: _report(read_calibration_file(each / CALIBRATION_FILE)) for each in beside_of(model)}
+        beside = {each.name: read_calibration_file(each / CALIBRATION_FILE) for each in beside_of(model)}
         if beside:
-            report["beside"] = beside
+            report["beside"] = {name: _report(each) for name, each in beside.items()}
         if held_out is not None:
             found = record_exits(
                 model,
@@ -71,6 +71,9 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
             )
             task = find_task(read_card(model).task)
             report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
+    info = read_card(model)
+    reference = None if info.chain.is_one else info.chain.names[-1]
+    report["warnings"] = calibration_warnings(card, beside, info.provenance, reference)
     return card, report
 
 
@@ -82,6 +85,7 @@ def _report(card: CalibrationCard) -> dict[str, Any]:
 def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     from offramp.commands.calibrate import calibrate_records, save_calibration
     from offramp.commands.train import make_folder
+    from offramp.commands.worth import calibration_warnings
     from profiles.records_table import read_records
 
     found = read_records(path, scale=job.scale)
@@ -91,7 +95,7 @@ def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCa
     if job.out is not None:
         make_folder(job.out)
         save_calibration(card, found, job.out)
-    return card, _report(card)
+    return card, _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
 
 
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:

@@ -22,17 +22,9 @@ def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
     return [_by_block(policy, report), _figures(report), *beside]
 
 
-def no_threshold_text(*, budget: float, confidence: float) -> str:
-    """What to say of a calibration that accepted nothing."""
-    return (
-        f"no threshold keeps a budget of {budget:.4g} with confidence {confidence:.4g}: no input would leave early; "
-        "a larger budget, more rows or better ramps (train --joint) may help"
-    )
-
-
 def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
     """Calibrations of which plans may pick another one."""
-    table = make_table("in the folder", "ramps", "mean blocks", "worst of all subsets", title="Besides")
+    table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
     for name, report in reports.items():
         tested = report["tested"]
         worst = tested["worst_agreement"] if "worst_agreement" in tested else tested["worst_harm"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offramp.cli.fields import takes_fields
-from offramp.cli.options import AsJson, make_table, show
+from offramp.cli.options import AsJson, make_table, show, warn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,6 +89,8 @@ def _tell(done: Injected, out: Path) -> None:
     print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {out}")
     if done.right is not None:
         print(f"the model answers {done.right:.1%} of the rows as they are labelled")
+    for each in done.warnings:
+        warn(each)
     kept = "FILE" if done.held_out is None else done.held_out
     print(f"next: offramp calibrate {out} --data {kept}, then offramp serve {out}")
 
@@ -102,4 +103,4 @@ def warn_of_reversed_means(job: InjectJob) -> None:
     if any(all(abs(a - b) < 1e-3 for a, b in zip(in_bgr, known, strict=True)) for known in KNOWN_MEANS):
         order = "with --bgr the order is blue,green,red" if job.bgr else "without --bgr the order is red,green,blue"
         given = ",".join(map(str, job.mean))
-        print(f"--mean {given}: these are well-known means, but reversed; {order}", file=sys.stderr)
+        warn(f"--mean {given}: these are well-known means, but reversed; {order}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,11 @@ def show(*tables: Table) -> None:
     from rich.console import Console
 
     Console().print(*tables)
+
+
+def warn(words: str) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {words}", file=sys.stderr)
 
 
 def milliseconds(seconds: float) -> str:

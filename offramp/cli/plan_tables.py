@@ -114,7 +114,7 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
 def _stages(answer: PlanAnswer) -> Table:
     table = make_table(
         Column("stage", no_wrap=True),
-        *("blocks", "batch", "ramps", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
+        *("blocks", "batch", "ramps after", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
         title=f"Plan ({answer.planned.strategy})",
         narrow=True,
     )

@@ -266,7 +266,7 @@ def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 def _plan(chains: list[dict[str, Any]], title: str) -> Table:
     several = len(chains) > 1
     names = ("chain", "share") if several else ()
-    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps", title=title)
+    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps after", title=title)
     for number, chain in enumerate(chains):
         of_chain = (str(number), f"{chain['share']:.1%}")
         for index, stage in enumerate(chain["stages"]):

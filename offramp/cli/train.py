@@ -10,7 +10,7 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.fields import takes_fields
-from offramp.cli.options import AsJson
+from offramp.cli.options import AsJson, warn
 
 if TYPE_CHECKING:
     from earlyexit.data.rows import LabelledRows
@@ -52,10 +52,12 @@ def train(job: TrainOptions) -> None:
     from offramp.commands.progress import progress_bars
 
     rows = job.read(job.data, label_column=None if job.task == TOKEN else job.label_column)
+    held = None
     if job.hold_out is not None:
-        rows = _held_out(rows, job.hold_out, job)
+        rows, held = _held_out(rows, job.hold_out, job)
     with progress_bars() as progress:
-        _print_trained(training.train(job, rows, job.out, progress=progress), len(rows), job.out)
+        model = training.train(job, rows, job.out, held_out=held, progress=progress, warn=warn)
+    _print_trained(model, len(rows), job.out)
 
 
 def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
@@ -67,8 +69,8 @@ def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
         print(f"head of the full model: {head_in_words(model)}")
 
 
-def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> LabelledRows:
-    """Returns the rows to train on, and writes the others where calibration and tests find them."""
+def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> tuple[LabelledRows, LabelledRows]:
+    """Returns the rows to train on and the others, and writes those where calibration and tests find them."""
     from earlyexit.data.rows import write_labelled
     from offramp.commands.train import HELD_OUT, make_folder
 
@@ -78,4 +80,4 @@ def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> LabelledRo
     make_folder(job.out)
     written = write_labelled(held, job.out, HELD_OUT)
     print(f"{len(held)} of {len(rows)} rows held out: {written}")
-    return learned
+    return learned, held

@@ -29,10 +29,9 @@ from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.pruning import PrunedRun, run_pruned
 from offramp.commands.recording import Ensemble, Outputs, chain_outputs, find_ensemble, records_of_ensemble, score_of
+from offramp.commands.worth import likely_thresholds
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
 from optimizer.few_ramps import few_ramps
-from optimizer.risk import Guarantee
-from optimizer.thresholds import learn_then_test
 from profiles.networks import ALONE_FILE, subsets
 from profiles.records import ExitRecords
 
@@ -43,21 +42,6 @@ if TYPE_CHECKING:
     from earlyexit.network.store import ModelCard
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
-
-
-AS_LIKELY_AS_NOT = 0.5
-"""The confidence at which these are found."""
-
-
-def likely_thresholds(
-    design: ExitRecords, budget: float, block_costs: Sequence[float] | None = None
-) -> Mapping[int, float]:
-    """About the thresholds that will be found at this budget, by the design part alone.
-
-    They only say which inputs are rerouted. Raises DataError for too few inputs.
-    """
-    about = Guarantee(budget=budget, confidence=AS_LIKELY_AS_NOT)
-    return learn_then_test(design, design, about, block_costs).thresholds
 
 
 def mix_where_it_pays(
@@ -132,7 +116,10 @@ def calibrate_chain(
         promised = promised_of(records, job)
         likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
         found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
-    cards = {name: given.card(views, ramps, facts) for name, ramps in given.ramps_by_name(views[0]).items()}
+    cards = {
+        name: given.card(views, ramps, facts, entry=given.chain.starts[-1] if name == REFERENCE else 0)
+        for name, ramps in given.ramps_by_name(views[0]).items()
+    }
     if found is not None:
         weights = found.weights if found.is_on else None
         cards = {name: card.with_ensemble(weights, found.document()) for name, card in cards.items()}
@@ -208,11 +195,24 @@ class _Given:
         ramps: Ramps,
         facts: dict[str, Any],
         prune: Mapping[int, float] | None = None,
+        entry: int = 0,
     ) -> CalibrationCard:
-        """Thresholds of these ramps, by inputs as the first of the views has them, promised of all."""
-        job, costs = self.job.model_copy(update={"ramps": ramps}), self.costs
+        """Thresholds of these ramps, by inputs as the first of the views has them, promised of all.
+
+        Inputs enter at block `entry`.
+        """
         return card_of(
-            views[0], self.parts, job, facts, task=self.task, block_costs=costs, others=views[1:], prune=prune
+            views[0],
+            self.parts,
+            self.job.model_copy(update={"ramps": ramps}),
+            facts,
+            task=self.task,
+            labels=self.labels,
+            block_costs=self.costs,
+            others=views[1:],
+            prune=prune,
+            first=self.chain.starts[-1],
+            entry=entry,
         )
 
     def ramps_by_name(self, records: ExitRecords) -> dict[str, Ramps]:

@@ -26,6 +26,7 @@ from offramp.commands.calibrated import (
 )
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.train_tokens import prompts_of
+from offramp.commands.worth import work_share
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score
 from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
@@ -136,4 +137,5 @@ def tested_figures(tested: ExitRecords, found: SequenceCalibration) -> dict[str,
     figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(found.thresholds))
     whole = float((bounded_losses(tested, found.thresholds) == 0).mean())
     sequences = {"sequences": found.num_sequences, "sequence_loss": found.mean_loss, "same_sequences": whole}
+    figures["work_share"] = work_share(figures["survival"], None)
     return figures | sequences

@@ -11,6 +11,7 @@ from earlyexit.network.chain_card import weights_file_sha256
 from earlyexit.network.store import ModelCard, read_card
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import Outputs, join_records, records_of_chosen_shares, task_figures
+from offramp.commands.worth import constant_accuracy, work_share
 from optimizer.calibration_file import (
     AMONG,
     BESIDE,
@@ -110,8 +111,15 @@ def card_of(
     block_costs: Sequence[float] | None = None,
     others: Sequence[ExitRecords] = (),
     prune: Mapping[int, float] | None = None,
+    labels: ValueArray | None = None,
+    first: int = 0,
+    entry: int = 0,
 ) -> CalibrationCard:
-    """What is found by records whose parts, rows, lay the path and test it; `others`: the same rows in other plans."""
+    """Returns thresholds by records of rows, one part of which lays the path and the other tests it.
+
+    `others` are the same rows as other plans see them. `labels` are the truth of all rows as the task has it. `first`
+    is the first block of the full model, which is the last of a chain; inputs enter at block `entry`.
+    """
     promised, *views = (promised_of(each, job) for each in (records, *others))
     design, tested = (promised.subset(rows) for rows in parts)
     seen = [each.subset(parts[1]) for each in views]
@@ -124,9 +132,30 @@ def card_of(
         prune=None if prune is None else dict(prune),
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
-        tested=_tested_figures(records.subset(parts[1]), found, job.metric, task),
+        tested=_tested_figures(records.subset(parts[1]), found, job.metric, task)
+        | _worth(found, parts[1], task, labels, block_costs, first, entry),
         provenance=facts if job.guarantee.among == 1 else facts | {AMONG: job.guarantee.among},
     )
+
+
+def _worth(
+    found: Calibration,
+    tested: IntArray,
+    task: Task | None,
+    labels: ValueArray | None,
+    block_costs: Sequence[float] | None,
+    first: int,
+    entry: int,
+) -> dict[str, Any]:
+    """What tells whether exits are worth it: blocks and work from the block where inputs enter, and a dull answer's."""
+    outcome = found.tested
+    dull = None if task is None or labels is None else constant_accuracy(task, labels[tested])
+    return {
+        "mean_blocks": outcome.mean_blocks - entry,
+        "num_blocks": outcome.num_blocks - entry,
+        "work_share": work_share(outcome.survival, block_costs, first=first, entry=entry),
+        **({} if dull is None else {"constant_accuracy": dull}),
+    }
 
 
 def _promised(job: CalibrateJob) -> str:

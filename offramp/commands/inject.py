@@ -22,6 +22,7 @@ from offramp.commands.kinds import codec_for, load_codec
 from offramp.commands.progress import provenance
 from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
 from offramp.commands.train import HELD_OUT, in_place_of
+from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
 from optimizer.injection import balanced_cuts
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from earlyexit.network.boundary import Boundary
     from earlyexit.network.model import EarlyExitModel
     from earlyexit.network.wire import Encoded
+    from earlyexit.tasks.base import ValueArray
     from profiles.table import FloatArray
 
 NO_TABLE = 2
@@ -53,6 +55,8 @@ class Injected:
     right: float | None
     """Share of them that the model answers as they are labelled; None where they have no labels."""
     held_out: Path | None
+    warnings: tuple[str, ...] = ()
+    """What speaks against serving the model or its exits, and what to do."""
 
 
 def inject(
@@ -100,7 +104,8 @@ def _injected(
     check_names(job, learned, raw.num_outputs)
     untrained = raw.model(job.ramps)
     asked = job.ramps is not None
-    ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, folder), asked=asked, say=say)
+    block_s, ramp_s = times(untrained, folder)
+    ramps = ramps_worth_their_time(untrained.ramp_indices, block_s, ramp_s, asked=asked, say=say)
     features = exit_features(raw.model(ramps), encoded, progress=progress)
     answers = _answers(raw.model(ramps), features, job)
     names = answer_names(job, learned, answers, raw.num_outputs)
@@ -111,7 +116,8 @@ def _injected(
     model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
     targets = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
-    train_ramps(model, encoded, model.task.targets(targets), _options(job, learned, progress), features=features)
+    truth_N = model.task.targets(targets)
+    train_ramps(model, encoded, truth_N, _options(job, learned, progress), features=features)
     assert model.backbone.sha256() == before
     save_model(model, folder)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
@@ -120,7 +126,16 @@ def _injected(
         rows=len(learned),
         right=sum(right) / len(right) if _labelled(learned) else None,
         held_out=None if held is None else _written(model, held, encoder, folder, progress),
+        warnings=_warnings(model, features, truth_N, block_s),
     )
+
+
+def _warnings(
+    model: EarlyExitModel, features: dict[int, Tensor], truth_N: ValueArray, block_s: FloatArray
+) -> tuple[str, ...]:
+    outputs, budget = outputs_of_features(model, features), CalibrateJob().budget
+    worth = worth_on(outputs, model.task, truth_N, budget=budget, block_costs=block_s.tolist())
+    return tuple(warnings_of(worth, model.info.provenance))
 
 
 def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, folder: Path, say: Say) -> _Raw:

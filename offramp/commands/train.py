@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from earlyexit.codecs import find_codec
 from earlyexit.data.rows import PAIR
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import takes_images
@@ -17,18 +18,21 @@ from earlyexit.network.checkpoint import add_ramps, load_pretrained
 from earlyexit.network.network import check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
-from earlyexit.training.ramps import Progress, TrainOptions, exit_features, no_progress, train_ramps
+from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.calibrate import forget_calibration
-from offramp.commands.jobs import TOKEN, TrainJob
+from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.progress import provenance
+from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from earlyexit.data.rows import LabelledRows
     from earlyexit.families.base import Pretrained
     from earlyexit.named import NamedSpec
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import Task
+    from earlyexit.tasks.base import Task, ValueArray
 
 
 HELD_OUT = "held_out"
@@ -37,20 +41,36 @@ SAVED = "training.pt"
 """How far a joint training is, in the model's folder, until it is done."""
 
 
-def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
+def train(
+    job: TrainJob,
+    data: LabelledRows,
+    out: Path,
+    *,
+    held_out: LabelledRows | None = None,
+    progress: Progress = no_progress,
+    warn: Callable[[str], None] = lambda _: None,
+) -> EarlyExitModel:
     """Train and save, in place of whatever model the folder holds.
 
-    Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
+    `warn` is called where the model or its exits are of little use on the rows held out, or without those on the rows
+    that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what cannot be
+    used, before anything is trained.
     """
     with model_folder(out):
         if job.task == TOKEN:
             from offramp.commands.train_tokens import train_tokens
 
             return train_tokens(job, data, out, progress)
-        return _train(job, data, out, progress)
+        model, features, targets = _train(job, data, out, progress)
+    for each in _warnings(model, features, targets, held_out, out, progress):
+        warn(each)
+    return model
 
 
-def _train(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> EarlyExitModel:
+def _train(
+    job: TrainJob, data: LabelledRows, out: Path, progress: Progress
+) -> tuple[EarlyExitModel, dict[int, Tensor] | None, ValueArray]:
+    """Returns the model, what its exits look at where the backbone was frozen, and what they learned."""
     model, options = _untrained(job, data, progress)
     codec = load_codec(model.info.codec, job, out)
     targets = data.targets(model.task, codec)
@@ -58,6 +78,7 @@ def _train(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> 
     forget_calibration(out)
     encoded = data.encode(codec)
     check_inputs(model, encoded[0])
+    features = None
     if isinstance(options, JointOptions):
         train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
     else:
@@ -65,7 +86,29 @@ def _train(job: TrainJob, data: LabelledRows, out: Path, progress: Progress) -> 
         train_ramps(model, encoded, targets, options, features=features)
     save_model(model, out)
     (out / SAVED).unlink(missing_ok=True)
-    return model
+    return model, features, targets
+
+
+def _warnings(
+    model: EarlyExitModel,
+    features: dict[int, Tensor] | None,
+    targets: ValueArray,
+    held_out: LabelledRows | None,
+    out: Path,
+    progress: Progress,
+) -> list[str]:
+    if model.task.large or (held_out is None and features is None):
+        return []
+    if held_out is not None:
+        codec = find_codec(model.info.codec, out)
+        targets = held_out.targets(model.task, codec)
+        outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
+    else:
+        assert features is not None
+        outputs = outputs_of_features(model, features)
+    budget = CalibrateJob().budget
+    worth = worth_on(outputs, model.task, targets, budget=budget, block_costs=None)
+    return warnings_of(worth, model.info.provenance)
 
 
 def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:

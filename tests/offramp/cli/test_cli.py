@@ -93,7 +93,7 @@ def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: 
     promise = ("--budget", 0.5, "--confidence", 0.9)
     assert run("calibrate", model, "--data", data, "--test", data, *promise, "--json") == 0
     captured = capsys.readouterr()
-    assert set(json.loads(captured.out)) == {"thresholds", "tested", "test"}
+    assert set(json.loads(captured.out)) == {"thresholds", "tested", "test", "warnings"}
     steps = [" ".join(line.split()) for line in captured.err.splitlines()]
     assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
 

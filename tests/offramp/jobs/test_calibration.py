@@ -11,7 +11,6 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import no_progress
-from offramp.cli.calibration_tables import no_threshold_text
 from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, record_exits
@@ -106,11 +105,6 @@ def test_a_calibration_of_another_form_is_refused_with_file_and_place(tmp_path: 
         read_calibration(tmp_path)
     assert str(refused.value).startswith(f"{tmp_path}/{message}")
     assert str(refused.value).endswith("; calibrate again")
-
-
-def test_a_calibration_that_accepted_nothing_is_said_in_words() -> None:
-    said = no_threshold_text(budget=0.01, confidence=0.9)
-    assert said.startswith("no threshold keeps a budget of 0.01 with confidence 0.9: no input would leave early")
 
 
 def test_recorded_shares_of_nobody_knows_which_values_are_refused() -> None:

@@ -107,6 +107,10 @@ def test_of_a_chain_the_ends_with_few_ramps_and_the_last_network_alone_are_calib
     assert set(alone.thresholds) <= {3, 4}
     assert alone.thresholds
     assert records_of(chain, beside) == chain / RECORDS_FILE
+    assert (card.tested["num_blocks"], alone.tested["num_blocks"]) == (6, 3), "the large model has 3 of 6 blocks"
+    assert 1 <= alone.tested["mean_blocks"] <= 3
+    assert alone.tested["work_share"] == pytest.approx(alone.tested["mean_blocks"] / 3), "all blocks cost alike"
+    assert card.tested["work_share"] == pytest.approx(card.tested["mean_blocks"] / 3)
     # Both are tested by the same rows, and plans pick one: together they may fail in one of five.
     assert card.provenance[AMONG] == alone.provenance[AMONG] == 2
     stricter = EASY.model_copy(update={"budget": 0.4, "confidence": 0.9, "ramps": tuple(alone.thresholds)})

@@ -17,10 +17,11 @@ from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.training.ramps import exit_outputs
-from offramp.cli.calibration_tables import calibration_tables, leave_text, no_threshold_text
+from offramp.cli.calibration_tables import calibration_tables, leave_text
 from offramp.commands.calibrate import calibrate, outcome_figures, read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
+from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -127,7 +128,8 @@ def test_thresholds_that_no_exit_passes_leave_no_exits_and_it_is_said(model: Pat
     card, records = calibrate(model, data, CalibrateJob(budget=0.02, confidence=0.8))
     assert card.thresholds == {}
     assert set(outcome_of(card, records)) == {2}
-    assert "no input would leave early" in no_threshold_text(budget=0.02, confidence=0.8)
+    [warning] = calibration_warnings(card, {}, load_model(model).info.provenance, None)
+    assert warning.startswith("no threshold keeps a budget of 0.02 with confidence 0.8: no input would leave early")
 
 
 def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: LabelledRows) -> None:
