@@ -28,8 +28,8 @@ from earlyexit.codecs.text import TextCodec
 from earlyexit.policies import POLICIES
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
-from offramp.cli import app as _app  # noqa: F401 - it fills the table of commands
-from offramp.cli.fields import Commands, build
+from offramp.cli.app import COMMANDS
+from offramp.cli.fields import build
 from offramp.spec import documents, service_document
 
 ANY_MODEL = Signature(TextCodec(max_length=1), LabelTask(("one", "another")))
@@ -76,7 +76,7 @@ def policies() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """Markdown: every command of `offramp` with its help, and a table of its options."""
-    commands = {name: build(name, function) for name, function in Commands.functions.items()}
+    commands = {name: build(name, command) for name, command in COMMANDS.items()}
     rows = {name: [*_options(command)] for name, command in commands.items()}
     counted = Counter(row for of_one in rows.values() for row in of_one)
     shared = [row for row, number in counted.items() if number >= SHARED]

@@ -15,8 +15,8 @@ import typer.main
 import yaml
 
 import offramp
-from offramp.cli.app import app
-from offramp.cli.fields import Commands, build
+from offramp.cli.app import COMMANDS, app
+from offramp.cli.fields import build
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
 from tests.metrics_page import documented
@@ -59,8 +59,8 @@ def commands() -> dict[str, set[str]]:
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option.startswith("--")
         }
-        for name, function in Commands.functions.items()
-        for command in [build(name, function)]
+        for name, declared in COMMANDS.items()
+        for command in [build(name, declared)]
     }
 
 

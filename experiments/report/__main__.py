@@ -27,7 +27,7 @@ from experiments.report.text import report_text
 from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
 from experiments.studies.record import Outcome, Record, read_record, record_of, record_path
 from experiments.studies.study import About, Effort
-from offramp.cli.plan_picture import load_pyplot
+from offramp.commands.plan_picture import load_pyplot
 
 COMMITTED = Path("experiments", "REPORT.md")
 NOT_SAID = "not known: the study broke before it could say"

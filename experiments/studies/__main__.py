@@ -20,7 +20,7 @@ from experiments.kit import show
 from experiments.studies.drawing import draw
 from experiments.studies.record import Outcome, Record, perform, record_of, write_record
 from experiments.studies.study import About, Effort, Study
-from offramp.cli.plan_picture import load_pyplot
+from offramp.commands.plan_picture import load_pyplot
 
 FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}
 """Where results go, and where the report looks for them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.studies.picture import Bars, Boxes, Lines, Picture
-from offramp.cli.plan_picture import load_pyplot
+from offramp.commands.plan_picture import load_pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

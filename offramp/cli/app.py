@@ -10,46 +10,38 @@ from typing import Annotated
 import typer
 
 from earlyexit.errors import OfframpError
-from offramp.cli.bench import bench
-from offramp.cli.calibrate import calibrate
-from offramp.cli.demo import demo
-from offramp.cli.doctor import doctor
-from offramp.cli.fields import Commands
-from offramp.cli.forecast import forecast
-from offramp.cli.generate import generate
-from offramp.cli.inject import inject, sites
-from offramp.cli.plan import plan, what_if
-from offramp.cli.predict import predict
-from offramp.cli.profile import profile
-from offramp.cli.serve import serve
-from offramp.cli.service import delete, deploy, render, status
-from offramp.cli.simulate import simulate
-from offramp.cli.train import chain, train
-from offramp.cli.versions import canary, load, promote, unload, versions
+from offramp.cli.fields import Command, Commands
 
-Commands.functions = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        *(
-            serve,
-            demo,
-            bench,
-            train,
-            inject,
-            chain,
-            calibrate,
-            doctor,
-            predict,
-            generate,
-            profile,
-            forecast,
-            plan,
-            what_if,
-        ),
-        *(simulate, sites, render, deploy, status, delete, versions, canary, promote, load, unload),
-    )
+COMMANDS = {
+    "serve": Command("spec.jobs:ServeJob", "commands.serve:run"),
+    "demo": Command("commands.jobs:DemoJob", "commands.demo:run"),
+    "bench": Command("commands.jobs:BenchOptions", "commands.bench:run"),
+    "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
+    "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
+    "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
+    "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate:run"),
+    "doctor": Command("commands.jobs:DoctorJob", "commands.doctor:run"),
+    "predict": Command("commands.jobs:PredictOptions", "commands.predict:run"),
+    "generate": Command("commands.jobs:GenerateJob", "commands.generate:run"),
+    "profile": Command("commands.jobs:ProfileOptions", "commands.profile:run"),
+    "forecast": Command("commands.jobs:ForecastJob", "commands.forecast:run"),
+    "plan": Command("commands.jobs:PlanJob", "commands.plan_command:run"),
+    "what-if": Command("commands.jobs:WhatIfJob", "commands.plan_command:run_what_if"),
+    "simulate": Command("commands.jobs:SimulateJob", "commands.simulate:run"),
+    "sites": Command("commands.jobs:SitesJob", "commands.sites:run"),
+    "render": Command("spec.jobs:RenderJob", "commands.service:render"),
+    "deploy": Command("spec.jobs:DeployJob", "commands.service:deploy"),
+    "status": Command("spec.jobs:StatusJob", "commands.service:status"),
+    "delete": Command("spec.jobs:DeleteJob", "commands.service:delete"),
+    "versions": Command("spec.jobs:VersionsJob", "commands.versions:versions"),
+    "canary": Command("spec.jobs:CanaryJob", "commands.versions:canary"),
+    "promote": Command("spec.jobs:PromoteJob", "commands.versions:promote"),
+    "load": Command("spec.jobs:LoadJob", "commands.versions:load"),
+    "unload": Command("spec.jobs:UnloadJob", "commands.versions:unload"),
 }
+"""By the model of its options, whose docstring is the help, and by the function that takes such a model."""
 
+Commands.by_name = COMMANDS
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,

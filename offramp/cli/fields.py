@@ -1,72 +1,63 @@
-"""Commands whose options are the fields of a pydantic model: name, type, default, bounds and help are the field's.
-
-A command names its model as text, so that only the command that runs, or that shows its help, imports the model.
-"""
+"""Commands whose options are the fields of a pydantic model: name, type, default, bounds and help are the field's."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 import typer.core
 
 from earlyexit.errors import InputError
-from offramp.cli.options import choice, completes
+from offramp.commands.jobs import refusal
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-BOUNDS: Mapping[str, tuple[Callable[[float, float], bool], str]] = {
-    "gt": (operator.gt, "above {:g}"),
-    "ge": (operator.ge, "{:g} or above"),
-    "le": (operator.le, "{:g} or below"),
-}
-"""How a field's metadata names a bound, when it holds, and what a message says of it."""
-Command = Callable[..., Any]
-CommandT = TypeVar("CommandT", bound=Command)
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command by what it loads when it is called, `module:name` in `offramp`."""
 
-def takes_fields(model: str, options: Mapping[str, str] | None = None) -> Callable[[CommandT], CommandT]:
-    """Give a command options that are fields of a model, which is `module:class`.
+    job: str
+    """The model whose fields are the options and whose docstring is the help; its module loads nothing heavy."""
+    run: str
+    """The function that takes the job."""
 
-    `options` maps an option's parameter name to the field's path, such as `ingress.port`; the command receives the
-    values as keyword arguments, None where one is not given. Without `options` every field is one, under its alias
-    where it has one, unless it is excluded, and the command receives the model as `job`.
-    """
+    @property
+    def shape(self) -> type[BaseModel]:
+        shape: type[BaseModel] = _loaded(self.job)
+        return shape
 
-    def mark(command: CommandT) -> CommandT:
-        command.__dict__["fields"] = (model, options)
-        return command
-
-    return mark
+    @property
+    def help(self) -> str | None:
+        return inspect.getdoc(self.shape)
 
 
 class Commands(typer.core.TyperGroup):
     """The commands by name. The parameters of a command are built only when the command runs or shows its help."""
 
-    functions: Mapping[str, Command] = {}
+    by_name: Mapping[str, Command] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names, in the order of the help."""
-        return list(self.functions)
+        return list(self.by_name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command without its parameters, for the list of commands."""
-        function = self.functions.get(cmd_name)
-        return None if function is None else typer.core.TyperCommand(cmd_name, help=inspect.getdoc(function))
+        found = self.by_name.get(cmd_name)
+        return None if found is None else typer.core.TyperCommand(cmd_name, help=found.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the name, the command with its parameters, and the arguments that are left."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, build(name, self.functions[name]) if command is not None and name is not None else None, rest
+        return name, build(name, self.by_name[name]) if command is not None and name is not None else None, rest
 
 
 class _Command(typer.core.TyperCommand):
@@ -80,152 +71,91 @@ class _Command(typer.core.TyperCommand):
         return params
 
 
-def build(name: str, function: Command) -> Any:
-    """Return the command of a function, with all its parameters."""
+def build(name: str, command: Command) -> Any:
+    """Return a command with all its parameters; the job gets those that are given, and its own defaults."""
+    shape = command.shape
+    fields = {each.alias or name: each for name, each in shape.model_fields.items() if not each.exclude}
+
+    def run(context_: typer.Context, **values: Any) -> None:
+        given = {
+            name: value
+            for name, value in values.items()
+            if value is not None and str(context_.get_parameter_source(name)) != "ParameterSource.DEFAULT"
+        }
+        _loaded(command.run)(validated(shape, given))
+
+    parameters = [parameter(name, field) for name, field in fields.items()]
+    context = inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    run.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
+    run.__dict__["__signature__"] = inspect.Signature([context, *parameters])
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name, cls=_Command)(with_options(function) if "fields" in function.__dict__ else function)
+    alone.command(name, cls=_Command, help=command.help)(run)
     return typer.main.get_command(alone)
 
 
-def with_options(function: Command) -> Command:
-    """Return the function with a signature in which its options stand one by one."""
-    named, options = function.__dict__["fields"]
-    module, _, model = named.partition(":")
-    shape: type[BaseModel] = getattr(import_module(module), model)
-    hints = get_type_hints(function, localns={model: shape}, include_extras=True)
-    own = [
-        each.replace(annotation=hints[each.name])
-        for each in inspect.signature(function).parameters.values()
-        if each.kind is not inspect.Parameter.VAR_KEYWORD and each.name != "job"
-    ]
-    if options is None:
-        declared = {each.alias or name: each for name, each in shape.model_fields.items() if not each.exclude}
-        fields = [parameter(name, each, defaults=True) for name, each in declared.items()]
-    else:
-        fields = [parameter(option, field_at(shape, path)) for option, path in options.items()]
-
-    def command(*arguments: Any, **given: Any) -> Any:
-        if options is None:
-            stated = {each.name: given.pop(each.name) for each in fields}
-            given["job"] = validated(shape, {name: value for name, value in stated.items() if value is not None})
-        return function(*arguments, **given)
-
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__annotations__ = {each.name: each.annotation for each in (*own, *fields)}
-    command.__dict__["__signature__"] = inspect.Signature([*own, *fields])
-    return command
+def _loaded(named: str) -> Any:
+    module, _, name = named.partition(":")
+    return getattr(import_module(f"offramp.{module}"), name)
 
 
-def field_at(shape: type[BaseModel], path: str) -> FieldInfo:
-    """Return the field at a path of names."""
-    *above, last = path.split(".")
-    for name in above:
-        [shape] = [each for each in _members(shape.model_fields[name].annotation) if isinstance(each, type)]
-    return shape.model_fields[last]
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types that a union has besides None."""
-    if get_origin(annotation) in (Union, UnionType):
-        return tuple(each for each in get_args(annotation) if each is not NoneType)
-    return (annotation,)
-
-
-def parameter(name: str, field: FieldInfo, *, defaults: bool = False) -> inspect.Parameter:
-    """Return the parameter of an option. With `defaults` it has the field's default, else None when it is left out."""
-    kind = _members(field.annotation)[0]
-    default: Any = (inspect.Parameter.empty if field.is_required() else field.default) if defaults else None
-    default = None if default == "" else default
+def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Return the parameter of a field, which is an argument where the field's schema has the key `argument`."""
+    kind = _kind(field.annotation)
+    default: Any = inspect.Parameter.empty if field.is_required() else field.default
+    if default in ("", ()):
+        default = None
     option: dict[str, Any] = {"help": help_of(field, shows_default=default is None)}
-    allowed: tuple[str, ...] = ()
+    allowed = get_args(kind) if get_origin(kind) is Literal else field.examples if kind is str else None
+    if allowed:
+        option["autocompletion"] = lambda incomplete: [each for each in allowed if each.startswith(incomplete)]
     if get_origin(kind) is Literal:
-        allowed, kind = get_args(kind), str
-        option |= completes(allowed)
-    elif kind is str:
-        option |= completes(tuple(map(str, field.examples or ())))
+        kind = str
     elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):  # numbers separated by commas
         kind, default = str, default and ",".join(map(str, default))
-    elif get_origin(kind) is tuple:
-        kind = list[str]
+    elif get_origin(kind) in (tuple, list):
+        kind = list[_kind(get_args(kind)[0])]  # type: ignore[misc] # known only when it runs
     bounds = {key: getattr(each, key) for each in field.metadata for key in ("ge", "le") if hasattr(each, key)}
-    if kind is int or len(bounds) > 1:  # typer says less of a float's one bound than the check below
+    if kind is int or len(bounds) > 1:  # typer says less of a float's one bound than pydantic does
         option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
-    wanted: Any = kind | None if default is None else kind
-    check = _check(name, field, allowed)
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "argument" in extra:
-        metavar = str(extra["argument"])
-        return inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[wanted, typer.Argument(metavar=metavar, callback=check, **option)],
-        )
-    names = (f"--{name.replace('_', '-')}",) if default is False else ()  # else typer adds --no-...
-    annotation: Any = Annotated[wanted, typer.Option(*names, callback=check, **option)]
+        shown: Any = typer.Argument(metavar=str(extra["argument"]), **option)
+    else:
+        names = (f"--{name.replace('_', '-')}",) if default is False else ()  # else typer adds --no-...
+        shown = typer.Option(*names, **option)
+    annotation: Any = Annotated[kind | None if default is None else kind, shown]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _check(name: str, field: FieldInfo, allowed: tuple[str, ...]) -> Callable[[Any], Any]:
-    """The check of a given choice or number: raises InputError, or typer.BadParameter."""
-    held = [
-        (holds, getattr(each, key), words.format(getattr(each, key)))
-        for key, (holds, words) in BOUNDS.items()
-        for each in field.metadata
-        if hasattr(each, key)
-    ]
-
-    def check(value: Any) -> Any:
-        if allowed:
-            return choice(name.replace("_", "-"), value, allowed)
-        if held and isinstance(value, float) and not _holds(value, held):
-            raise typer.BadParameter(f"{value} is not a finite number, {', '.join(words for *_, words in held)}")
-        return value
-
-    return check
-
-
-def _holds(value: float, bounds: Sequence[tuple[Callable[[float, float], bool], float, str]]) -> bool:
-    return math.isfinite(value) and all(holds(value, bound) for holds, bound, _ in bounds)
+def _kind(annotation: Any) -> Any:
+    """The first type that a union has besides None, without what is annotated."""
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not NoneType)
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
     """Return the first sentence of a field's docstring, and its default unless typer shows it."""
     said = " ".join((field.description or "").split())
     first = re.split(r"(?<=[.;])\s", said)[0].rstrip(".;")
-    if not shows_default:
+    if not shows_default or field.is_required():
         return f"{first}."
-    default = field.get_default(call_default_factory=True)
-    if default in (None, ""):
-        [_, *unset] = said.split("None: ")
-        words = unset[0].split(". ")[0].rstrip(".") if unset else "none"
-    else:
-        words = "none" if default == () else f"{default}"
+    [_, *unset] = said.split("None: ")
+    words = unset[0].split(". ")[0].rstrip(".") if unset else "none"
     return f"{first}; default: {words}."
 
 
-def nested(options: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options as a document of the model: values that are not given are left out."""
-    document: dict[str, Any] = {}
-    for name, path in options.items():
-        value = given[name]
-        if value is None or value == []:
-            continue
-        *above, last = path.split(".")
-        part = document
-        for each in above:
-            part = part.setdefault(each, {})
-        part[last] = value
-    return document
-
-
-def validated(shape: type[Any], document: Mapping[str, Any]) -> Any:
-    """Return the document as a model; raises InputError that names the field."""
+def validated(shape: type[Any], given: Mapping[str, Any]) -> Any:
+    """Return the given options as a model; raises InputError that names the option and what it may be."""
     from pydantic import ValidationError
 
     try:
-        return shape.model_validate(document)
+        return shape.model_validate(given)
     except ValidationError as error:
         [first, *_] = error.errors()
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where}: {first['msg']}, not {first['input']}") from error
+    name = str(first["loc"][0])
+    if first["type"] == "literal_error":
+        [field] = [each for key, each in shape.model_fields.items() if name in (key, each.alias)]
+        allowed = ", ".join(map(str, get_args(_kind(field.annotation))))
+        raise InputError(f"--{name.replace('_', '-')} {first['input']!r}; allowed: {allowed}")
+    raise refusal(name, first)

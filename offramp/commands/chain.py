@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from earlyexit.errors import InputError
 from earlyexit.network.chain_card import ModelFolder, chain_card, check_members
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, read_card
 from offramp.commands.calibrate import read_calibration
-from offramp.commands.jobs import check_name
+from offramp.commands.jobs import ChainJob, check_name
 from offramp.commands.progress import provenance
 from offramp.commands.train import in_place_of
 
@@ -42,3 +43,20 @@ def _check_out(out: Path, folders: Sequence[Path]) -> None:
         raise InputError(f"{out} is one of the chain's models: a chain has a folder of its own")
     if (out / CARD_FILE).is_file() and read_card(out).family != CHAIN:
         raise InputError(f"{out} holds a single model: a chain has a folder of its own")
+
+
+def run(job: ChainJob) -> None:
+    """Write the chain, and print of what it consists."""
+    card = chain_models(job.models, job.out, name=job.name)
+    found = card.chain
+    if job.as_json:
+        networks = [
+            {"name": each, "first": first, "end": end}
+            for each, first, end in zip(found.names, found.starts, found.bounds, strict=True)
+        ]
+        print(json.dumps({"name": card.name, "networks": networks, "ramps": list(card.ramps)}))
+        return
+    for place, each in enumerate(found.names):
+        role = "the reference" if place == len(found.names) - 1 else f"its end is ramp {found.ends[place]}"
+        print(f"{each}: blocks {found.starts[place]} to {found.ends[place]}, {role}")
+    print(f"chain: {job.out}; next: offramp calibrate {job.out} --data VALIDATION_FILE")

@@ -1,8 +1,9 @@
-"""`offramp forecast`: past windows from a file, and what comes next as JSON."""
+"""`offramp forecast`: past windows from a file, and what the next one will show."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from rich.table import Table
 
 from earlyexit.data.images import check_file
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
+from offramp.commands.jobs import ForecastJob
+from offramp.commands.output import make_table, show
+from profiles.forecast import SurvivalForecast, forecast_survival
+from profiles.rates import RateForecast, forecast_rate
+from profiles.windows import SurvivalHistory
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvRows
-
-    from profiles.forecast import SurvivalForecast
-    from profiles.rates import RateForecast
-    from profiles.windows import SurvivalHistory
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -144,8 +147,6 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
 
 
 def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> SurvivalHistory:
-    from profiles.windows import SurvivalHistory
-
     uneven = [
         index for index, window in enumerate(windows) if window is not None and len(window.survival) != num_blocks
     ]
@@ -160,3 +161,55 @@ def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> S
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def run(job: ForecastJob) -> None:
+    """Print the forecast of the next window."""
+    history = read_series(job.series)
+    found = forecast_document(forecast_survival(history, coverage=job.coverage))
+    if job.window_s is not None:
+        rates_W = window_rates(history, job.window_s)
+        found["rate"] = rate_document(forecast_rate(rates_W, coverage=job.coverage, window_s=job.window_s))
+    if job.as_json:
+        print(json.dumps(found))
+        return
+    show(forecast_table(found))
+    if "rate" in found:
+        print(rate_text(found["rate"], found["coverage"]))
+
+
+def forecast_table(forecast: dict[str, Any]) -> Table:
+    """One row per block; `forecast` as `forecast_document` gives it.
+
+    A block's ramp is the one before it, which decides which inputs reach it.
+    """
+    interval = f"{forecast['coverage']:.0%} interval"
+    names = ("block", "survival", interval, "go on at ramp", interval, "method")
+    caption = interval_text(forecast["inputs_to_come"])
+    table = make_table(*names, title="Next window", caption=caption, narrow=True)
+    low, high = forecast["survival_low"], forecast["survival_high"]
+    for block, share in enumerate(forecast["survival"]):
+        ramp = forecast["ramps"][block - 1] if block else None
+        table.add_row(
+            str(block),
+            f"{share:.3f}",
+            f"{low[block]:.3f}-{high[block]:.3f}",
+            "-" if ramp is None else f"{ramp['ramp']}: {ramp['go_on']:.3f}",
+            "-" if ramp is None else f"{ramp['low']:.3f}-{ramp['high']:.3f}",
+            "-" if ramp is None else ": ".join(filter(None, (ramp["method"], ramp["reason"]))),
+        )
+    return table
+
+
+def interval_text(inputs_to_come: float | None) -> str:
+    """What the intervals of survival and of the shares that go on are intervals of."""
+    if inputs_to_come is None:
+        return "Intervals are of the level: a window of few inputs scatters around it in addition; jumps are in none."
+    return f"Intervals are of what {inputs_to_come:g} inputs will show; jumps are in none."
+
+
+def rate_text(rate: dict[str, Any], coverage: float) -> str:
+    """The rate in one line; `rate` as `rate_document` gives it."""
+    high = "endless" if rate["high"] is None else f"{rate['high']:.1f}"
+    method = ": ".join(filter(None, (rate["method"], rate["reason"])))
+    return f"rate: {rate['rate_rps']:.1f}/s, {coverage:.0%} interval {rate['low'] or 0:.1f}-{high} ({method})"

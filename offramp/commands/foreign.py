@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
     """Raise DataError where labels do not fit a model of so many answers, and ramps are to learn from them."""
     where = job.source or "the data"
-    if job.labels is not None:
-        _check_named(job, job.labels, data, num_outputs)
+    if job.names is not None:
+        _check_named(job, job.names, data, num_outputs)
     elif not (job.from_answers or _are_numbers(data, num_outputs)) and len(data.label_names) != num_outputs:
         raise DataError(
             f"{where}: {len(data.label_names)} different labels, and the model has {num_outputs} answers; --labels "
@@ -46,8 +46,8 @@ def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_output
 
     The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
     """
-    if job.labels is not None:
-        return job.labels
+    if job.names is not None:
+        return job.names
     labels = data.label_names
     if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
         return tuple(map(str, range(num_outputs)))

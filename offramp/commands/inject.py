@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from earlyexit.data.rows import IMAGE, check_folder_names, write_labelled
+from earlyexit.data.rows import IMAGE, check_folder_names, has_labels, write_labelled
+from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.network import check_inputs
@@ -17,9 +18,10 @@ from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.commands.foreign import Foreign, answer_names, check_names, read_foreign
-from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob
+from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.kinds import codec_for, load_codec
-from offramp.commands.progress import provenance
+from offramp.commands.output import warn
+from offramp.commands.progress import progress_bars, provenance
 from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
 from offramp.commands.train import HELD_OUT, in_place_of
 from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
@@ -192,7 +194,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     if job.hold_out is None:
         return data, None
     if data.are_objects and IMAGE in data.columns:
-        check_folder_names({*(job.labels or ()), *data.label_names} - {""})
+        check_folder_names({*(job.names or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
     if len(held) < CalibrateJob().least_rows:
         raise DataError(
@@ -295,3 +297,46 @@ def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out
         names = model.task.label_names
         held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
     return write_labelled(held, out, HELD_OUT)
+
+
+KNOWN_MEANS = ((0.485, 0.456, 0.406), (0.4815, 0.4578, 0.4082))
+"""Means of red, green, blue in ImageNet (torchvision) and in CLIP's training data (openai/CLIP, clip.py)."""
+
+
+def run(job: InjectOptions) -> None:
+    """Inject, and print what came of it and what to do next."""
+    warn_of_reversed_means(job)
+    if job.labels is not None:
+        job = job.model_copy(update={"names": read_texts(job.labels)})
+    rows = read_rows(job)
+    with progress_bars() as progress:
+        done = inject(job, rows, job.out, progress=progress, say=print)
+    _tell(done, job.out)
+
+
+def read_rows(job: InjectOptions) -> LabelledRows:
+    """Returns rows, with labels where there are any: they name the model's answers even where ramps learn others."""
+    without = job.label_column is None and has_labels(job.data, part=job.part)
+    return job.read(job.data, label_column="label" if without else job.label_column)
+
+
+def _tell(done: Injected, out: Path) -> None:
+    source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
+    print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {out}")
+    if done.right is not None:
+        print(f"the model answers {done.right:.1%} of the rows as they are labelled")
+    for each in done.warnings:
+        warn(each)
+    kept = "FILE" if done.held_out is None else done.held_out
+    print(f"next: offramp calibrate {out} --data {kept}, then offramp serve {out}")
+
+
+def warn_of_reversed_means(job: InjectJob) -> None:
+    """Print a warning where the means of the channels are well known, in the reverse order."""
+    if job.mean is None:
+        return
+    in_bgr = job.mean if job.bgr else job.mean[::-1]
+    if any(all(abs(a - b) < 1e-3 for a, b in zip(in_bgr, known, strict=True)) for known in KNOWN_MEANS):
+        order = "with --bgr the order is blue,green,red" if job.bgr else "without --bgr the order is red,green,blue"
+        given = ",".join(map(str, job.mean))
+        warn(f"--mean {given}: these are well-known means, but reversed; {order}")

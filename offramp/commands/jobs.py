@@ -1,4 +1,4 @@
-"""The options of the commands that train, inject, calibrate, profile, plan and simulate. Without torch and numpy."""
+"""The options of the commands that make, plan, simulate and ask models. Without torch and numpy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from cluster.devices import find_device
 from earlyexit.backends.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
 from offramp.commands.order import OfOrder
-from offramp.load.job import Job, LabelledRows, Rows
+from offramp.load.job import BenchJob, Job, LabelledRows, PredictJob, Rows
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from earlyexit.network.checkpoint import RampOptions
     from earlyexit.training.augmentation import Augmentation
     from optimizer.risk import Guarantee
@@ -32,6 +36,128 @@ StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate"
 MOST_INGRESSES = 1000
 
 
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets of half an IPv6 address, a port that is no number
+        complete = False
+    if not complete:
+        raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
+    return url
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def refusal(option: str, error: ErrorDetails) -> InputError:
+    """The error of an option that pydantic refuses, in the words of the command line."""
+    said = error["msg"]
+    return InputError(f"--{option.replace('_', '-')} {error['input']!r}: {said[0].lower()}{said[1:]}")
+
+
+class Printed(Job):
+    """What can be printed in two ways."""
+
+    as_json: bool = Field(default=False, alias="json")
+    """Print JSON instead of tables."""
+
+
+class KeyFile(Job):
+    """A service that may want a key."""
+
+    api_key_file: Path | None = None
+    """File with the service's API key. None: $OFFRAMP_API_KEY."""
+
+
+class Asks(KeyFile):
+    """A service that is asked."""
+
+    url: Address = "http://127.0.0.1:8000"
+    """Address of a running service."""
+
+
+class BenchOptions(Printed, Asks, BenchJob):
+    """Load a running service and report rate, latency, goodput, exits and errors."""
+
+
+class PredictOptions(Printed, Asks, PredictJob):
+    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
+
+    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "[TEXTS]..."})
+    """Texts, or paths of images, or a pair of texts, or - for a text a line from standard input."""
+
+
+class GenerateJob(Asks):
+    """Ask a running service whose model generates, and print the answer as it comes."""
+
+    prompt: str = Field(json_schema_extra={"argument": "PROMPT"})
+    """What to answer, or with --raw to go on with."""
+    raw: bool = False
+    """Go on with the text as it is, without the chat template."""
+    max_tokens: int = Field(default=128, ge=1)
+    """Of the answer."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """0: always the likeliest token."""
+    top_p: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Draw of the likeliest of so much."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+    stop: tuple[str, ...] = ()
+    """A text that ends the answer, may be said again."""
+    exits: bool = False
+    """Colour tokens by where they left, with a table at the end."""
+    timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """For the first text, and between two."""
+
+
+class ForecastJob(Printed):
+    """Forecast the next window's survival at every block, with intervals."""
+
+    series: Path = Field(json_schema_extra={"argument": "SERIES"})
+    """Past windows, oldest first: .json, or .csv with the columns inputs, 0, 1 and so on."""
+    coverage: float = 0.8
+    """Chance that a level lies in its interval."""
+    window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Length of a window, given where the rate is forecast too. None: it is not."""
+
+
+class DoctorJob(Printed):
+    """Check this machine: libraries, cores, GPUs, memory, ports, what Ray left. Exit status 1 if something failed.
+
+    Starts nothing, and changes nothing.
+    """
+
+    targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "[MODEL_OR_SERVICE]..."})
+    """Model folders and service files to look at as well."""
+    port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
+    """Port wanted, may be repeated. None: 8000."""
+
+
+class DemoJob(Job):
+    """Train ramps, then compare three plans on this machine's processors and on emulated accelerators (minutes)."""
+
+    data: Path | None = None
+    """Your own labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json. None: texts that are made up."""
+    keep: bool = False
+    """Only serve the planned model, until told to stop."""
+    out: Path | None = None
+    """Folder of model, picture and figures. None: runs/demo."""
+    port: int = 8000
+    """Port of the service."""
+
+
+class ChainJob(Printed):
+    """Put small models before a large one: inputs that a model is not sure of go on to the next."""
+
+    models: tuple[Path, ...] = Field(json_schema_extra={"argument": "MODELS..."})
+    """Folders of calibrated models, the smallest first, the reference last."""
+    out: Path
+    """Folder to write the chain to, which names the models' folders."""
+    name: str | None = None
+    """Model name in URLs. None: the last model's."""
+
+
 class OfProblem(Job):
     """A problem file."""
 
@@ -39,8 +165,11 @@ class OfProblem(Job):
     """Plan problem, YAML or JSON."""
 
 
-class PlanJob(OfProblem, OfOrder):
-    """What is planned, and what is written of it. Raises InputError that names options that need `out`."""
+class PlanJob(Printed, OfProblem, OfOrder):
+    """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
+
+    Exit status 3: no plan meets the problem; the answer says what binds and what would do.
+    """
 
     strategy: StrategyName = "best"
     """best, or a part of it: stock, early-exit, e3, serial, apparate, pame."""
@@ -64,8 +193,8 @@ class PlanJob(OfProblem, OfOrder):
         return self
 
 
-class WhatIfJob(OfProblem):
-    """The number of a problem that changes; exactly one is given."""
+class WhatIfJob(Printed, OfProblem):
+    """Plan a problem again and again with one number changed; give exactly one of the options."""
 
     slo_ms: str | None = None
     """SLOs in ms, like 25,50,100."""
@@ -79,8 +208,11 @@ class WhatIfJob(OfProblem):
     """Rates per second, like 1000,2000; at the least cost where none is asked for."""
 
 
-class SimulateJob(OfProblem, OfOrder):
-    """What is simulated. Raises InputError that names the option for numbers that contradict each other."""
+class SimulateJob(Printed, OfProblem, OfOrder):
+    """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
+
+    Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
+    """
 
     arrivals: str
     """poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."""
@@ -173,6 +305,23 @@ class ProfileJob(Job):
     def steps_after(self) -> int:
         """Tokens of context."""
         return CONTEXT if self.context is None else self.context
+
+
+class ProfileOptions(Printed, ProfileJob):
+    """Measure the seconds of every block and ramp of a model on this machine."""
+
+    model: Path = Field(json_schema_extra={"argument": "MODEL"})
+    """Model folder, as `offramp train` writes it."""
+    out: Path
+    """Latency profile to write, .json: what a plan problem names."""
+    jsonl: Path | None = None
+    """Every measured point, one JSON line each. None: not written."""
+
+    @model_validator(mode="after")
+    def _two_files(self) -> ProfileOptions:
+        if self.jsonl is not None and self.jsonl.resolve() == self.out.resolve():
+            raise InputError(f"--out and --jsonl are both {self.out}; two files are needed")
+        return self
 
 
 def _integers(given: Any, info: ValidationInfo) -> Any:
@@ -333,7 +482,7 @@ class TrainJob(NewModel):
 
 
 class TrainOptions(LabelledRows, HoldsOut, IntoFolder, TrainJob):
-    """The options of `offramp train`."""
+    """Train a model's ramps (on a frozen backbone, or --joint with it)."""
 
     data: Path
     """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
@@ -384,8 +533,8 @@ class InjectJob(HoldsOut, NewModel):
     """Standard deviation of the pixels, in the same order. None: 1."""
     bgr: bool = False
     """The ONNX file takes blue, green, red."""
-    labels: tuple[str, ...] | None = Field(default=None, exclude=True)
-    """Names of the model's answers in its order. None: the data's."""
+    names: tuple[str, ...] | None = Field(default=None, exclude=True)
+    """Of the model's answers, in its order. None: the data's."""
     output: str | None = None
     """Of several outputs, the one that is the answer. None: the only one that can be."""
     blocks: int | None = None
@@ -440,16 +589,18 @@ class InjectJob(HoldsOut, NewModel):
 
 
 class InjectOptions(Rows, IntoFolder, InjectJob):
-    """The options of `offramp inject`."""
+    """Add ramps to an ONNX file or a torch module: cut the model into blocks, and train the ramps with it frozen."""
 
     data: Path
     """Rows, labelled or not: .csv, .tsv, .jsonl, .json (CLINC150), .txt, .npz, images in a folder or .zip."""
     label_column: str | None = None
     """Column with the label. None: label, where there is one; else no labels."""
+    labels: Path | None = None
+    """Names of the model's answers in its order, a line each. None: the data's."""
 
 
-class SitesJob(Job):
-    """A foreign model, and which places of it are listed."""
+class SitesJob(Printed):
+    """List the places of a model where one tensor carries everything, so that it can be cut and left."""
 
     model: str = Field(json_schema_extra={"argument": "MODEL"})
     """A file .onnx, or module:function that returns a torch module and example inputs."""
@@ -544,8 +695,11 @@ class CalibrateJob(Job):
         return tuple(ramp for ramp in ramps if not isinstance(self.ramps, tuple) or ramp in self.ramps)
 
 
-class CalibrateOptions(LabelledRows, CalibrateJob):
-    """The options of `offramp calibrate`. Raises InputError for those that exclude each other."""
+class CalibrateOptions(Printed, LabelledRows, CalibrateJob):
+    """Find thresholds that agree with the full model often enough, with stated confidence.
+
+    For a model and labelled rows, or for exit records of anything that has exits (docs/models.md#exit-records).
+    """
 
     model: Path | None = Field(default=None, json_schema_extra={"argument": "MODEL"})
     """Model folder, as `offramp train` writes it. None: exit records are given."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from optimizer.rescore import Rescoring
 
 Solve = Callable[[PlanProblem, Strategy], Decision]
+NO_PLAN = 3
+"""Exit status where the problem is sound and no plan meets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

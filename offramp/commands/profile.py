@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Table
 
 from cluster.devices import find_device
 from earlyexit.backends.backends import computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
-from offramp.commands.jobs import ProfileJob
+from offramp.commands.jobs import ProfileJob, ProfileOptions
+from offramp.commands.output import in_a_folder, make_table, show
+from offramp.commands.progress import progress_bars, provenance
 from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, room_for, time_splits
 from profiles.records import ExitRecords
@@ -225,8 +228,6 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
 
 
 def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], context: int | None) -> dict[str, Any]:
-    from offramp.commands.progress import provenance
-
     return provenance(
         **_device_facts(model),
         **({} if context is None else {"context": context}),
@@ -259,3 +260,52 @@ def _cpu_name() -> str:
     lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+NOISY = 0.05
+"""Spread above which something else used the machine."""
+
+
+def run(job: ProfileOptions) -> None:
+    """Measure, write the profile, and print what it says."""
+    in_a_folder("out", job.out)
+    in_a_folder("jsonl", job.jsonl)
+    with progress_bars() as progress:
+        measured, points = profile_model(job.model, job, progress=progress)
+    measured.save(job.out)
+    if job.jsonl is not None:
+        write_points(points, job.jsonl)
+    figures = profile_figures(measured)
+    if job.as_json:
+        print(json.dumps(figures))
+        return
+    show(profile_table(figures))
+    print(noise_text(figures))
+    print(f"latency profile: {job.out}")
+
+
+def profile_table(figures: dict[str, Any]) -> Table:
+    """One row per length and batch size; `figures` as `profile_figures` gives them."""
+    title = f"{figures['model']} on {figures['device']} ({figures['device_name']}), {figures['backend']}"
+    rows = (
+        (
+            str(row["length"]),
+            str(row["batch"]),
+            f"{row['model_s'] * 1e3:.2f}",
+            f"{row['batch'] / row['model_s']:.0f}",
+            f"{row['block_s'] * 1e3:.3f}",
+            "-" if row["ramp_s"] is None else f"{row['ramp_s'] * 1e3:.3f}",
+        )
+        for row in figures["rows"]
+    )
+    return make_table("length", "batch", "model ms", "inputs/s", "block ms", "ramp ms", title=title, rows=rows)
+
+
+def noise_text(figures: dict[str, Any]) -> str:
+    """How noisy the machine was, in one line, or two where it was too noisy."""
+    text = f"spread {figures['spread']:.1%}, {figures['outliers']} outliers in {figures['timings']} timings"
+    if figures["spread"] <= NOISY:
+        return text
+    return (
+        f"{text}\nwarning: a spread above {NOISY:.0%}: something else used the machine; measure again when it is idle"
+    )

@@ -128,7 +128,7 @@ def _count_lines(what: str) -> Callable[[int], None]:
 
     def report(done: int) -> None:
         if done >= at[0]:
-            print(f"{what:<10} {done:>8}", file=sys.stderr, flush=True)  # noqa: T201 - this is the progress line
+            print(f"{what:<10} {done:>8}", file=sys.stderr, flush=True)
             while done >= at[0]:
                 at[0] *= 2
 
@@ -143,6 +143,6 @@ def _lines() -> Report:
         tenth = done * 10 // total
         if tenth > tenths.get(what, -1):
             tenths[what] = tenth
-            print(f"{what:<10} {done:>8} / {total}", file=sys.stderr, flush=True)  # noqa: T201 - this is the progress line
+            print(f"{what:<10} {done:>8} / {total}", file=sys.stderr, flush=True)
 
     return report

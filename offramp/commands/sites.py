@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from rich.table import Column, Table
 
 from earlyexit.errors import GraphError
 from earlyexit.foreign.cut_sets import with_sets
 from earlyexit.foreign.dataflow import Dataflow, Site, find_sites
 from earlyexit.named import is_own
 from offramp.commands.jobs import SitesJob
+from offramp.commands.output import make_table, show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +97,29 @@ def _why(flow: Dataflow, job: SitesJob) -> str:
 
 def _output_hint(flow: Dataflow) -> str:
     return ", --output takes one output alone" if len(flow.outputs) > 1 else ""
+
+
+def run(job: SitesJob) -> None:
+    """Print the sites."""
+    found = sites_of(job)
+    if job.as_json:
+        print(json.dumps(sites_document(found)))
+    else:
+        show(sites_table(job.model, found))
+
+
+def sites_table(model: str, found: SitesFound) -> Table:
+    """One row per site, in the order in which inputs pass them."""
+    title = f"{Path(model).name}: {len(found.sites)} sites among {len(found.flow.live)} operators"
+    numbers = [Column(name, justify="right") for name in ("#", "time passed", "kB per input")]
+    names = [Column(name, overflow="fold") for name in ("tensor", "after")]
+    table = make_table(*numbers, *names, title=title)
+    for number, site in enumerate(found.sites):
+        table.add_row(
+            str(number),
+            "-" if site.seconds_share is None else f"{site.seconds_share:.1%}",
+            "-" if site.bytes_per_input is None else f"{site.bytes_per_input / 1000:.1f}",
+            "\n".join(site.tensors),
+            f"{found.flow.maker[site.tensors[0]].op} {site.after}",
+        )
+    return table

@@ -11,18 +11,20 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from earlyexit.codecs import find_codec
-from earlyexit.data.rows import PAIR
+from earlyexit.data.rows import PAIR, write_labelled
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import takes_images
 from earlyexit.network.checkpoint import add_ramps, load_pretrained
 from earlyexit.network.network import check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
-from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.calibrate import forget_calibration
-from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob
+from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
+from earlyexit.training.ramps import TrainOptions as RampTraining
+from offramp.commands.calibrated import forget_calibration
+from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
-from offramp.commands.progress import provenance
+from offramp.commands.output import warn
+from offramp.commands.progress import progress_bars, provenance
 from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
 
 if TYPE_CHECKING:
@@ -48,13 +50,13 @@ def train(
     *,
     held_out: LabelledRows | None = None,
     progress: Progress = no_progress,
-    warn: Callable[[str], None] = lambda _: None,
+    on_warning: Callable[[str], None] = lambda _: None,
 ) -> EarlyExitModel:
     """Train and save, in place of whatever model the folder holds.
 
-    `warn` is called where the model or its exits are of little use on the rows held out, or without those on the rows
-    that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what cannot be
-    used, before anything is trained.
+    `on_warning` is called where the model or its exits are of little use on the rows held out, or without them on
+    the rows that ramps on a frozen backbone learned from. Raises DataError, ModelFolderError or InputError for what
+    cannot be used, before anything is trained.
     """
     with model_folder(out):
         if job.task == TOKEN:
@@ -63,7 +65,7 @@ def train(
             return train_tokens(job, data, out, progress)
         model, features, targets = _train(job, data, out, progress)
     for each in _warnings(model, features, targets, held_out, out, progress):
-        warn(each)
+        on_warning(each)
     return model
 
 
@@ -122,7 +124,7 @@ def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
     return deepcopy(model).to(getattr(torch, job.dtype))
 
 
-def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, TrainOptions]:
+def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, RampTraining]:
     """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
     import torch
 
@@ -189,10 +191,10 @@ def make_folder(out: Path) -> None:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
-def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> TrainOptions:
+def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:
     """As asked for, else as suits the kind of training."""
     asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
-    options: TrainOptions = TrainOptions()
+    options: RampTraining = RampTraining()
     if job.joint:
         options = _joint_options(task, pretrained)
         options = replace(options, augmentation=job.augmentation, patience=job.patience)
@@ -220,3 +222,32 @@ def in_place_of(out: Path) -> Iterator[Path]:
         files = sorted(Path(made).iterdir(), key=lambda path: path.name == CARD_FILE)  # the card says what the rest is
         for path in files:
             path.replace(out / path.name)
+
+
+def run(job: TrainOptions) -> None:
+    """Train, and print what came of it."""
+    rows = job.read(job.data, label_column=None if job.task == TOKEN else job.label_column)
+    held = None
+    if job.hold_out is not None:
+        rows, held = _held_out(rows, job.hold_out, job)
+    with progress_bars() as progress:
+        model = train(job, rows, job.out, held_out=held, progress=progress, on_warning=warn)
+    _print_trained(model, len(rows), job.out)
+
+
+def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
+    labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
+    print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
+    if model.task.name != "token":
+        print(f"head of the full model: {head_in_words(model)}")
+
+
+def _held_out(rows: LabelledRows, share: float, job: TrainOptions) -> tuple[LabelledRows, LabelledRows]:
+    """Returns the rows to train on and the others, and writes those where calibration and tests find them."""
+    if rows.part_names:
+        raise InputError("--hold-out writes rows and their labels; of images with joints or maps --part names a part")
+    learned, held = rows.divide(share, job.seed)
+    make_folder(job.out)
+    written = write_labelled(held, job.out, HELD_OUT)
+    print(f"{len(held)} of {len(rows)} rows held out: {written}")
+    return learned, held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from offramp.cli.plan_picture import FUSED, SHRINKING, load_pyplot
+from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.demo.turns import Ran
 
 COLORS = {"stock": "#888888", "early-exit": SHRINKING, "planned": FUSED}

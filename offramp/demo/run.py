@@ -13,8 +13,8 @@ from rich.console import Console
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
-from offramp.cli.plan_picture import load_pyplot
 from offramp.client.client import Client
+from offramp.commands.plan_picture import load_pyplot
 from offramp.demo.picture import draw
 from offramp.demo.plans import (
     TIME_SCALE,

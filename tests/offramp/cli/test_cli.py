@@ -148,7 +148,8 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
 def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr(
-        "offramp.cli.serve._serve_until_stopped", lambda *what, metrics_port, **_: started.extend((*what, metrics_port))
+        "offramp.commands.serve._serve_until_stopped",
+        lambda *what, metrics_port, **_: started.extend((*what, metrics_port)),
     )
     listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
     kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
@@ -182,7 +183,7 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
 
 def test_options_that_are_left_out_are_the_applications_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
+    monkeypatch.setattr("offramp.commands.serve._serve_until_stopped", lambda *what, **_: started.extend(what))
     assert run("serve", model, "--plan", "stock") == 0
     assert started[0] == ServeSettings(model=str(model), plan=started[0].plan)
 
@@ -241,8 +242,8 @@ def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Capture
     assert refused(capsys, *bench, data, "--arrivals", "bursts").startswith("--arrivals 'bursts'; allowed: poisson")
     both = refused(capsys, *bench, data, "--rate", 5, "--concurrency", 2)
     assert both.startswith("--rate (open loop) and --concurrency (closed loop) exclude each other")
-    assert "Invalid value for '--rate'" in declined(capsys, *bench, data, "--rate", 0)
-    assert "Invalid value for '--slo-ms'" in declined(capsys, *bench, data, "--slo-ms", -1)
+    assert refused(capsys, *bench, data, "--rate", 0) == "--rate 0.0: input should be greater than 0"
+    assert refused(capsys, *bench, data, "--slo-ms", -1) == "--slo-ms -1.0: input should be greater than 0"
     assert "Invalid value for '--seed'" in declined(capsys, *bench, data, "--seed", -1)
 
 

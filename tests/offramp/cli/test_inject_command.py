@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.data.rows import write_labelled
-from offramp.cli.inject import read_rows, warn_of_reversed_means
+from offramp.commands.inject import read_rows, warn_of_reversed_means
 from offramp.commands.jobs import InjectJob, InjectOptions
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of

@@ -8,7 +8,7 @@ import pytest
 
 from earlyexit.errors import InputError
 from earlyexit.network.split import Split
-from offramp.cli.plan_picture import batches_without_fusing, draw_plan
+from offramp.commands.plan_picture import batches_without_fusing, draw_plan
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.cli.predict import _told
 from offramp.client.protocol import Prediction
+from offramp.commands.predict import _told
 
 PNG = "iVBORw0KGgo" + "A" * 89
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deployments.settings import ServeSettings
-from offramp.cli.service import service_url, status_tables
+from offramp.commands.service import service_url, status_tables
 from offramp.spec.file import at_folder, read_service
 from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.local_ray.ports import RunningProcess
-from offramp.cli.doctor import doctor_document
+from offramp.commands.doctor import doctor_document
 from offramp.doctor.checks import CHECKS, Finding, examine, has_failed
 from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
 

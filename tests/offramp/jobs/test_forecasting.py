@@ -9,8 +9,15 @@ import pytest
 from rich.console import Console
 
 from earlyexit.errors import DataError
-from offramp.cli.forecast import forecast_table, interval_text, rate_text
-from offramp.commands.forecast import forecast_document, rate_document, read_series, window_rates
+from offramp.commands.forecast import (
+    forecast_document,
+    forecast_table,
+    interval_text,
+    rate_document,
+    rate_text,
+    read_series,
+    window_rates,
+)
 from profiles.forecast import SurvivalForecast
 from profiles.rates import Method, RateForecast
 from tests.offramp.cli.runs import Captured, printed, run

@@ -218,7 +218,7 @@ def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
     tmp_path: Path, names: tuple[str, ...] | None
 ) -> None:
     said: list[str] = []
-    job = job_of(from_answers=True, hold_out=0.5, labels=names)
+    job = job_of(from_answers=True, hold_out=0.5, names=names)
     done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, say=said.append)
     assert said[-1] == "labels are not looked at: 'cat' is none of the model's 3 answers"
     assert done.right is None
@@ -239,7 +239,7 @@ def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
 def test_labels_that_do_not_fit_the_outputs_are_refused(names: tuple[str, ...] | None, message: str) -> None:
     data = LabelledRows.of_texts("xyz", ("a", "b", "a"))
     with pytest.raises(DataError, match=message):
-        check_names(job_of(labels=names), data, 3)
+        check_names(job_of(names=names), data, 3)
 
 
 def test_ramps_that_take_too_long_are_left_out_and_named() -> None:
@@ -305,7 +305,7 @@ def test_what_cannot_be_injected_is_refused_in_one_line(
     [
         ({"backbone": f"{HERE}:broken"}, quick_ramps),
         ({"backbone": f"{HERE}:stubborn"}, quick_ramps),
-        ({"labels": ("a", "b")}, quick_ramps),
+        ({"names": ("a", "b")}, quick_ramps),
         ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0))),
     ],
     ids=["not a number", "one answer", "too few names", "slow ramps"],
@@ -326,7 +326,7 @@ def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Pat
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
     (tmp_path / "model").mkdir()
     with pytest.raises(DataError, match=r"^--labels: 2"):
-        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, labels=("a", "b"))
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, names=("a", "b"))
     assert not list((tmp_path / "model").iterdir())
 
 

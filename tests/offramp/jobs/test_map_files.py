@@ -10,9 +10,8 @@ from PIL import Image
 
 from earlyexit.errors import InputError
 from earlyexit.tasks.checks import to_png
-from offramp.cli.predict import IMAGES, _map_files
 from offramp.client.protocol import Prediction
-from offramp.commands.bulk import MapFiles, Row, is_png, with_files
+from offramp.commands.predict import IMAGES, MapFiles, Row, _map_files, is_png, with_files
 
 MAP = np.array([[0, 1], [2, 1]], dtype=np.uint8)
 CONTENT = base64.b64encode(to_png(MAP, 3)).decode()

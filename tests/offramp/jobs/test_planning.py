@@ -11,7 +11,6 @@ from rich.console import Console
 
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.split import Split
-from offramp.cli.plan_tables import no_plan_tables, plan_tables, what_if_table
 from offramp.commands.plan import (
     NoPlanAnswer,
     PlanAnswer,
@@ -21,6 +20,7 @@ from offramp.commands.plan import (
     what_if,
     what_if_document,
 )
+from offramp.commands.plan_command import no_plan_tables, plan_tables, what_if_table
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.explain import explain

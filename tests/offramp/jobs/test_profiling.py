@@ -11,9 +11,8 @@ from earlyexit.backends.captured import CapturedSegments, shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import save_model
-from offramp.cli.profile import noise_text
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.profile import open_bench, profile_figures, profile_model, splits_of, write_points
+from offramp.commands.profile import noise_text, open_bench, profile_figures, profile_model, splits_of, write_points
 from profiles.latency import LatencyProfile
 from tests.earlyexit.decoders import decoder, hf_decoder
 

@@ -15,8 +15,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
-from offramp.cli.calibration_tables import calibration_tables
-from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrate import calibrate, calibration_tables
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.worth import Worth, calibration_warnings, constant_accuracy, warnings_of, work_share
@@ -138,10 +137,11 @@ def test_a_cascade_that_takes_more_work_than_its_reference_alone_is_named() -> N
 
 
 def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured) -> None:
-    from offramp.cli.options import show
+    from offramp.commands.output import show
 
-    report = {"thresholds": {3: 0.1}, "tested": card_of_chain(0.7, 4.1).tested | {"num_blocks": 6}}
-    own = report | {"tested": dict(report["tested"], inputs=1, agreement=1, accuracy=1, survival=[])}
+    tested: dict[str, Any] = card_of_chain(0.7, 4.1).tested | {"num_blocks": 6}
+    report = {"thresholds": {3: 0.1}, "tested": tested}
+    own = report | {"tested": tested | {"inputs": 1, "agreement": 1, "accuracy": 1, "survival": []}}
     show(*calibration_tables("entropy", own | {"beside": {"reference": report}}))
     said = cells(capsys.readouterr().out)
     assert "reference 3 4.10 of 6 1.0000" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offramp.cli.serve import example_of
+from offramp.commands.serve import example_of
 from tests.deployments.ingress.completions.generating import Teller, client_of, tales
 from tests.earlyexit.codecs.prompts import prompt_codec
 from tests.model_cards import a_card

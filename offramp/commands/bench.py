@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
-from offramp.cli.fields import takes_fields
-from offramp.cli.options import ARRIVALS, ApiKeyFile, AsJson, Url, choice, show
 from offramp.client.credentials import find_api_key
+from offramp.client.inputs import Input, inputs_of
+from offramp.commands.jobs import BenchOptions
+from offramp.commands.output import choice, show
+from offramp.commands.progress import progress_bars
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.report import render
+from offramp.load.run import LoadConfig, run_load
+from offramp.load.sustained import Bounds, Measured, Search, Sustaining
 
-if TYPE_CHECKING:
-    from offramp.client.inputs import Input
-    from offramp.load.job import BenchJob
-    from offramp.load.run import LoadConfig
-
-
+ARRIVALS = ("poisson", "constant")
 START_PER_S, PROBE_S = 50.0, 10.0
 """Where a search for the sustained rate begins, and how long a probe lasts."""
 SPAN = 1000.0
 """How far from there it may end, as a ratio."""
 
 
-@takes_fields("offramp.load.job:BenchJob")
-def bench(
-    job: BenchJob, url: Url = "http://127.0.0.1:8000", api_key_file: ApiKeyFile = None, as_json: AsJson = False
-) -> None:
-    """Load a running service and report rate, latency, goodput, exits and errors."""
-    from offramp.load.run import LoadConfig
-
+def run(job: BenchOptions) -> None:
+    """Send the load, and print what came of it; raises OfframpError where no request was answered."""
     send_times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
     inputs, labels = _inputs(job)
     is_closed = job.rate is None and job.concurrency is None and not job.is_timed and not job.sustained
     config = LoadConfig(
-        url=url,
+        url=job.url,
         inputs=inputs,
         labels=labels,
         num_requests=job.requests or 1000 if send_times_s is None else len(send_times_s),
@@ -50,18 +50,15 @@ def bench(
         retries=job.retries,
         seed=job.seed,
     )
-    api_key = find_api_key(api_key_file)
+    api_key = find_api_key(job.api_key_file)
     if job.sustained:
-        _search(config, job.seconds or PROBE_S, api_key, as_json=as_json)
+        _search(config, job.seconds or PROBE_S, api_key, as_json=job.as_json)
     else:
-        _run(config, api_key, as_json=as_json)
+        _run(config, api_key, as_json=job.as_json)
 
 
-def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
+def _inputs(job: BenchOptions) -> tuple[Sequence[Input], Sequence[str] | None]:
     """With their labels, where the file has some that are texts."""
-    from earlyexit.data.text_tables import read_texts
-    from offramp.client.inputs import inputs_of
-
     if job.data.suffix == ".txt":
         return read_texts(job.data), None
     rows = job.read(job.data)
@@ -70,10 +67,6 @@ def _inputs(job: BenchJob) -> tuple[Sequence[Input], Sequence[str] | None]:
 
 def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float]:
     """What `--arrivals` and `--seconds` ask for; raises InputError where one of them is missing."""
-    import numpy as np
-
-    from offramp.load.arrivals import parse_arrivals
-
     if seconds is None or ":" not in arrivals:
         raise InputError("--seconds and an --arrivals that says its rate, like poisson:100, need each other")
     found = parse_arrivals(arrivals)
@@ -86,12 +79,6 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
 
 
 def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
-    import asyncio
-
-    from offramp.commands.progress import progress_bars
-    from offramp.load.report import render
-    from offramp.load.run import run_load
-
     with progress_bars() as progress:
         report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
     if as_json:
@@ -104,12 +91,6 @@ def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
 
 def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json: bool) -> None:
     """Probe rate after rate, a line each on stderr, and print the highest that passed."""
-    import asyncio
-    from dataclasses import replace
-
-    from offramp.load.run import run_load
-    from offramp.load.sustained import Bounds, Measured, Search, Sustaining
-
     assert config.rate_rps is not None
     start_per_s, target = config.rate_rps, Sustaining(slo_s=config.slo_s)
     bounds = Bounds(low_per_s=start_per_s / SPAN, high_per_s=start_per_s * SPAN)

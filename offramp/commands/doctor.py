@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from offramp.cli.options import AsJson, make_table, show
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from offramp.doctor.checks import Finding
+from offramp.commands.jobs import DoctorJob
+from offramp.commands.output import make_table, show
+from offramp.doctor.checks import Finding, examine, has_failed
+from offramp.doctor.look import look
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
 
-def doctor(
-    targets: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[MODEL_OR_SERVICE]...", help="Model folders and service files to look at as well."),
-    ] = None,
-    port: Annotated[
-        list[int] | None, typer.Option(min=1, max=65535, help="Port wanted, may be repeated; default: 8000.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check this machine: libraries, cores, GPUs, memory, ports, what Ray left. Exit status 1 if something failed.
-
-    Starts nothing, and changes nothing.
-    """
-    from offramp.doctor.checks import examine, has_failed
-    from offramp.doctor.look import look
-
-    findings = examine(look(targets or (), port or ()))
-    if as_json:
+def run(job: DoctorJob) -> None:
+    """Print what was found; the exit status says whether something failed."""
+    findings = examine(look(job.targets, job.port or ()))
+    if job.as_json:
         print(json.dumps(doctor_document(findings), indent=2))
     else:
         show(doctor_table(findings))
@@ -46,8 +30,6 @@ def doctor(
 
 def doctor_table(findings: Mapping[str, tuple[Finding, ...]]) -> Table:
     """A line for every finding, with what to do below it."""
-    from rich.text import Text
-
     table = make_table(box=None, pad_edge=False)
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)

@@ -8,144 +8,95 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib.metadata import version
+from pathlib import PurePosixPath
+from typing import Any
 from urllib.parse import urlsplit
 
-import typer
+import httpx
+from rich.table import Table
 
 from cluster.devices import EMULATED
-from earlyexit.errors import InputError
-from offramp.cli.options import ApiKeyFile, AsJson, above_zero, http_address, in_a_folder, make_table, show
+from cluster.render import (
+    MOUNT,
+    Kubernetes,
+    ProxyLocation,
+    Redis,
+    grpc_environment,
+    ray_service,
+    serve_config,
+    to_yaml,
+)
+from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
+from deployments.local_ray.start import HAPROXY, THROUGHPUT
+from earlyexit.clock import MonotonicClock
 from offramp.client.credentials import find_api_key, key_header
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from cluster.render import ProxyLocation, Redis
-    from offramp.spec.deploying import Dashboard, Waiting
-    from offramp.spec.file import Service
-
-ServiceFile = Annotated[Path, typer.Argument(metavar="SERVICE", help="Service file, YAML or JSON.")]
-Address = Annotated[str, typer.Option(help="Ray's dashboard.", callback=http_address)]
-At = Annotated[
-    str | None, typer.Option(help="Folder where the nodes find model/, exit records and state; default: as here.")
-]
-Patience = Annotated[float, typer.Option(callback=above_zero, help="How long to wait until it is done.")]
-DASHBOARD = "http://127.0.0.1:8265"
+from offramp.commands.output import in_a_folder, make_table, show
+from offramp.spec.deploying import (
+    Dashboard,
+    Waiting,
+    applications_document,
+    dashboard_client,
+    wait_until_gone,
+    wait_until_running,
+)
+from offramp.spec.file import Service, at_folder, read_service
+from offramp.spec.jobs import DeleteJob, DeployJob, RenderJob, StatusJob
 
 
-def render(
-    service: ServiceFile,
-    kuberay: Annotated[bool, typer.Option("--kuberay", help="A RayService instead of a Serve config.")] = False,
-    image: Annotated[str, typer.Option(help="For --kuberay: image with Ray and this repository.")] = "offramp",
-    claim: Annotated[str, typer.Option(help="For --kuberay: volume claim that all pods mount.")] = "offramp",
-    redis: Annotated[
-        str | None, typer.Option(help="For --kuberay: host:port of a Redis, by which the service outlives Ray's head.")
-    ] = None,
-    redis_secret: Annotated[
-        str | None, typer.Option(help="For --redis: the secret of Kubernetes with its `password`; default: none.")
-    ] = None,
-    settings: Annotated[
-        bool, typer.Option("--settings", help="Only the settings, as a repository's folder keeps them.")
-    ] = False,
-    at: At = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
-) -> None:
-    """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
-    from cluster.render import Redis, to_yaml
-    from offramp.spec.file import read_service
-
-    in_a_folder("out", out)
-    if kuberay and settings:
-        raise InputError("--kuberay and --settings are two things: give one of them")
-    if (redis is not None and not kuberay) or (redis_secret is not None and redis is None):
-        raise InputError("--redis goes with --kuberay, and --redis-secret with --redis")
-    if settings:
-        text = moved(read_service(service), at).settings.model_dump_json(indent=2) + "\n"
-    elif kuberay:
-        kept = None if redis is None else Redis(address=redis, secret=redis_secret)
-        text = to_yaml(_manifest(read_service(service), image, claim, at, kept))
+def render(job: RenderJob) -> None:
+    """Print the file, or write it."""
+    in_a_folder("out", job.out)
+    if job.settings:
+        text = moved(read_service(job.service), job.at).settings.model_dump_json(indent=2) + "\n"
+    elif job.kuberay:
+        text = to_yaml(_manifest(read_service(job.service), job))
     else:
-        text = to_yaml(_config(moved(read_service(service), at)))
-    if out is None:
+        text = to_yaml(_config(moved(read_service(job.service), job.at)))
+    if job.out is None:
         print(text, end="")
     else:
-        out.write_text(text, encoding="utf-8")
+        job.out.write_text(text, encoding="utf-8")
 
 
-def deploy(
-    service: ServiceFile,
-    address: Address = DASHBOARD,
-    at: At = None,
-    timeout_s: Patience = 600.0,
-) -> None:
-    """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
-    from deployments.local_ray.applications import check_devices, claimed, with_application
-    from offramp.spec.deploying import wait_until_running
-    from offramp.spec.file import read_service
-
-    found = moved(read_service(service), at)
-    with _dashboard(address) as dashboard:
+def deploy(job: DeployJob) -> None:
+    """Put the service among the applications of the cluster, and wait until it runs."""
+    found = moved(read_service(job.service), job.at)
+    with _dashboard(job.address) as dashboard:
         serve = dashboard.serve()
         check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
         dashboard.put(with_application(serve, _config(found)))
-        wait_until_running(dashboard, found.name, _waiting(timeout_s))
-        print(f"{found.name} runs; offramp status --address {address}")
+        wait_until_running(dashboard, found.name, _waiting(job.timeout_s))
+        print(f"{found.name} runs; offramp status --address {job.address}")
 
 
-def status(
-    address: Address = DASHBOARD,
-    url: Annotated[
-        str | None, typer.Option(help="The service, for its plan; default: Serve's port beside the dashboard.")
-    ] = None,
-    api_key_file: ApiKeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
-    from offramp.spec.deploying import applications_document
-
-    with _dashboard(address) as dashboard:
+def status(job: StatusJob) -> None:
+    """Print the applications, and the plan in force where the service says it."""
+    with _dashboard(job.address) as dashboard:
         serve = dashboard.serve()
-    headers = key_header(find_api_key(api_key_file))
-    plan = _plan_of(url or service_url(address, serve), headers) if serve["applications"] else None
+    headers = key_header(find_api_key(job.api_key_file))
+    plan = _plan_of(job.url or service_url(job.address, serve), headers) if serve["applications"] else None
     found = {"applications": applications_document(serve), "plan": plan}
-    if as_json:
+    if job.as_json:
         print(json.dumps(found))
         return
     show(*status_tables(found))
 
 
-def delete(
-    name: Annotated[str, typer.Argument(help="The application's name.")],
-    address: Address = DASHBOARD,
-    timeout_s: Patience = 600.0,
-) -> None:
-    """End one application of a Ray cluster; the others stay."""
-    from deployments.local_ray.applications import without_application
-    from offramp.spec.deploying import wait_until_gone
-
-    with _dashboard(address) as dashboard:
-        dashboard.put(without_application(dashboard.serve(), name))
-        wait_until_gone(dashboard, name, _waiting(timeout_s))
-    print(f"{name} is gone")
+def delete(job: DeleteJob) -> None:
+    """Take the application away, and wait until it is gone."""
+    with _dashboard(job.address) as dashboard:
+        dashboard.put(without_application(dashboard.serve(), job.name))
+        wait_until_gone(dashboard, job.name, _waiting(job.timeout_s))
+    print(f"{job.name} is gone")
 
 
 def moved(service: Service, at: str | None) -> Service:
-    """A service whose nodes find its files in another folder; raises InputError for a relative one."""
-    from offramp.spec.file import at_folder
-
-    if at is None:
-        return service
-    folder = PurePosixPath(at)
-    if not folder.is_absolute():
-        raise InputError(f"--at {at}: an absolute folder of the nodes is needed")
-    return replace(service, settings=at_folder(service.settings, folder))
+    """A service whose nodes find its files in another folder."""
+    return service if at is None else replace(service, settings=at_folder(service.settings, PurePosixPath(at)))
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
-    from cluster.render import serve_config
-
     return serve_config(
         json.loads(service.settings.model_dump_json()),  # as Serve gives it back: JSON has string keys only
         name=service.name,
@@ -158,29 +109,21 @@ def _config(service: Service, *, host: str | None = None, proxy_location: ProxyL
 
 
 def _environment(service: Service) -> dict[str, str]:
-    from cluster.render import grpc_environment
-    from deployments.local_ray.start import THROUGHPUT
-
     asked = service.ingress.grpc_port is not None
     return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
 
 
-def _manifest(service: Service, image: str, claim: str, at: str | None, redis: Redis | None) -> dict[str, Any]:
+def _manifest(service: Service, job: RenderJob) -> dict[str, Any]:
     """On Kubernetes a service listens on every address of its pod, and every pod may be asked."""
-    from importlib.metadata import version
-
-    from cluster.render import MOUNT, Kubernetes, ray_service
-    from deployments.local_ray.start import HAPROXY
-
-    mount = at or MOUNT
+    mount = job.at or MOUNT
     service = moved(service, mount)
     kubernetes = Kubernetes(
-        image=image,
+        image=job.image,
         ray_version=version("ray"),
-        claim=claim,
+        claim=job.claim,
         mount=mount,
         environment=_environment(service) | ({} if service.ingress.front == "proxy" else HAPROXY),
-        redis=redis,
+        redis=None if job.redis is None else Redis(address=job.redis, secret=job.redis_secret),
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     return ray_service(service.name, config, service.inventory, kubernetes)
@@ -188,16 +131,11 @@ def _manifest(service: Service, image: str, claim: str, at: str | None, redis: R
 
 @contextmanager
 def _dashboard(address: str) -> Iterator[Dashboard]:
-    from offramp.spec.deploying import Dashboard, dashboard_client
-
     with dashboard_client(address) as client:
         yield Dashboard(client)
 
 
 def _waiting(limit_s: float) -> Waiting:
-    from earlyexit.clock import MonotonicClock
-    from offramp.spec.deploying import Waiting
-
     def tell(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
@@ -214,8 +152,6 @@ def service_url(address: str, serve: dict[str, Any]) -> str:
 
 def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """What the service says of its plan; None, and a line of why, where it says nothing."""
-    import httpx
-
     try:
         response = httpx.get(f"{url}/plan", headers=headers, timeout=10.0)
         response.raise_for_status()
@@ -266,7 +202,7 @@ def _chains(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 def _plan(chains: list[dict[str, Any]], title: str) -> Table:
     several = len(chains) > 1
     names = ("chain", "share") if several else ()
-    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps after", title=title)
+    table = make_table(*names, "stage", "device", "replicas", "blocks", "batch", "ramps\nafter", title=title)
     for number, chain in enumerate(chains):
         of_chain = (str(number), f"{chain['share']:.1%}")
         for index, stage in enumerate(chain["stages"]):

@@ -1,16 +1,13 @@
-"""Options that several commands share, and the checks of what they are given."""
+"""What commands print, and checks of options that several of them share."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import InputError
 
@@ -50,40 +47,11 @@ def milliseconds(seconds: float) -> str:
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
-def above_zero(value: float | None) -> float | None:
-    """Check an option's value, as typer's callback."""
-    if value is not None and not 0 < value < math.inf:  # not-a-number is neither
-        raise typer.BadParameter(f"{value} is not a finite number above 0")
-    return value
-
-
-def http_address(url: str) -> str:
-    """Check an option's value, as typer's callback."""
-    try:
-        parts = urlsplit(url)
-        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets of half an IPv6 address, a port that is no number
-        complete = False
-    if not complete:
-        raise typer.BadParameter(f"{url!r} is no address like http://127.0.0.1:8000")
-    return url
-
-
-def optional_http_address(url: str | None) -> str | None:
-    """Check an option's value, as typer's callback."""
-    return None if url is None else http_address(url)
-
-
 def choice(name: str, value: str | None, allowed: tuple[str, ...]) -> Any:
     """The value of `--name`, one of `allowed` or not given; raises InputError for another."""
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
     return value
-
-
-def completes(allowed: tuple[str, ...]) -> dict[str, Callable[[str], list[str]]]:
-    """What `typer.Option` takes so that a shell completes to one of `allowed`, or to a file where none fits."""
-    return {"autocompletion": lambda incomplete: [each for each in allowed if each.startswith(incomplete)]}
 
 
 def integers(name: str, value: str) -> tuple[int, ...]:
@@ -117,14 +85,3 @@ def in_a_folder(name: str, path: Path | None) -> None:
         raise InputError(f"--{name} {path}: {error.strerror}") from error
     if not writable:
         raise InputError(f"--{name} {path}: may not be written")
-
-
-ARRIVALS = ("poisson", "constant")
-
-ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-ApiKeyFile = Annotated[
-    Path | None, typer.Option("--api-key-file", help="File with the service's API key; default: $OFFRAMP_API_KEY.")
-]
-Url = Annotated[str, typer.Option(help="Address of a running service.", callback=http_address)]

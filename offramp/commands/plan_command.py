@@ -1,24 +1,111 @@
-"""Plans and what-ifs as tables, times in milliseconds."""
+"""`offramp plan` and `offramp what-if`: plans and what-ifs as tables, times in milliseconds."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import typer
 from rich.table import Column, Table
 
+from earlyexit.errors import InputError
 from earlyexit.network.split import AfterAnswer
-from offramp.cli.options import make_table, milliseconds
-from offramp.commands.plan import NoPlanAnswer, PlanAnswer
+from offramp.commands.jobs import PlanJob, WhatIfJob
+from offramp.commands.order import order_option
+from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, show
+from offramp.commands.plan import (
+    NO_PLAN,
+    NoPlanAnswer,
+    PlanAnswer,
+    answer_document,
+    best_answer,
+    serving_plan,
+    what_if,
+    what_if_document,
+)
+from offramp.commands.plan_picture import check_picture, draw_plan
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.evaluate import Evaluation, step_figures
 from optimizer.explain import Comparison
 from optimizer.generation.figures import sequence_figures
 from optimizer.generation.steps import demand_of
 from optimizer.plan import Stage, chains_of
+from optimizer.plan_file import write_plan
+from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.problem_file import read_problem, read_problems
 from optimizer.rescore import Rescoring
-from optimizer.what_if import Axis
+from optimizer.what_if import Axis, with_batch_limit
+
+
+def run(job: PlanJob) -> None:
+    """Plan, write what is to be written, and print the plan."""
+    order = order_option(job.order)
+    in_a_folder("out", job.out)
+    in_a_folder("plot", job.plot)
+    if job.plot is not None:
+        check_picture(job.plot)
+    files = read_problems(job.problem)
+    if job.batch_limit is not None:
+        files = tuple(replace(file, problem=with_batch_limit(file.problem, job.batch_limit)) for file in files)
+    if order is not None:
+        files = tuple(replace(file, order=order) for file in files)
+    file, found = best_answer(files, job.strategy, solve, compared=None if job.compared else ())
+    if isinstance(found, NoPlanAnswer):
+        _print(found, as_json=job.as_json)
+        raise typer.Exit(NO_PLAN)
+    if job.out is not None:
+        write_plan(serving_plan(file, found.planned, job.threshold), job.out)
+    if job.plot is not None:
+        draw_plan(found.planned, job.plot)
+    _print(found, as_json=job.as_json)
+
+
+def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer_document(found)))
+    elif isinstance(found, NoPlanAnswer):
+        print(found.message, file=sys.stderr)
+        show(*no_plan_tables(found))
+    else:
+        show(*plan_tables(found))
+
+
+def run_what_if(job: WhatIfJob) -> None:
+    """Plan, and print what came of it."""
+    axis = _axis(job)
+    asked = read_problem(job.problem).problem
+    rows = what_if(asked, axis, solve)
+    if job.as_json:
+        for value, decisions in rows:
+            print(json.dumps(what_if_document(asked, axis, value, decisions)), flush=True)
+        return
+    show(what_if_table(asked, axis, list(rows)))
+
+
+def _axis(job: WhatIfJob) -> Axis:
+    given = {name.replace("_", "-"): value for name, value in job if name not in ("problem", "as_json")}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        options = ", ".join(f"--{name}" for name in named or given)
+        raise InputError(f"give exactly one of the options that change a number, not {len(named)}: {options}")
+    [(name, value)] = named.items()
+    match name:
+        case "slo-ms":
+            return Axis(name="slo_s", values=tuple(each / 1000 for each in numbers(name, value)))
+        case "batch-limit":
+            return Axis(name="batch_limit", values=integers(name, value))
+        case "budget":
+            return Axis(name="usd_per_hour", values=numbers(name, value, zero=True))
+        case "rate":
+            return Axis(name="rate_per_s", values=numbers(name, value))
+        case _:
+            device, _, counts = value.partition("=")
+            if not device or not counts:
+                raise InputError(f"--count {value!r}; a device and its numbers are needed, like V100=4,8,16")
+            return Axis(name="count", values=integers("count", counts), device=device)
 
 
 def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: Evaluation) -> Table:
@@ -114,7 +201,7 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
 def _stages(answer: PlanAnswer) -> Table:
     table = make_table(
         Column("stage", no_wrap=True),
-        *("blocks", "batch", "ramps after", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
+        *("blocks", "batch", "ramps\nafter", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
         title=f"Plan ({answer.planned.strategy})",
         narrow=True,
     )

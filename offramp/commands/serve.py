@@ -1,0 +1,108 @@
+"""`offramp serve`: a model's folder, or a service file, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.settings import ServeSettings
+from earlyexit.errors import HeadLostError
+from earlyexit.network.store import ModelCard, read_card
+from offramp.commands.order import order_option
+from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
+from offramp.spec.documents import IngressDocument, PlanOptions
+from offramp.spec.file import read_service
+from offramp.spec.jobs import ServeFields
+from optimizer.plan import Plan
+
+EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
+"""Arguments of `offramp predict`, by codec."""
+
+
+def run(job: ServeFields) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    if job.model.is_file():
+        found = read_service(job.model)
+        settings, ingress = found.settings, found.ingress.model_copy(update=job.ports)
+    else:
+        document = job.document
+        settings, ingress = application_settings(document, _plan_of(document.plan, job.model)), document.ingress
+    _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
+
+
+def _plan_of(asked: PlanOptions, model: Path) -> Plan:
+    given = asked.model_dump(exclude={"plan", "order"}, exclude_unset=True)
+    return resolve_plan(asked.plan, model, order=order_option(asked.order), **given)
+
+
+def _serve_until_stopped(
+    settings: ServeSettings, ingress: IngressDocument, *, metrics_port: int | None, restart: bool
+) -> None:
+    """Serve on this machine until Ctrl-C or SIGTERM.
+
+    The process ends, or restarts itself, when Ray's head is lost.
+    """
+    stopping = _stop_once()
+    environment = dict(os.environ)  # before Ray, and its switches, are put into it
+    settings = with_environment(settings)
+    listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
+    cluster = LocalCluster(**listening, metrics_port=metrics_port)
+    try:
+        with serving(settings, cluster, lambda lost: _leave(lost, environment if restart else None)) as url:
+            card = read_card(Path(settings.model))
+            print(f"serving {card.name} at {url}   API: {url}/docs")
+            print(f"live page at {url}/dashboard   metrics at {url}/metrics")
+            if cluster.grpc_port is not None:
+                print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
+            if cluster.metrics_port is not None:
+                print(f"Ray's metrics at http://{cluster.address}:{cluster.metrics_port}/metrics")
+            print(f"try: {example_of(card)} --url {url}", flush=True)
+            has_keys = settings.access is not None and settings.access.has_keys
+            for note in exposure_notes(cluster.host, has_keys=has_keys, ray_is_open=cluster.ray_address is None):
+                print(f"note: {note}; see docs/deploy.md", file=sys.stderr, flush=True)
+            while not stopping:
+                signal.pause()
+    except KeyboardInterrupt:
+        pass
+    print("stopped", flush=True)
+
+
+def _stop_once() -> list[int]:
+    """Have Ctrl-C and SIGTERM raise KeyboardInterrupt, the first of them alone: what it ends takes seconds.
+
+    Returns where its number will be, for an interrupt may be lost where Python can raise nothing, as in a destructor.
+    """
+    stopping: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if not stopping:
+            stopping.append(number)
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return stopping
+
+
+def example_of(card: ModelCard) -> str:
+    """Returns a command that asks a model, but for the service's address."""
+    if card.generates:
+        return "offramp generate 'Why is the sky blue?'"
+    return f"offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')}"
+
+
+def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
+    """End at once, for Ray's own end would wait for its head; in an environment, begin anew with the same command."""
+    with contextlib.suppress(OSError):  # the reader of a pipe may be gone
+        print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+    if environment is None:
+        os._exit(lost.exit_status)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

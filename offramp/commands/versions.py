@@ -1,0 +1,111 @@
+"""Versions of a model: `offramp versions`, `canary`, `promote`, `load` and `unload`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from earlyexit.network.store import read_card
+from offramp.client.client import Client
+from offramp.commands.output import make_table, show
+from offramp.commands.service import moved
+from offramp.spec.file import read_service
+from offramp.spec.jobs import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
+
+
+def versions(job: VersionsJob) -> None:
+    """Print models, versions and states."""
+    with Client(job.url) as client:
+        rows = client.versions()
+    if job.as_json:
+        print(json.dumps(rows))
+    else:
+        show(index_table(rows))
+
+
+def canary(job: CanaryJob) -> None:
+    """Begin or end a canary, or ask for it, and print both sides."""
+    with Client(job.url) as client:
+        if job.end:
+            seen = client.end_canary()
+        elif job.version is None:
+            seen = client.canary()
+        else:
+            seen = client.set_canary(job.version, share=job.share, compare_share=job.compare)
+    _show_sides(seen, as_json=job.as_json)
+
+
+def promote(job: PromoteJob) -> None:
+    """Make a version the default, and print both sides."""
+    with Client(job.url) as client:
+        seen = client.promote(job.version)
+    _show_sides(seen, as_json=job.as_json)
+
+
+def load(job: LoadJob) -> None:
+    """Start the version, and wait until it is ready."""
+    found = read_service(job.service)
+    model, settings = read_card(Path(found.settings.model)).name, moved(found, job.at).settings
+    with Client(job.url) as client:
+        client.load(model, settings.version, settings=settings.model_dump_json(), timeout_s=job.timeout_s)
+    print(f"version {settings.version} of {model} is ready")
+
+
+def unload(job: UnloadJob) -> None:
+    """End the version, and wait until it is gone."""
+    with Client(job.url) as client:
+        client.unload(job.model, job.version, timeout_s=job.timeout_s)
+    print(f"version {job.version} of {job.model} is gone")
+
+
+def _show_sides(seen: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(seen))
+    else:
+        show(side_by_side_table(seen))
+
+
+def index_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """The repository index."""
+    fields = ("name", "version", "state", "reason")
+    return make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
+
+
+def side_by_side_table(seen: Mapping[str, Any]) -> Table:
+    """Default and canary in two columns."""
+    names = list(seen["versions"])
+    canary = seen["canary"]
+    title = f"{seen['model']}: version {seen['default']}"
+    if canary is not None:
+        title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
+    table = make_table("", *(f"version {name}" for name in names), title=title, caption=_compared(seen["compared"]))
+    sides = [seen["versions"][name] for name in names]
+    table.add_row("requests", *(str(side["requests"]) for side in sides))
+    table.add_row("errors", *(_counts(side["errors"]) for side in sides))
+    table.add_row("p50", *(_ms(side["p50_s"]) for side in sides))
+    table.add_row("p99", *(_ms(side["p99_s"]) for side in sides))
+    table.add_row("left after block", *(_counts(side["exits"]) for side in sides))
+    table.add_row("agreement with its full model", *(_percent(side["agreement"]) for side in sides))
+    return table
+
+
+def _compared(compared: Mapping[str, Any]) -> str | None:
+    if compared["agreement"] is None:
+        return None
+    return f"asked the same {compared['inputs']} inputs, they agree on {compared['agreement']:.2%}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
