@@ -25,7 +25,7 @@ from offramp.commands.calibrated import (
     save_calibration,
 )
 from offramp.commands.jobs import CalibrateJob
-from offramp.commands.train_tokens import prompts_of
+from offramp.commands.train import prompts_of
 from offramp.commands.worth import work_share
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import policy_of_score

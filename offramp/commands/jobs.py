@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from cluster.devices import find_device
 from earlyexit.backends.backends import BackendName
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.engine.order import OrderSpec
+from earlyexit.errors import DataError, InputError, ModelFolderError, PlanError
 from earlyexit.ramps.pooling import Pooling
-from offramp.commands.order import OfOrder
 from offramp.load.job import BenchJob, Job, LabelledRows, PredictJob, Rows
 
 if TYPE_CHECKING:
@@ -156,6 +156,24 @@ class ChainJob(Printed):
     """Folder to write the chain to, which names the models' folders."""
     name: str | None = None
     """Model name in URLs. None: the last model's."""
+
+
+class OfOrder(BaseModel):
+    """The order in which inputs of a plan's queues go."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
+    """Which of the inputs that wait go first: arrival, deadline, shortest, das (or das:0.3, with its eta). None: as the
+    plan says, else deadline."""
+
+
+def order_option(text: str | None) -> OrderSpec | None:
+    """Returns the order that `--order` names; raises InputError."""
+    try:
+        return None if text is None else OrderSpec.parse(text)
+    except PlanError as error:
+        raise InputError(f"--order: {error}") from error
 
 
 class OfProblem(Job):

@@ -15,7 +15,7 @@ from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
-from offramp.commands.order import order_option
+from offramp.commands.jobs import order_option
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import IngressDocument, PlanOptions
 from offramp.spec.file import read_service

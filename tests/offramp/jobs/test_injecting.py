@@ -23,9 +23,8 @@ from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_ca
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate, read_calibration
 from offramp.commands.foreign import TorchForeign, answer_names, check_names, read_foreign
-from offramp.commands.inject import Injected, Times, crossing_sites, inject
+from offramp.commands.inject import Injected, Times, crossing_sites, inject, ramps_worth_their_time, time_exits
 from offramp.commands.jobs import CalibrateJob, InjectJob
-from offramp.commands.ramp_times import ramps_worth_their_time, time_exits
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from profiles.table import FloatArray
 from tests.earlyexit.foreign import SIDE, masked, pictures

@@ -16,8 +16,7 @@ from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
-from offramp.commands.train import train
-from offramp.commands.train_tokens import spread
+from offramp.commands.train import spread, train
 from optimizer.sequences import differing, sequences_of
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
