@@ -29,7 +29,7 @@ from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
-from deployments.ingress.crossing import entrance_of
+from deployments.ingress.crossing import encoder_of
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
@@ -97,8 +97,8 @@ class Ingress(RpcMethods):
             for name in self._slots
         }
         self._core = build_core(self._settings, self.card, self._transports)
-        entrance = entrance_of(self._core.name, codec)
-        self._dispatcher = Dispatcher(self._core, self._clock, self._metrics, entrance=entrance)
+        encoder = encoder_of(self._core.name, codec)
+        self._dispatcher = Dispatcher(self._core, self._transports, self._clock, self._metrics, encoder=encoder)
         self._everyone = Everyone(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracer is None else self._tracer.follow

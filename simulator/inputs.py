@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.core.inputs import Flight
+from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.wire import Seen
 from optimizer.networks import scaled
@@ -136,16 +136,16 @@ class Probing:
         self._records = records
         self._rows_N = rows_N
 
-    def seen(self, flights: Sequence[Flight[int]], ramps: Collection[int]) -> Iterator[tuple[Flight[int], Seen]]:
+    def seen(self, inputs: Sequence[PendingInput], ramps: Collection[int]) -> Iterator[tuple[PendingInput, Seen]]:
         """How sure these ramps are of inputs; the answer is what it costs. The full model is last."""
         records = self._records
         asked = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
-        for flight in flights:
-            row = self._rows_N[flight.input % len(self._rows_N)]
+        for each in inputs:
+            row = self._rows_N[each.serial % len(self._rows_N)]
             for column, ramp in asked:
                 score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
-                yield flight, Seen(sample_id="", block=ramp, score=score, value=loss)
-            yield flight, Seen(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
+                yield each, Seen(sample_id="", block=ramp, score=score, value=loss)
+            yield each, Seen(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
 
 
 def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:
@@ -205,10 +205,10 @@ class NetworkTokens:
         share = self._shares[network] * (self._left[network] if crossed else 1.0)
         return tokens if share == 1 else max(1, round(tokens * share))
 
-    def enter(self, flights: Sequence[Flight[int]], network: int, *, crossed: bool) -> None:
-        """Flights have the tokens of the network from now on."""
-        for flight in flights:
-            flight.tokens = self.of(flight.input, network, crossed=crossed)
+    def enter(self, inputs: Sequence[PendingInput], network: int, *, crossed: bool) -> None:
+        """Inputs have the tokens of the network from now on."""
+        for each in inputs:
+            each.tokens = self.of(each.serial, network, crossed=crossed)
 
 
 def pruned_table(problem: PlanProblem, table: LatencyTable, used: Sequence[int]) -> LatencyTable:

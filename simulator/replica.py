@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from cluster.emulated import Pace, Sharing
-from deployments.ingress.core.inputs import Call, Flight
+from deployments.ingress.core.calls import Call
+from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
@@ -26,8 +27,8 @@ from optimizer.problem import PlanProblem
 from simulator.events import ENDS, Events
 from simulator.inputs import NOWHERE
 
-Input = Member[Flight[int]]
-"""One input in an engine; its flight's own input is its number, in the order of arrival."""
+Input = Member[PendingInput]
+"""One input in an engine; its serial number counts the inputs of the scenario, in the order of their arrival."""
 
 
 class Door(Protocol):
@@ -40,7 +41,7 @@ class Door(Protocol):
         """They leave the model."""
         ...
 
-    def answer_early(self, trip: Trip, members: Sequence[Input], block: int) -> None:
+    def answer_early(self, members: Sequence[Input], block: int) -> None:
         """They are answered, and stay inside."""
         ...
 
@@ -53,30 +54,14 @@ class Door(Protocol):
         ...
 
 
-class Holder(Protocol):
-    """A replica, as ingresses see it."""
-
-    trips: set[Trip]
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def busy(self) -> float: ...
-
-    def submit(self, trip: Trip, block: int) -> None: ...
-
-    def forget(self, trip: Trip) -> None: ...
-
-
-class Trip(Call[int, Any]):
+class Trip(Call):
     """A call and what its ingress knows of its way; its members' `origin` until it has another."""
 
     __slots__ = ("ingress", "members", "replica", "weight")
 
     ingress: Door
     members: Sequence[Input]
-    replica: Holder | None
+    replica: SimulatedReplica | None
     """None until there is one for it."""
     weight: int
     """What its ingress counts it as, once it is on its way (`weight_of`)."""
@@ -91,7 +76,7 @@ class Trip(Call[int, Any]):
             member.origin = self
             member.reserve_s = reserve_s
 
-    def left(self) -> list[Flight[int]]:
+    def left(self) -> list[PendingInput]:
         """Those that have not left the replica."""
         return [member.payload for member in self.members if member.origin is self]
 
@@ -177,7 +162,7 @@ class Work:
         by_ramp: dict[int, list[Input]] = {}
         going_on: list[Input] = []
         for member in members:
-            ramp = leaves[member.payload.input % cycle]
+            ramp = leaves[member.payload.serial % cycle]
             if ramp == NOWHERE:
                 going_on.append(member)
             elif ramp in by_ramp:
@@ -186,7 +171,7 @@ class Work:
                 by_ramp[ramp] = [member]
         return sorted(by_ramp.items()), going_on
 
-    def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
+    def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """A batch was run."""
         counts = self._counts
         counts.batches += 1
@@ -240,7 +225,7 @@ class Works:
         self._of.clear()
 
 
-Ended = tuple[Batch[Flight[int]], Work, float | None, float, Sequence[Exit], list[Input]]
+Ended = tuple[Batch[PendingInput], Work, float | None, float, Sequence[Exit], list[Input]]
 """A batch that has run, its work, the seconds until its first answers (None: its end) and in all, the inputs that are
 answered at its end, and those that go on."""
 
@@ -249,7 +234,7 @@ answered at its end, and those that go on."""
 class Remaining:
     """What a batch has still to do."""
 
-    batch: Batch[Flight[int]]
+    batch: Batch[PendingInput]
     work: Work
     pace: Pace
     ramps: Collection[int]
@@ -268,7 +253,7 @@ class Remaining:
     first_s: float | None = None
 
 
-def remaining_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int]) -> Remaining:
+def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> Remaining:
     """All that a batch does which begins; `all_ramps`: those that look at probes."""
     split, work = batch.split, works.of(batch.split)
     exits, going_on = work.part(batch.members)
@@ -300,7 +285,7 @@ class SideBySide:
         self,
         events: Events,
         is_alive: Callable[[], bool],
-        on_exit: Callable[[Batch[Flight[int]], Exit], None],
+        on_exit: Callable[[Batch[PendingInput], Exit], None],
         on_end: Callable[[Ended], None],
     ) -> None:
         """`on_exit` gets the inputs that are answered on the way."""
@@ -369,7 +354,7 @@ by them is answered at the batch's end."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Step(Member[Flight[int]]):
+class Step(Member[PendingInput]):
     """An input of a sequence; its tokens are those of a chunk of its prompt, or the newest alone."""
 
     context: int
@@ -471,13 +456,13 @@ class StepWork(Work):
             inputs += size.inputs
         return self._seconds.head(inputs)
 
-    def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
+    def count(self, batch: Batch[PendingInput], seconds: float) -> None:
         """A batch was run: what its members passed is filled in. Members that left early are behind, except probes."""
         super().count(batch, seconds)
         leaves, cycle, at_end = self._leaves, len(self._leaves), self.split.end == self._num_blocks
         for member in batch.members:
             assert isinstance(member, Step)
-            ramp = leaves[member.payload.input % cycle] if self.split.ramps and not batch.stays else NOWHERE
+            ramp = leaves[member.payload.serial % cycle] if self.split.ramps and not batch.stays else NOWHERE
             if ramp != NOWHERE:
                 leave(member.behind, ramp, member.tokens)
             elif at_end:
@@ -540,7 +525,7 @@ class SimulatedReplica:
         self.busy_s = 0.0
         self.trips: set[Trip] = set()
         """Those of which inputs are inside."""
-        self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes(), starts=starts)
+        self.engine: BatchEngine[PendingInput] = BatchEngine((), ObservedTimes(), starts=starts)
         self._problem = problem
         self._events = events
         self._holds = False
@@ -573,7 +558,7 @@ class SimulatedReplica:
         """Queue a call's inputs, which have arrived."""
         if not self.alive:
             return
-        assignment = trip.leg.assignment
+        assignment = trip.stage.assignment
         if assignment.epoch > self.epoch:
             self.follow(assignment)
         self.engine.submit(block, trip.members, self._events.time_s, assignment.known)
@@ -596,7 +581,7 @@ class SimulatedReplica:
         """End at once; gives the calls that were inside, the oldest first."""
         self.alive = False
         trips, self.trips = self.trips, set()
-        return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.input))
+        return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.serial))
 
     def become(self, works: Works) -> None:
         """Be so fast from the next batch on."""
@@ -627,7 +612,7 @@ class SimulatedReplica:
             if self.alive and not self._holds and self.engine.may_begin:
                 self._start()
 
-    def _run(self, batch: Batch[Flight[int]]) -> None:
+    def _run(self, batch: Batch[PendingInput]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
             self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
@@ -656,7 +641,7 @@ class SimulatedReplica:
         took_s += work.end_s(inside if going_on else None, num_waiting)
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
 
-    def _run_staying(self, batch: Batch[Flight[int]]) -> None:
+    def _run_staying(self, batch: Batch[PendingInput]) -> None:
         """No input leaves: those that an active ramp lets out are answered there. For probes every ramp looks."""
         split, started_s, first_s = batch.split, batch.started_s, None
         ramps = self._problem.ramps if batch.probe else split.ramps
@@ -670,7 +655,7 @@ class SimulatedReplica:
         ended: Ended = (batch, work, first_s, took_s, [], list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
 
-    def _exit(self, batch: Batch[Flight[int]], leaving: Exit) -> None:
+    def _exit(self, batch: Batch[PendingInput], leaving: Exit) -> None:
         if batch.stays:
             self._answer_early(leaving)
             return
@@ -692,7 +677,7 @@ class SimulatedReplica:
             for member in new:
                 member.answered = True
             for trip, mine in by_trip(new) if new else ():
-                trip.ingress.answer_early(trip, mine, block)
+                trip.ingress.answer_early(mine, block)
 
     def _end(self, ended: Ended) -> None:
         batch, work, first_s, total_s, at_end, going_on = ended
@@ -711,7 +696,7 @@ class SimulatedReplica:
             self._go_on(batch.split.end, going_on)
         self._start()
 
-    def _answered(self, batch: Batch[Flight[int]], going_on: Sequence[Input]) -> list[int]:
+    def _answered(self, batch: Batch[PendingInput], going_on: Sequence[Input]) -> list[int]:
         """Sequences of which a batch answered steps; none of inputs of none."""
         members = batch.members
         if members[0].sequence == NO_SEQUENCE:
@@ -754,7 +739,7 @@ class Slot:
         self.pending: list[tuple[Trip, int, float]] = []
         """Calls, with their block and delay, that found no replica."""
         self.num_ever = 0
-        self._homes: dict[tuple[int, int], int] = {}
+        self._holders: dict[tuple[int, int], int] = {}
         """By ingress and sequence, the replica that has it."""
         self.avoided: frozenset[str] = frozenset()
         self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
@@ -802,26 +787,26 @@ class Slot:
             return False
         return name not in self.avoided or all(each.name in self.avoided for each in self.replicas.values())
 
-    def home_of(self, ingress: int, homes: KVPlacements, batch: int) -> SimulatedReplica | None:
+    def holder_of(self, ingress: int, placements: KVPlacements, batch: int) -> SimulatedReplica | None:
         """The replica of a call's sequences; where they have none, the one that `fill_first` puts first by sequences.
 
         None where there is no replica.
         """
-        if homes.replica is not None:
-            return self.replicas[int(homes.replica.rpartition("#")[2])]
+        if placements.replica is not None:
+            return self.replicas[int(placements.replica.rpartition("#")[2])]
         offered = [each for each in self.replicas.values() if self.has(each.name)]
         if not offered:
             return None
-        held = Counter(index for (of, _), index in self._homes.items() if of == ingress)
+        held = Counter(index for (of, _), index in self._holders.items() if of == ingress)
         loads = [held[each.index] for each in offered]
-        replica = offered[fill_first(loads, len(homes.each), batch, self.routers[ingress].phase)[0]]
-        homes.choose(replica.name)
-        self._homes.update({(ingress, number): replica.index for number in homes.numbers})
+        replica = offered[fill_first(loads, len(placements.each), batch, self.routers[ingress].phase)[0]]
+        placements.choose(replica.name)
+        self._holders.update({(ingress, number): replica.index for number in placements.numbers})
         return replica
 
     def leave(self, ingress: int, sequence: int) -> SimulatedReplica | None:
         """A sequence is over, or lost; gives the replica that had it, while that takes calls."""
-        return self.replicas.get(self._homes.pop((ingress, sequence), -1))
+        return self.replicas.get(self._holders.pop((ingress, sequence), -1))
 
     def withdraw(self, trip: object) -> None:
         """Have a call wait for a replica no more."""
@@ -832,7 +817,7 @@ class Slot:
         for replica in (*self.replicas.values(), *self.retired):
             yield from tuple(replica.trips)
 
-    def done(self, ingress: int, replica: Holder, weight: int) -> None:
+    def done(self, ingress: int, replica: SimulatedReplica, weight: int) -> None:
         """A call has ended."""
         self.routers[ingress].load(replica.index, -weight)
 

@@ -8,10 +8,10 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-from deployments.ingress.core.attempts import LOST
+from deployments.ingress.core.calls import Answered, placements_of
 from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
-from deployments.ingress.core.inputs import Answered, Flight
-from deployments.ingress.core.routes import homes_of
+from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
@@ -77,7 +77,7 @@ class GeneratingIngress(SimulatedIngress):
         )
         self.loop = Loop(rules, around.placed.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
-        self._courses: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
+        self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
         """By the number of the step that is under way."""
         self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
         """Whose next step is sent when this moment is over."""
@@ -91,7 +91,7 @@ class GeneratingIngress(SimulatedIngress):
         except OfframpError:
             return
         self._step(self.loop.begin(sequence, self._events.time_s), sequence)
-        self._do(())
+        self.do(())
 
     def follow(self, placed: PlacedPlan) -> None:
         self.loop.follow(placed.plan)
@@ -99,104 +99,98 @@ class GeneratingIngress(SimulatedIngress):
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Where their keys and values are; a sequence that has lost them starts again."""
-        homes, slot = homes_of(trip.leg.slot, trip.flights), trip.leg.transport
-        if homes.replica is not None and not slot.has(homes.replica):
+        placements, slot = placements_of(trip.stage.slot, trip.inputs), self._slots[trip.stage.slot]
+        if placements.replica is not None and not slot.has(placements.replica):
             self.restart(trip)
             return True
-        replica = slot.home_of(self.index, homes, trip.leg.budgets[0].inputs)
+        replica = slot.holder_of(self.index, placements, trip.stage.budgets[0].inputs)
         if replica is None:
             return False
         trip.weight = 0  # sequences are what counts, from their beginning to their end
         self._set_off(trip, replica, block, delay_s)
         return True
 
-    def _step(self, course: GenerationState[int], sequence: SimulatedSequence) -> None:
+    def _step(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
         number, now_s = self._step_number, self._events.time_s
         try:
-            self.core.step(
-                number,
-                course.home,
-                tokens=course.step(),
-                arrived_s=now_s,
-                deadline_s=course.awaited_from_s + self._lengths.timeout_s,
-                now_s=now_s,
-            )
+            deadline_s = state.awaited_from_s + self._lengths.timeout_s
+            self.core.step(PendingInput(number, now_s, deadline_s, state.step()), state.placement, now_s)
         except OfframpError as error:
-            self._failed(course, sequence, error.kind)
+            self._failed(state, sequence, error.kind)
             return
         self._step_number += self._stride
-        self._courses[number] = course, sequence
+        self._states[number] = state, sequence
 
     def _members(self, trip: Trip) -> list[Step]:
-        return [self._member(flight, trip.probe) for flight in trip.flights]
+        return [self._member(each, trip.probe) for each in trip.inputs]
 
-    def _member(self, flight: Flight[int], probe: bool) -> Step:
-        course, sequence = self._courses[flight.input]
+    def _member(self, pending: PendingInput, probe: bool) -> Step:
+        state, sequence = self._states[pending.serial]
         return Step(
             sample_id="",
-            payload=flight,
-            tokens=flight.tokens,
-            deadline_s=flight.deadline_s,
+            payload=pending,
+            tokens=pending.tokens,
+            deadline_s=pending.deadline_s,
             probe=probe,
-            sequence=course.home.number,
+            sequence=state.placement.number,
             context=sequence.shown.seen,
             behind=sequence.behind,
         )
 
-    def _answered(self, answered: Answered) -> None:
-        for flight in answered.flights:
-            course, sequence = self._courses.pop(flight.input)
+    def answered(self, answered: Answered) -> None:
+        for each in answered.inputs:
+            state, sequence = self._states.pop(each.serial)
             if sequence.shown.answered():
-                self.loop.said(course, answered.block, self._events.time_s)
+                self.loop.said(state, answered.block, self._events.time_s)
             if sequence.shown.is_whole:
-                self._over(course, sequence, "length")
+                self._over(state, sequence, "length")
             else:
-                self._step_soon(course, sequence)
+                self._step_soon(state, sequence)
 
-    def _step_soon(self, course: GenerationState[int], sequence: SimulatedSequence) -> None:
+    def _step_soon(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
         """When all answers of this moment have been taken: their next steps are sent together, as live ones are."""
-        self._due.append((course, sequence))
+        self._due.append((state, sequence))
         if len(self._due) == 1:
             self._events.at(self._events.time_s, WAKES, self._step_all, None)
 
     def _step_all(self, _: None) -> None:
         due, self._due = self._due, []
-        for course, sequence in due:
-            self._step(course, sequence)
-        self._do(())
+        for state, sequence in due:
+            self._step(state, sequence)
+        self.do(())
 
     def _drop(self, numbers: Sequence[int], reason: str) -> None:
         for number in numbers:
-            self._failed(*self._courses.pop(number), reason)
+            self._failed(*self._states.pop(number), reason)
 
-    def _failed(self, course: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
+    def _failed(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
         if reason != LOST:
-            self._over(course, sequence, reason)
+            self._over(state, sequence, reason)
             return
-        self._leave(course)
+        self._leave(state)
         try:
-            pause_s = self.loop.again(course)
+            pause_s = self.loop.again(state)
         except StageUnavailableError as error:
-            self._over(course, sequence, error.kind)
+            self._over(state, sequence, error.kind)
             return
-        self._events.at(self._events.time_s + pause_s, WAKES, self._again, (course, sequence))
+        self._events.at(self._events.time_s + pause_s, WAKES, self._again, (state, sequence))
 
     def _again(self, lost: tuple[GenerationState[int], SimulatedSequence]) -> None:
         self._step(*lost)
-        self._do(())
+        self.do(())
 
-    def _over(self, course: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
-        self.loop.end(course, reason)
-        self._leave(course)
+    def _over(self, state: GenerationState[int], sequence: SimulatedSequence, reason: str) -> None:
+        self.loop.end(state, reason)
+        self._leave(state)
         ledger, index = self.sequences, sequence.index
         ledger.ended_s = self._events.time_s
-        ledger.said[index] = course.num_said
-        ledger.ttft_s[index], ledger.tpot_s[index] = course.ttft_s, course.tpot_s
+        ledger.said[index] = state.num_said
+        ledger.ttft_s[index], ledger.tpot_s[index] = state.ttft_s, state.tpot_s
 
-    def _leave(self, course: GenerationState[int]) -> None:
-        for slot in course.home.replicas:
-            replica = self._slots[slot].leave(self.index, course.home.number)
+    def _leave(self, state: GenerationState[int]) -> None:
+        for slot in state.placement.replicas:
+            replica = self._slots[slot].leave(self.index, state.placement.number)
             if replica is not None and self._entry_s:
-                self._events.at(self._events.time_s + self._entry_s, COMES, replica.end, course.home.number)
+                self._events.at(self._events.time_s + self._entry_s, COMES, replica.end, state.placement.number)
             elif replica is not None:
-                replica.end(course.home.number)
+                replica.end(state.placement.number)

@@ -100,10 +100,10 @@ class SimulatedService:
 
     def boot(self) -> None:
         """Start the plan's replicas, ready for work."""
-        legs = {leg.slot: leg for leg in self.ingresses[0].core.itinerary.legs}
-        for leg in legs.values():
-            for _ in range(leg.stage.replicas):
-                self.start(leg.slot, leg.assignment)
+        stages = {stage.slot: stage for stage in self.ingresses[0].core.route.stages}
+        for stage in stages.values():
+            for _ in range(stage.planned.replicas):
+                self.start(stage.slot, stage.assignment)
 
     def start(self, slot_name: str, assignment: Assignment | None = None) -> SimulatedReplica:
         """A replica that takes calls from now on; without an assignment its first call brings one."""

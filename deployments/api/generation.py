@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
 from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
-from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Alarm, Dispatcher, Later, on_loop
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
@@ -153,7 +153,7 @@ class _Running:
         course: GenerationState[Encoded],
         timeout_s: float,
         request_id: str,
-        settle: Callable[[_Running, LiveFlight, Answer | OfframpError], None],
+        settle: Callable[[_Running, PendingInput, Answer | OfframpError], None],
     ) -> None:
         self.sequence = sequence
         self.course = course
@@ -162,7 +162,7 @@ class _Running:
         """For the whole sequence; infinite where its caller named none."""
         self.request_id = request_id
         self.settle = partial(settle, self)
-        self.flight: LiveFlight | None = None
+        self.flight: PendingInput | None = None
         self.timer: Alarm | None = None
 
 
@@ -180,7 +180,7 @@ class GenerateService:
         *,
         later: Later = on_loop,
         rng: random.Random | None = None,
-        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+        trace: Callable[[Sequence[PendingInput]], None] | None = None,
     ) -> None:
         """`max_length`: the model's, of prompt and answer together.
 
@@ -266,14 +266,14 @@ class GenerateService:
         course = running.course
         running.flight = self._dispatcher.step(
             course.step(),
-            course.home,
+            course.placement,
             self._limit(running)[0],
             running.settle,
             arrived_s=self._clock.now_s(),
             request_id=running.request_id,
         )
 
-    def _settle(self, running: _Running, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+    def _settle(self, running: _Running, flight: PendingInput, outcome: Answer | OfframpError) -> None:
         if flight is not running.flight:
             return
         running.flight = None
@@ -320,19 +320,19 @@ class GenerateService:
 
     def _failed(self, running: _Running, error: OfframpError) -> None:
         """A step has no answer: where the sequence can go on elsewhere, it does."""
-        course, home = running.course, running.course.home
+        course, placement = running.course, running.course.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
         if is_full and self.loop.elsewhere(course):
-            self._dispatcher.end(home)
+            self._dispatcher.end(placement)
             self._send_soon(running)
             return
         if isinstance(error, DeadlineError):
             self._cut(running)
             return
-        if not is_lost and not (home.is_again and is_full):
+        if not is_lost and not (placement.is_again and is_full):
             self._fail(running, error)
             return
-        self._dispatcher.end(home)
+        self._dispatcher.end(placement)
         logger.info("a sequence of %s begins anew after %d tokens: %s", running.request_id, course.num_said, error)
         try:
             pause_s = self.loop.again(course)
@@ -381,7 +381,7 @@ class GenerateService:
     def _end(self, running: _Running, reason: str) -> None:
         """Whatever it holds is free; of one whose step a call has still, the timer sees to that call."""
         self.loop.end(running.course, reason)
-        self._dispatcher.end(running.course.home)
+        self._dispatcher.end(running.course.placement)
         flight = running.flight
         if running.timer is not None and (flight is None or flight.holder is None):
             running.timer.cancel()
@@ -394,7 +394,7 @@ def build_generation(
     settings: ServeSettings,
     clock: Clock,
     *,
-    trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+    trace: Callable[[Sequence[PendingInput]], None] | None = None,
 ) -> GenerateService | None:
     """None of a model whose answers are no tokens, or that takes no prompts."""
     if not isinstance(codec, PromptCodec) or not isinstance(task, TokenTask):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from deployments.api.bodies import InferRequest
-from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher, Later, on_loop
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
@@ -42,7 +42,7 @@ class InferService:
         clock: Clock,
         *,
         inputs: Sequence[TensorSpec] | None = None,
-        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+        trace: Callable[[Sequence[PendingInput]], None] | None = None,
         encode: Encode | None = None,
         later: Later = on_loop,
     ) -> None:
@@ -93,7 +93,7 @@ class InferService:
             last_resort.cancel()
         return [outcomes[flight] for flight in flights]
 
-    async def _outcomes(self, waiter: _Waiter, flights: Sequence[LiveFlight]) -> dict[LiveFlight, Answer]:
+    async def _outcomes(self, waiter: _Waiter, flights: Sequence[PendingInput]) -> dict[PendingInput, Answer]:
         """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
         reason = ABANDONED
         try:
@@ -144,14 +144,14 @@ class _Waiter:
 
     def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
         self._missing = num_inputs
-        self._answers: dict[LiveFlight, Answer] = {}
-        self.outcomes: asyncio.Future[dict[LiveFlight, Answer]] = loop.create_future()
+        self._answers: dict[PendingInput, Answer] = {}
+        self.outcomes: asyncio.Future[dict[PendingInput, Answer]] = loop.create_future()
 
     def fail(self, error: OfframpError) -> None:
         if not self.outcomes.done():
             self.outcomes.set_exception(error)
 
-    def settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+    def settle(self, flight: PendingInput, outcome: Answer | OfframpError) -> None:
         if isinstance(outcome, OfframpError):
             self.fail(outcome)
             return

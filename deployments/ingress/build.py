@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import Query
-from deployments.ingress.link import Transport
 from deployments.settings import ServeSettings
 from earlyexit.codecs.base import Codec, Encode
 from earlyexit.codecs.chain import ChainCodec
@@ -30,17 +28,15 @@ from profiles.stream import StreamShape, shape_of
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-def build_core(
-    settings: ServeSettings, card: ModelCard, transports: Mapping[str, Transport]
-) -> IngressCore[Query, Transport]:
-    """`transports`: by slot, to all that a plan may ever use; raises PlanError for a plan that needs others."""
+def build_core(settings: ServeSettings, card: ModelCard, slots: Collection[str]) -> IngressCore:
+    """`slots`: all that a plan may ever use; raises PlanError for a plan that needs others."""
     generates = card.task.get("name") == TokenTask.name
     rules = Rules(
         max_queued=settings.max_queued,
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
         slo_s=settings.tpot_slo_s if generates else settings.slo_s,
-        admits=not generates,  # sequences are let in, not their steps: see `Loop.admit`
+        admits=not generates,  # sequences are admitted, not their steps: see `Loop.admit`
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,
         shape=probe_shape(settings, card),
@@ -49,14 +45,14 @@ def build_core(
     )
     placed = initial_placement(settings.plan)
     rng = random.Random()  # another one in every ingress: each picks its own probes
-    return IngressCore(uuid.uuid4().hex[:8], placed, transports, rules, rng)
+    return IngressCore(uuid.uuid4().hex[:8], placed, slots, rules, rng)
 
 
-def encode_of(codec: Codec[Any], core: IngressCore[Any, Any]) -> Encode | None:
+def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:
     """Of a chain, what encodes rows for the network that they enter under the plan of that moment; else None."""
     if not isinstance(codec, ChainCodec):
         return None
-    return lambda rows, *, truncate: codec.encode_for(rows, core.itinerary.used, truncate=truncate)
+    return lambda rows, *, truncate: codec.encode_for(rows, core.route.used, truncate=truncate)
 
 
 def taken_inputs(card: ModelCard) -> Boundary | None:

@@ -1,10 +1,10 @@
-"""What inputs are, where they enter a network: as they depart from here, and where they cross into the next one."""
+"""Inputs as pieces for a network's first block: new inputs, and those that cross into the next network of a chain."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,62 +12,30 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.core.inputs import Flight
+from deployments.ingress.core.inputs import Inputs, PendingInput
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
-from earlyexit.errors import OfframpError
-from earlyexit.network.wire import Answer, Encoded, WirePiece, entering
+from earlyexit.network.wire import Encoded, WirePiece, entering
 from earlyexit.words import num_words
 from optimizer.plan import Plan
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-Settle = Callable[["LiveFlight", Answer | OfframpError], None]
-"""Told an input's outcome, once, unless it is given up."""
 
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Query:
-    """One input, as its caller gave it; nothing of it changes, but frozen it would take twice as long to make."""
-
-    key: str
-    """The caller's id of it, or an empty string."""
-    encoded: Encoded
-    """Of a chain a `ChainEncoded`, which has its row and all that is made of it for other networks."""
-    serial: int
-    """Counts the inputs of its ingress."""
-    request_id: str
-    """The request it came with, for the log."""
-    settle: Settle
-
-
-LiveFlight = Flight[Query]
-
-
-def sample_id_of(ingress: str, flight: LiveFlight) -> str:
-    """What it travels by: unique in the service, where those of different ingresses meet, and per attempt."""
-    return f"{flight.input.key}#{ingress}.{flight.input.serial}.{flight.attempt}"
+def sample_id_of(ingress: str, pending: PendingInput) -> str:
+    """Returns the id by which an input travels: unique in the service, and another one for each attempt."""
+    return f"{pending.key}#{ingress}.{pending.serial}.{pending.attempt}"
 
 
 def serial_and_attempt(sample_id: str) -> tuple[int, int]:
-    """Of a flight, from the id that it travels by."""
+    """Reads an input's serial number and attempt from the id by which it travels."""
     _, serial, attempt = sample_id.rpartition("#")[2].split(".")
     return int(serial), int(attempt)
 
 
-def departure(ingress: str, flights: Sequence[LiveFlight]) -> WirePiece:
-    """The inputs as a piece that waits for block 0."""
-    ids = [sample_id_of(ingress, flight) for flight in flights]
-    return entering(ids, [flight.input.encoded for flight in flights])
-
-
-def settle_all(outcomes: Iterable[tuple[LiveFlight, Answer | OfframpError]]) -> None:
-    """Tell every input's owner its outcome, whatever became of telling the one before."""
-    for flight, outcome in outcomes:
-        try:
-            flight.input.settle(flight, outcome)
-        except Exception:
-            logger.exception("an input of %s has an outcome that its owner cannot take", flight.input.request_id)
+def departure(ingress: str, inputs: Inputs) -> WirePiece:
+    """Returns new inputs as a piece that waits for block 0."""
+    return entering([sample_id_of(ingress, each) for each in inputs], [each.encoded for each in inputs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +94,10 @@ Of texts it is 2,000 characters, a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class NetworkEntry:
     """Inputs on their way into a network: new ones, or those that cross."""
 
-    flights: Sequence[LiveFlight]
+    inputs: Inputs
     block: int
     """The first that they wait for."""
     network: int
@@ -142,110 +110,112 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entering:
+class EnteredPiece:
     """Inputs before a network's first block."""
 
     piece: WirePiece
-    flights: Sequence[LiveFlight]
+    inputs: Inputs
     """In the piece's order."""
-    refused: Sequence[tuple[LiveFlight, Exception]] = ()
+    refused: Sequence[tuple[PendingInput, Exception]] = ()
     """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
     words: int = 0
     """Of the texts that words could be pruned of."""
     pruned_words: int = 0
 
 
-class ChainEntrance:
+class CrossingEncoder:
     """Of a chain: every input is encoded once for every network that it gets to."""
 
     def __init__(self, ingress: str, codec: ChainCodec) -> None:
         self._ingress = ingress
         self._codec = codec
 
-    def is_slow(self, way: Way) -> bool:
+    def is_slow(self, entry: NetworkEntry) -> bool:
         """Whether `prepare` takes milliseconds and leaves the event loop."""
-        anew = way.flights if way.cuts is not None and way.cuts.importance else self._missing(way)
-        rows = [_given(flight).row for flight in anew]
-        return bool(rows) and self._codec.of(way.network).is_slow(rows * TIMES_SLOWER)
+        anew = entry.inputs if entry.cuts is not None and entry.cuts.importance else self._missing(entry)
+        rows = [_given(each).row for each in anew]
+        return bool(rows) and self._codec.of(entry.network).is_slow(rows * TIMES_SLOWER)
 
-    def prepare(self, way: Way) -> None:
+    def prepare(self, entry: NetworkEntry) -> None:
         """Encodes the inputs that were not encoded for the network yet, together, without the words that they lose.
 
         May be called beside the event loop, and again after. If the codec fails, all of them stay as they are, and
         `enter` finds the input that it fails on. A text whose words cannot be cut goes on whole.
         """
-        if way.cuts is not None:
-            self._cut(way, way.cuts)
-        missing = self._missing(way)
+        if entry.cuts is not None:
+            self._cut(entry, entry.cuts)
+        missing = self._missing(entry)
         if missing:
             with suppress(Exception):
-                self._encode(missing, way.network)
+                self._encode(missing, entry.network)
 
-    def enter(self, way: Way, *, measured: bool = False) -> Entering:
+    def enter(self, entry: NetworkEntry, *, measured: bool = False) -> EnteredPiece:
         """Inputs as the piece that waits for a network's first block.
 
-        Every flight's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
+        Every input's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
         tokens receive in it.
         """
-        if way.going_on is None and not way.whole:  # an attempt begins, with whole texts
-            for flight in way.flights:
-                _given(flight).cut.clear()
-        self.prepare(way)
-        refused = list[tuple[LiveFlight, Exception]]()
-        entered, encoded = list[LiveFlight](), list[Encoded]()
-        for flight in way.flights:
-            made = self._made(flight, way)
+        if entry.going_on is None and not entry.whole:  # an attempt begins, with whole texts
+            for each in entry.inputs:
+                _given(each).cut.clear()
+        self.prepare(entry)
+        refused = list[tuple[PendingInput, Exception]]()
+        entered, encoded = list[PendingInput](), list[Encoded]()
+        for each in entry.inputs:
+            made = self._made(each, entry)
             if made is None:
                 try:
-                    [made] = self._encode([flight], way.network)
+                    [made] = self._encode([each], entry.network)
                 except Exception as error:
-                    refused.append((flight, error))
+                    refused.append((each, error))
                     continue
-            flight.tokens = made.length
-            entered.append(flight)
+            each.tokens = made.length
+            entered.append(each)
             encoded.append(made)
-        ids = [sample_id_of(self._ingress, flight) for flight in entered]
-        states_BS = None if way.going_on is None else _states_of(ids, way.going_on)
-        piece = entering(ids, encoded, block=way.block, state_BS=states_BS, measured=measured)
-        return Entering(piece=piece, flights=entered, refused=refused, **_words_of(entered, way.network, way.cuts))
+        ids = [sample_id_of(self._ingress, each) for each in entered]
+        states_BS = None if entry.going_on is None else _states_of(ids, entry.going_on)
+        piece = entering(ids, encoded, block=entry.block, state_BS=states_BS, measured=measured)
+        return EnteredPiece(
+            piece=piece, inputs=entered, refused=refused, **_words_of(entered, entry.network, entry.cuts)
+        )
 
-    def _cut(self, way: Way, cuts: Cuts) -> None:
-        for flight in way.flights:
+    def _cut(self, entry: NetworkEntry, cuts: Cuts) -> None:
+        for each in entry.inputs:
             try:
-                cuts.cut(self._codec, _given(flight), sample_id_of(self._ingress, flight), way.network)
+                cuts.cut(self._codec, _given(each), sample_id_of(self._ingress, each), entry.network)
             except Exception as error:
-                logger.warning("a text of %s keeps its words: %r", flight.input.request_id, error)
+                logger.warning("a text of %s keeps its words: %r", each.request_id, error)
 
-    def _made(self, flight: LiveFlight, way: Way) -> Encoded | None:
-        given = _given(flight)
-        cut = None if way.whole else given.cut.get(way.network)
-        return given.of(self._codec.alike(way.network)) if cut is None else cut.encoded
+    def _made(self, each: PendingInput, entry: NetworkEntry) -> Encoded | None:
+        given = _given(each)
+        cut = None if entry.whole else given.cut.get(entry.network)
+        return given.of(self._codec.alike(entry.network)) if cut is None else cut.encoded
 
-    def _encode(self, flights: Sequence[LiveFlight], network: int) -> list[Encoded]:
-        alike, given = self._codec.alike(network), [_given(flight) for flight in flights]
+    def _encode(self, inputs: Inputs, network: int) -> list[Encoded]:
+        alike, given = self._codec.alike(network), [_given(each) for each in inputs]
         made = self._codec.encoded([each.row for each in given], alike, truncate=True)
         for each, encoded in zip(given, made, strict=True):
             each.others[alike] = encoded
         return made
 
-    def _missing(self, way: Way) -> list[LiveFlight]:
-        alike = self._codec.alike(way.network)
-        lacking = [flight for flight in way.flights if _given(flight).of(alike) is None]
-        return [flight for flight in lacking if way.whole or way.network not in _given(flight).cut]
+    def _missing(self, entry: NetworkEntry) -> list[PendingInput]:
+        alike = self._codec.alike(entry.network)
+        lacking = [each for each in entry.inputs if _given(each).of(alike) is None]
+        return [each for each in lacking if entry.whole or entry.network not in _given(each).cut]
 
 
-def entrance_of(ingress: str, codec: Codec[Any]) -> ChainEntrance | None:
+def encoder_of(ingress: str, codec: Codec[Any]) -> CrossingEncoder | None:
     """Of a chain; None where there is one network, for which inputs are encoded as they come."""
-    return ChainEntrance(ingress, codec) if isinstance(codec, ChainCodec) else None
+    return CrossingEncoder(ingress, codec) if isinstance(codec, ChainCodec) else None
 
 
-def _words_of(flights: Sequence[LiveFlight], network: int, cuts: Cuts | None) -> dict[str, int]:
+def _words_of(inputs: Inputs, network: int, cuts: Cuts | None) -> dict[str, int]:
     """Of inputs whose attention is known: their words at this crossing, and how many of them were pruned."""
     if cuts is None or not cuts.importance:
         return {}
     words = pruned = 0
-    for flight in flights:
-        given = _given(flight)
+    for each in inputs:
+        given = _given(each)
         earlier, cut = given.cut.get(cuts.before), given.cut.get(network)
         before = num_words(given.row if earlier is None else earlier.row)
         words += before
@@ -253,8 +223,8 @@ def _words_of(flights: Sequence[LiveFlight], network: int, cuts: Cuts | None) ->
     return {"words": words, "pruned_words": pruned}
 
 
-def _given(flight: LiveFlight) -> ChainEncoded:
-    return cast("ChainEncoded", flight.input.encoded)
+def _given(each: PendingInput) -> ChainEncoded:
+    return cast("ChainEncoded", each.encoded)
 
 
 def _states_of(ids: Sequence[str], going_on: WirePiece) -> Any:

@@ -1,32 +1,33 @@
-"""Carries out what the core of an ingress decides: calls to stages, one timer, answers to their owners."""
+"""The live driver of an ingress: calls go over connections to replicas, outcomes to the callers of an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
-from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
-from deployments.ingress.core.routes import KVPlacement, KVPlacements, homes_of
-from deployments.ingress.crossing import (
-    ChainEntrance,
-    LiveFlight,
-    Query,
-    Settle,
-    Way,
-    cuts_of,
-    departure,
-    is_measured,
-    settle_all,
+from deployments.ingress.core.calls import (
+    Action,
+    Answered,
+    Call,
+    Dropped,
+    HungUp,
+    Retried,
+    SendCall,
+    placements_of,
+    weigh,
 )
-from deployments.ingress.link import Transport
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.inputs import Inputs, PendingInput, Settle
+from deployments.ingress.core.routes import KVPlacement, KVPlacements
+from deployments.ingress.crossing import CrossingEncoder, NetworkEntry, cuts_of, departure, is_measured
+from deployments.ingress.driver import Driver
+from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.errors import ExecutionError, InputError, OfframpError
@@ -35,7 +36,7 @@ from optimizer.placement import PlacedPlan
 
 
 class Alarm(Protocol):
-    """What `Later` gives."""
+    """A timer that can be cancelled."""
 
     def cancel(self) -> None: ...
 
@@ -45,18 +46,20 @@ Later = Callable[[float, Callable[[], None]], Alarm]
 
 
 def on_loop(seconds: float, call: Callable[[], None]) -> Alarm:
-    """By the running event loop."""
+    """Sets a timer of the running event loop."""
     return asyncio.get_running_loop().call_later(seconds, call)
 
 
-UNKNOWN: LiveFlight = Flight(
-    Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), cast("Any", None), 0.0, 0.0
-)
+UNKNOWN = PendingInput(0, 0.0, 0.0)
 """Stands for the inputs that a reply mentions but its call did not contain. No call and no chain has it."""
+MISFIT = "the encoded inputs do not fit together"
+
+# A child of the logger that Serve writes as JSON, with the request id where there is one.
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class DispatchMetrics(Protocol):
-    """What is counted of inputs and calls; `IngressMetrics` does. None of it is told of no inputs at all."""
+    """What is counted of inputs and calls; `IngressMetrics` does. It is never called for no inputs."""
 
     def answers(self, exits: list[int]) -> None: ...
 
@@ -67,80 +70,50 @@ class DispatchMetrics(Protocol):
     def retried(self, slot: str, num_inputs: int) -> None: ...
 
 
-def by_block(
-    flights: Mapping[str, LiveFlight], answers: Sequence[tuple[Answer, Timing]]
-) -> Iterable[tuple[int, list[LiveFlight], list[Answer]]]:
-    """Answers by the block after which they left; nearly always one."""
-    found: defaultdict[int, tuple[list[LiveFlight], list[Answer]]] = defaultdict(lambda: ([], []))
-    for answer, _ in answers:
-        mine, said = found[answer.exit]
-        mine.append(flights.get(answer.sample_id, UNKNOWN))
-        said.append(answer)
-    for block, (mine, said) in found.items():
-        yield block, mine, said
-
-
-def requests_of(flights: Sequence[LiveFlight]) -> str:
-    """The first few requests of the inputs, for the log."""
-    found = sorted({flight.input.request_id for flight in flights})
-    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
-
-
-# A child of the logger that Serve writes as JSON, with the request id where there is one.
-logger = logging.getLogger(f"ray.serve.{__name__}")
-
-MISFIT = "the encoded inputs do not fit together"
-LiveCall = Call[Query, Transport]
-
-
-class Dispatcher:
+class Dispatcher(Driver):
     """One per ingress, on its event loop."""
 
     def __init__(
         self,
-        core: IngressCore[Query, Transport],
+        core: IngressCore,
+        transports: Mapping[str, LinkTransport],
         clock: Clock,
         metrics: DispatchMetrics,
         *,
         later: Later = on_loop,
-        entrance: ChainEntrance | None = None,
+        encoder: CrossingEncoder | None = None,
     ) -> None:
-        """`entrance`: of a chain; None where the model is one network."""
-        self.core = core
-        self._entrance = entrance
-        self._clock = clock
+        """`transports`: by slot; `encoder`: of a chain, None where the model is one network."""
+        super().__init__(core, clock)
+        self._transports = transports
+        self._encoder = encoder
         self._metrics = metrics
         self._later = later
         self._serial = 0
         self._turn_planned = False
         self._alarm: Alarm | None = None
-        self._alarm_s = math.inf
         # Calls to stages belong to no HTTP request: in a request's context Serve would take them for its children.
         self._context = contextvars.copy_context()
-        self._tasks: dict[LiveCall, asyncio.Task[None]] = {}
+        self._tasks: dict[Call, asyncio.Task[None]] = {}
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Go by this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
-        self.core.follow(placed)
-        for slot, transport in self.core.ways.items():
+        super().follow(placed)
+        for slot, transport in self._transports.items():
             if slot not in self.core.placed.slots:
                 transport.fail_waiting()
-        self._plan_turn()
 
-    def suspend(self, reason: str) -> None:
-        """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
-        self._do(self.core.suspend(reason, self._clock.now_s()))
+    # Receive
 
     def check(self, num_inputs: int, deadline_s: float, *, num_coming: int = 0) -> None:
         """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError.
 
-        `num_coming`: inputs that were let in before and are still to be submitted.
+        `num_coming`: inputs that were admitted before and are still to be submitted.
         """
         with self._counting_refusals(num_inputs):
-            self.core.check(num_inputs, deadline_s, self._clock.now_s(), num_coming=num_coming)
+            self.core.check(num_inputs, deadline_s, self.clock.now_s(), num_coming=num_coming)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
-        """Count the inputs of a request that was let in and is never submitted; raises the error."""
+        """Count the inputs of a request that was admitted and is never submitted; raises the error."""
         self._metrics.dropped(error.kind, num_inputs)
         self.core.refuse(error, num_inputs)
 
@@ -152,72 +125,58 @@ class Dispatcher:
         *,
         arrived_s: float | None = None,
         request_id: str = "",
-    ) -> list[LiveFlight]:
+    ) -> list[PendingInput]:
         """Take a request's inputs, each with its id; `settle` is called once for every one that is not given up.
 
-        `arrived_s`: since when its owner waits; None for now. Raises OverloadedError when too many wait already,
-        StageUnavailableError where there is no plan, InputError for a request that could never fit.
+        `arrived_s`: since when the caller waits; None for now. Raises what `IngressCore.submit` raises.
         """
-        now_s = self._clock.now_s()
-        queries = [
-            Query(key=key, encoded=encoded, serial=serial, request_id=request_id, settle=settle)
+        now_s = self.clock.now_s()
+        since_s = now_s if arrived_s is None else arrived_s
+        pending = [
+            PendingInput(serial, since_s, deadline_s, encoded.length, encoded, settle, key=key, request_id=request_id)
             for serial, (key, encoded) in enumerate(inputs, self._serial + 1)
         ]
         with self._counting_refusals(len(inputs)):
-            flights = self.core.submit(
-                queries,
-                tokens=[encoded.length for _, encoded in inputs],
-                arrived_s=now_s if arrived_s is None else arrived_s,
-                deadline_s=deadline_s,
-                now_s=now_s,
-            )
+            self.core.submit(pending, now_s)
         self._serial += len(inputs)
-        self._plan_turn()
-        self._set_alarm()
-        return flights
+        self.do(())
+        return pending
 
     def step(
         self,
         encoded: Encoded,
-        home: KVPlacement,
+        placement: KVPlacement,
         deadline_s: float,
         settle: Settle,
         *,
         arrived_s: float,
         request_id: str = "",
-    ) -> LiveFlight:
-        """Take an input of a sequence; see `submit` and `IngressCore.step`, of whose errors SequenceLostError is one.
+    ) -> PendingInput:
+        """Take an input of a sequence; see `submit` and `IngressCore.step`. Nothing ends it at its deadline: `expire`.
 
-        Nothing ends it at its deadline: see `expire`.
+        Raises what `submit` raises, and SequenceLostError.
         """
         serial = self._serial + 1
-        query = Query(key="", encoded=encoded, serial=serial, request_id=request_id, settle=settle)
+        pending = PendingInput(serial, arrived_s, deadline_s, encoded.length, encoded, settle, request_id=request_id)
         with self._counting_refusals(1):
-            flight = self.core.step(
-                query,
-                home,
-                tokens=encoded.length,
-                arrived_s=arrived_s,
-                deadline_s=deadline_s,
-                now_s=self._clock.now_s(),
-            )
+            self.core.step(pending, placement, self.clock.now_s())
         self._serial = serial
-        self._plan_turn()
-        return flight
+        self.do(())
+        return pending
 
-    def expire(self, flight: LiveFlight) -> None:
-        """The deadline of a sequence's input has come: its owner is told, and a call that hangs is ended."""
-        self._do(self.core.expire(flight, self._clock.now_s()))
+    def expire(self, pending: PendingInput) -> None:
+        """End a sequence's input, whose deadline has come, and stop a call that hangs under it."""
+        self.do(self.core.expire(pending, self.clock.now_s()))
 
-    def end(self, home: KVPlacement) -> None:
-        """Lets replicas forget a sequence that has ended, or that begins anew elsewhere."""
-        home.is_over = True
-        for slot, replica in home.replicas.items():
-            self.core.ways[slot].end(replica, home.number)
+    def end(self, placement: KVPlacement) -> None:
+        """Let replicas forget a sequence that has ended, or that begins anew elsewhere."""
+        placement.is_over = True
+        for slot, replica in placement.replicas.items():
+            self._transports[slot].end(replica, placement.number)
 
-    def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
-        """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
-        self._do(self.core.give_up(flights, reason, self._clock.now_s()))
+    def give_up(self, inputs: Inputs, reason: str) -> None:
+        """Forget inputs whose caller no longer waits; those without an outcome count as dropped for this reason."""
+        self.do(self.core.give_up(inputs, reason, self.clock.now_s()))
 
     @contextmanager
     def _counting_refusals(self, num_inputs: int) -> Iterator[None]:
@@ -229,191 +188,213 @@ class Dispatcher:
             self._metrics.dropped(error.kind, num_inputs)
             raise
 
-    def _plan_turn(self) -> None:
+    # Drive
+
+    def pump(self) -> bool:
         # Not at once: requests that arrive in the same turn of the loop leave in the same call.
-        if not self._turn_planned:
+        if not self._turn_planned and self.core.is_due:
             self._turn_planned = True
             asyncio.get_running_loop().call_soon(self._turn)
+        return False
 
     def _turn(self) -> None:
         self._turn_planned = False
         if self.core.is_due:
-            self._do(self.core.pump(self._clock.now_s()))
+            self.do(self.core.pump(self.clock.now_s()))
 
-    def _wake(self) -> None:
-        # A loop's timer may come a moment before its time.
-        now_s = max(self._alarm_s, self._clock.now_s())
-        self._alarm, self._alarm_s = None, math.inf
+    def set_timer(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._later(max(0.0, at_s - self.clock.now_s()), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.wake()
+
+    def carry_out(self, action: Action) -> None:
+        """Carry out an action, whatever became of the one before; a call that cannot be sent has failed."""
         try:
-            self._do(self.core.wake(now_s))
-        finally:
-            self._set_alarm()
-            self._plan_turn()
+            super().carry_out(action)
+        except Exception:
+            logger.exception("an ingress cannot carry out %s", type(action).__name__)
+            if isinstance(action, SendCall) and action.call not in self._tasks:
+                self._fail(action.call)
 
-    def _set_alarm(self) -> None:
-        wake_s = self.core.wake_s
-        if wake_s < self._alarm_s:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_s = wake_s
-            self._alarm = self._later(max(0.0, wake_s - self._clock.now_s()), self._wake)
+    def answered(self, answered: Answered) -> None:
+        settle_all(zip(answered.inputs, answered.answers, strict=True))
+        self._metrics.answers([answered.block] * len(answered.inputs))
 
-    def _do(self, actions: Iterable[Action]) -> None:
-        """Carry out every action, whatever became of the one before; a call that cannot be sent has failed."""
-        try:
-            for action in actions:
-                try:
-                    self._carry_out(action)
-                except Exception:
-                    logger.exception("an ingress cannot carry out %s", type(action).__name__)
-                    if isinstance(action, SendCall) and action.call not in self._tasks:
-                        self._fail(action.call)
-        finally:
-            self._set_alarm()
+    def dropped(self, dropped: Dropped) -> None:
+        if dropped.error is not None:
+            settle_all((pending, dropped.error) for pending in dropped.inputs)
+        self._metrics.dropped(dropped.reason, len(dropped.inputs))
 
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case SendCall(call, _, payload, None, rows):
-                self._send(call, payload if rows is None else payload.select(rows), call.flights)
-            case SendCall(call, block, payload, int(network)):
-                self._enter(call, block, network, payload)
-            case Answered(flights, block, answers, _):
-                settle_all(zip(flights, answers, strict=True))
-                self._metrics.answers([block] * len(flights))
-            case Dropped(flights, reason, error):
-                if error is not None:
-                    settle_all((flight, error) for flight in flights)
-                self._metrics.dropped(reason, len(flights))
-            case HungUp(call):
-                requests = requests_of(call.flights)
-                logger.warning("%s hangs under %d inputs of %s", call.leg.slot, len(call.flights), requests)
-                task = self._tasks.pop(call, None)
-                if task is not None:
-                    task.cancel()
-            case Retried(slot, number):
-                self._metrics.retried(slot, number)
+    def hung_up(self, hung_up: HungUp) -> None:
+        call = hung_up.call
+        logger.warning("%s hangs under %d inputs of %s", call.stage.slot, len(call.inputs), requests_of(call.inputs))
+        task = self._tasks.pop(call, None)
+        if task is not None:
+            task.cancel()
 
-    def _fail(self, call: LiveCall) -> None:
+    def retried(self, retried: Retried) -> None:
+        self._metrics.retried(*retried)
+
+    def _fail(self, call: Call) -> None:
         """Have what a call has left start again."""
-        self._do(self.core.fail(call, call.inside(), self._clock.now_s()))
-        self._plan_turn()
+        self.do(self.core.fail(call, call.inside(), self.clock.now_s()))
 
-    def _enter(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
-        """Send inputs to a network's first block, new ones or those that cross."""
-        entrance = self._entrance
-        if entrance is None:
+    def _lose(self, call: Call, inputs: Inputs, error: Exception, why: str) -> None:
+        logger.warning("%d inputs of %s are lost, %s: %r", len(inputs), requests_of(inputs), why, error)
+        told = ExecutionError(f"{why}: {type(error).__name__}: {error}")
+        self.do(self.core.lose(call, inputs, told, self.clock.now_s()))
+
+    # Send
+
+    def send(self, send: SendCall) -> None:
+        call, block, payload, network, rows = send
+        if network is None:
+            self._send(call, payload if rows is None else payload.select(rows), call.inputs)
+        elif self._encoder is None:
             self._depart(call)
-            return
-        cuts = cuts_of(going_on, self.core.itinerary.placed.plan)
-        whole = call.watch == "whole"
-        way = Way(flights=call.flights, block=block, network=network, going_on=going_on, cuts=cuts, whole=whole)
-        if entrance.is_slow(way):
-            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, way))
         else:
-            self._enter_network(entrance, call, way)
+            self._enter(self._encoder, call, block, network, payload)
 
-    def _depart(self, call: LiveCall) -> None:
-        """Where there is one network, for which all were encoded as they came."""
+    def _depart(self, call: Call) -> None:
+        """Send new inputs of a model that is one network, for which all were encoded as they came."""
         try:
-            piece = departure(self.core.name, call.flights)
+            piece = departure(self.core.name, call.inputs)
         except Exception as error:
-            self._lose(call, call.flights, error, MISFIT)
+            self._lose(call, call.inputs, error, MISFIT)
         else:
-            self._send(call, piece, call.flights)
+            self._send(call, piece, call.inputs)
 
-    async def _enter_slowly(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
-        """Have them encoded beside the event loop first."""
+    def _enter(
+        self, encoder: CrossingEncoder, call: Call, block: int, network: int, going_on: WirePiece | None
+    ) -> None:
+        """Send inputs to a network's first block, new ones or those that cross."""
+        cuts = cuts_of(going_on, self.core.placed.plan)
+        whole = call.watch == "whole"
+        entry = NetworkEntry(
+            inputs=call.inputs, block=block, network=network, going_on=going_on, cuts=cuts, whole=whole
+        )
+        if encoder.is_slow(entry):
+            self._tasks[call] = self._begin(self._enter_slowly(encoder, call, entry))
+        else:
+            self._enter_network(encoder, call, entry)
+
+    async def _enter_slowly(self, encoder: CrossingEncoder, call: Call, entry: NetworkEntry) -> None:
+        """Encode the inputs beside the event loop first."""
         try:
-            await asyncio.to_thread(entrance.prepare, way)
-            self._enter_network(entrance, call, way)
+            await asyncio.to_thread(encoder.prepare, entry)
+            self._enter_network(encoder, call, entry)
         except Exception as error:
             self._tasks.pop(call, None)
             self._lose(call, call.inside(), error, MISFIT)
 
-    def _enter_network(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
+    def _enter_network(self, encoder: CrossingEncoder, call: Call, entry: NetworkEntry) -> None:
         self._tasks.pop(call, None)  # what encoded them beside the event loop is done
-        measured = is_measured(self.core.itinerary.placed.plan, way.network)
+        measured = is_measured(self.core.placed.plan, entry.network)
         try:
-            entering = entrance.enter(way, measured=measured)
+            entered = encoder.enter(entry, measured=measured)
         except Exception as error:
-            self._lose(call, call.flights, error, MISFIT)
+            self._lose(call, call.inputs, error, MISFIT)
             return
-        for flight, refusal in entering.refused:
-            self._lose(call, (flight,), refusal, "the next network's codec makes nothing of it")
-        if way.going_on is not None:
-            took_s = self._clock.now_s() - call.started_s
-            waited_s = [took_s] * len(entering.flights)
-            self.core.counts.cross(way.block, waited_s, words=entering.words, pruned_words=entering.pruned_words)
-        if entering.flights:
-            self._send(call, entering.piece, entering.flights)
+        for pending, refusal in entered.refused:
+            self._lose(call, (pending,), refusal, "the next network's codec makes nothing of it")
+        if entry.going_on is not None:
+            took_s = self.clock.now_s() - call.started_s
+            waited_s = [took_s] * len(entered.inputs)
+            self.core.counts.cross(entry.block, waited_s, words=entered.words, pruned_words=entered.pruned_words)
+        if entered.inputs:
+            self._send(call, entered.piece, entered.inputs)
 
-    def _lose(self, call: LiveCall, flights: Sequence[LiveFlight], error: Exception, why: str) -> None:
-        logger.warning("%d inputs of %s are lost, %s: %r", len(flights), requests_of(flights), why, error)
-        said = ExecutionError(f"{why}: {type(error).__name__}: {error}")
-        self._do(self.core.lose(call, flights, said, self._clock.now_s()))
-        self._plan_turn()
-
-    def _send(self, call: LiveCall, piece: WirePiece, flights: Sequence[LiveFlight]) -> None:
-        now_s = self._clock.now_s()
-        homes = None if flights[0].home is None else homes_of(call.leg.slot, flights)
+    def _send(self, call: Call, piece: WirePiece, inputs: Inputs) -> None:
+        now_s = self.clock.now_s()
+        placements = None if inputs[0].placement is None else placements_of(call.stage.slot, inputs)
         stage_call = StageCall(
             piece=piece,
             # An input that no request waits for any more has no time left: the stage drops it unrun.
-            remaining_s=tuple(
-                flight.deadline_s - now_s if self.core.is_awaited(call, flight) else -1.0 for flight in flights
-            ),
+            remaining_s=tuple(each.deadline_s - now_s if self.core.is_awaited(call, each) else -1.0 for each in inputs),
             reserve_s=call.reserve_s,
-            assignment=call.leg.assignment,
+            assignment=call.stage.assignment,
             probe=call.probe,
-            sequences=() if homes is None else homes.numbers,
+            sequences=() if placements is None else placements.numbers,
         )
-        self._tasks[call] = self._begin(self._carry(call, stage_call, flights, homes))
+        self._tasks[call] = self._begin(self._carry(call, stage_call, inputs, placements))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, context=self._context.copy())
 
-    async def _carry(
-        self, call: LiveCall, stage_call: StageCall, flights: Sequence[LiveFlight], homes: KVPlacements | None
-    ) -> None:
+    async def _carry(self, call: Call, stage_call: StageCall, inputs: Inputs, placements: KVPlacements | None) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
-        by_id = dict(zip(stage_call.piece.sample_ids, flights, strict=True))
-        weight, batch = call.leg.weigh(stage_call.piece.next_block, flights)
-        avoided, take = self.core.itinerary.avoided, partial(self._take, call, by_id)
+        by_id = dict(zip(stage_call.piece.sample_ids, inputs, strict=True))
+        weight, batch = weigh(call.stage, stage_call.piece.next_block, inputs)
+        avoided, take = self.core.route.avoided, partial(self._take, call, by_id)
         try:
-            await call.leg.transport.call(
-                stage_call, weight=weight, batch=batch, avoided=avoided, take=take, homes=homes
+            await self._transports[call.stage.slot].call(
+                stage_call, weight=weight, batch=batch, avoided=avoided, take=take, placements=placements
             )
         except Exception as error:
             left = call.inside()
-            logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), requests_of(left), error)
+            logger.warning("%s failed under %d inputs of %s: %r", call.stage.slot, len(left), requests_of(left), error)
         finally:  # also where the call was hung up: the replica may have begun the sequence in the meantime
-            for home in () if homes is None else homes.each:
-                if home.is_over:
-                    self.end(home)
+            for placement in () if placements is None else placements.each:
+                if placement.is_over:
+                    self.end(placement)
         self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
         if call.num_inside:
             self._fail(call)
 
-    def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
-        """A part of a call's reply."""
-        core, now_s = self.core, self._clock.now_s()
+    # Settle
+
+    def _take(self, call: Call, inputs: Mapping[str, PendingInput], chunk: Chunk) -> None:
+        """Pass a part of a call's reply to the core."""
+        core, now_s = self.core, self.clock.now_s()
         core.hear(call, chunk.busy, now_s)
         if chunk.seen:
-            core.see(call, [(flights.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
-        for block, mine, answers in by_block(flights, chunk.answers):
-            self._do(core.answer(call, mine, block, now_s, answers))
-        for block, mine, answers in by_block(flights, chunk.early):
-            self._do(core.answer_early(call, mine, block, now_s, answers))
+            core.see(call, [(inputs.get(seen.sample_id, UNKNOWN), seen) for seen in chunk.seen])
+        for block, mine, answers in by_block(inputs, chunk.answers):
+            self.do(core.answer(call, mine, block, now_s, answers))
+        for block, mine, answers in by_block(inputs, chunk.early):
+            self.do(core.answer_early(call, mine, block, now_s, answers))
         for sample_id, error in chunk.lost:
-            self._do(core.lose(call, [flights.get(sample_id, UNKNOWN)], error, now_s))
+            self.do(core.lose(call, [inputs.get(sample_id, UNKNOWN)], error, now_s))
         if chunk.going_on is not None:
             piece = chunk.going_on.piece
-            mine = [flights.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
-            self._do(core.go_on(call, mine, piece.next_block, piece, now_s))
-        self._plan_turn()
+            mine = [inputs.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
+            self.do(core.go_on(call, mine, piece.next_block, piece, now_s))
+        self.do(())
         if chunk.timings:
             inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
             try:
-                self._metrics.hop(call.leg.slot, max(0.0, now_s - call.started_s - inside_s))
+                self._metrics.hop(call.stage.slot, max(0.0, now_s - call.started_s - inside_s))
             except Exception:  # the reply is taken all the same
-                logger.exception("a hop to %s is not counted", call.leg.slot)
+                logger.exception("a hop to %s is not counted", call.stage.slot)
+
+
+def by_block(
+    inputs: Mapping[str, PendingInput], answers: Sequence[tuple[Answer, Timing]]
+) -> Iterable[tuple[int, list[PendingInput], list[Answer]]]:
+    """Groups answers by the block after which they left; nearly always one."""
+    found: defaultdict[int, tuple[list[PendingInput], list[Answer]]] = defaultdict(lambda: ([], []))
+    for answer, _ in answers:
+        mine, given = found[answer.exit]
+        mine.append(inputs.get(answer.sample_id, UNKNOWN))
+        given.append(answer)
+    for block, (mine, given) in found.items():
+        yield block, mine, given
+
+
+def settle_all(outcomes: Iterable[tuple[PendingInput, Answer | OfframpError]]) -> None:
+    """Give every caller its outcome, even where giving the one before failed."""
+    for pending, outcome in outcomes:
+        try:
+            pending.settle(pending, outcome)
+        except Exception:
+            logger.exception("an input of %s has an outcome that its caller cannot take", pending.request_id)
+
+
+def requests_of(inputs: Inputs) -> str:
+    """Names the first few requests of the inputs, for the log."""
+    found = sorted({each.request_id for each in inputs})
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

@@ -1,4 +1,4 @@
-"""How a piece gets to a stage, and its reply back."""
+"""Connections to the replicas of a slot: how a call gets to one of them, and its reply back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first, lost
 from deployments.wire.directory import ReplicaDirectory
@@ -164,46 +163,15 @@ LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
 
 
-class Transport(Protocol):
-    """One stage, as its callers see it."""
-
-    async def call(
-        self,
-        call: StageCall,
-        *,
-        weight: int,
-        batch: int,
-        avoided: frozenset[str],
-        take: Callable[[Chunk], None],
-        homes: KVPlacements | None = None,
-    ) -> None:
-        """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
-
-        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
-        out while there are others; `homes`: where its inputs are of sequences, theirs; those that have none here get
-        one. Returns when all inputs are settled. Raises SequenceLostError for sequences whose replica has gone or is
-        left out, and whatever happens on the way; inputs that no part has settled by then may be sent again.
-        """
-        ...
-
-    def end(self, replica: str, sequence: int) -> None:
-        """Lets a replica, which may be gone, forget a sequence that has ended."""
-        ...
-
-    def fail_waiting(self) -> None:
-        """Fails the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """What an ingress knows of one."""
+    """What an ingress knows of a replica."""
 
     link: ReplicaLink
     load: int = 0
     """Weight of this ingress's calls that it has."""
     sequences: set[int] = field(default_factory=set)
-    """Of this ingress, that have their home there."""
+    """Sequences of this ingress whose keys and values it keeps."""
     position: int = -1
     """Among those that are offered; -1 where it is not."""
 
@@ -223,7 +191,7 @@ class LinkTransport:
         self._offered: list[_Replica] = []
         self._router = FillFirst(phase)
         """Of the offered ones, by their positions."""
-        self._homes = FillFirst(phase)
+        self._by_sequences = FillFirst(phase)
         """The same, by the sequences that they have."""
         self._some_offered = asyncio.Event()
         self._times_failed = 0
@@ -246,21 +214,28 @@ class LinkTransport:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: KVPlacements | None = None,
+        placements: KVPlacements | None = None,
     ) -> None:
+        """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
+
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
+        out while there are others; `placements`: for inputs of sequences, theirs; sequences that have no replica here
+        get one. Returns when all inputs are settled. Raises SequenceLostError for sequences whose replica has gone or
+        is left out, and whatever happens on the way; inputs that no part has settled by then may be sent again.
+        """
         if avoided != self._avoided:
             self._avoided = avoided
             self._offer()
-        if homes is not None and homes.replica is not None:
-            await self._at_home(homes.replica).call(call, take)
+        if placements is not None and placements.replica is not None:
+            await self._holder(placements.replica).call(call, take)
             return
         times_failed = self._times_failed
         while not self._offered:
             await self._some_offered.wait()
             if self._times_failed != times_failed:
                 raise ConnectionError("the slot has no replicas, and the plan no longer uses it")
-        if homes is not None:
-            await self._find_home(homes, call.assignment.stage.splits[0].batch).call(call, take)
+        if placements is not None:
+            await self._place(placements, call.assignment.stage.splits[0].batch).call(call, take)
             return
         replica = self._offered[self._router.take(weight, batch)]
         replica.load += weight
@@ -272,21 +247,23 @@ class LinkTransport:
                 self._router.load(replica.position, -weight)
 
     def end(self, replica: str, sequence: int) -> None:
+        """Let a replica, which may be gone, forget a sequence that has ended."""
         found = self._replicas.get(replica)
         if found is None or sequence not in found.sequences:
             return
         found.sequences.remove(sequence)
         if found.position >= 0:
-            self._homes.load(found.position, -1)
+            self._by_sequences.load(found.position, -1)
         found.link.end((sequence,))
 
     def fail_waiting(self) -> None:
+        """Fail the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
         if not self._offered:
             self._times_failed += 1
             self._some_offered.set()  # wakes those that wait now
             self._some_offered.clear()
 
-    def _at_home(self, name: str) -> ReplicaLink:
+    def _holder(self, name: str) -> ReplicaLink:
         """Returns the link to a sequence's replica; raises SequenceLostError.
 
         A replica that drains finishes the calls that it has. To begin a sequence anew elsewhere costs one run over its
@@ -297,21 +274,23 @@ class LinkTransport:
             raise lost(f"{name} takes no calls any more")
         return replica.link
 
-    def _find_home(self, homes: KVPlacements, batch: int) -> ReplicaLink:
+    def _place(self, placements: KVPlacements, batch: int) -> ReplicaLink:
         """For sequences that are counted as what they will be, one input of every batch: fill-first too."""
-        replica = self._with_room(homes, batch)
-        replica.sequences.update([home.number for home in homes.each])
-        homes.choose(replica.link.replica)
+        replica = self._with_room(placements, batch)
+        replica.sequences.update([each.number for each in placements.each])
+        placements.choose(replica.link.replica)
         return replica.link
 
-    def _with_room(self, homes: KVPlacements, batch: int) -> _Replica:
+    def _with_room(self, placements: KVPlacements, batch: int) -> _Replica:
         """One that has not refused them, where there is any."""
-        others = [each for each in self._offered if each.link.replica not in homes.avoids] if homes.avoids else []
+        others = (
+            [each for each in self._offered if each.link.replica not in placements.avoids] if placements.avoids else []
+        )
         if not others:
-            return self._offered[self._homes.take(len(homes.each), batch)]
+            return self._offered[self._by_sequences.take(len(placements.each), batch)]
         loads = [len(each.sequences) for each in others]
-        found = others[fill_first(loads, len(homes.each), batch)[0]]
-        self._homes.load(found.position, len(homes.each))
+        found = others[fill_first(loads, len(placements.each), batch)[0]]
+        self._by_sequences.load(found.position, len(placements.each))
         return found
 
     def _follow(self, addresses: Mapping[str, Address]) -> None:
@@ -329,13 +308,13 @@ class LinkTransport:
                 replica.sequences.clear()
         up = {name: replica for name, replica in self._replicas.items() if replica.link.is_up}
         self._offered = [replica for name, replica in up.items() if name not in self._avoided] or [*up.values()]
-        self._router, self._homes = FillFirst(self._phase), FillFirst(self._phase)
+        self._router, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
         for position, replica in enumerate(self._offered):
             replica.position = position
             self._router.add(position)
             self._router.load(position, replica.load)
-            self._homes.add(position)
-            self._homes.load(position, len(replica.sequences))
+            self._by_sequences.add(position)
+            self._by_sequences.load(position, len(replica.sequences))
         if self._offered:
             self._some_offered.set()
         else:

@@ -84,8 +84,8 @@ class Device:
     def _begin(self) -> None:
         while (batch := self._engine.begin(self._events.time_s).batch) is not None:
             for member in batch.members:
-                if np.isnan(self._began_s_N[member.payload.input]):
-                    self._began_s_N[member.payload.input] = batch.started_s
+                if np.isnan(self._began_s_N[member.payload.serial]):
+                    self._began_s_N[member.payload.serial] = batch.started_s
             self._beside.begin(remaining_of(batch, self._works, self._ramps))
 
     def _exit(self, batch: Batch[Any], leaving: Exit) -> None:
@@ -105,7 +105,7 @@ class Device:
         self._begin()
 
     def _answer(self, leaving: Exit) -> None:
-        numbers = [member.payload.input for member in leaving[1]]
+        numbers = [member.payload.serial for member in leaving[1]]
         self._latency_s_N[numbers] = self._events.time_s - self._began_s_N[numbers]
 
     def _work(self, split: Split, pace: Pace) -> Work:

@@ -17,9 +17,9 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import Query, entrance_of
+from deployments.ingress.crossing import encoder_of
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment
@@ -126,8 +126,8 @@ async def served(settings: ServeSettings) -> AsyncIterator[Served]:
         codec: Any = find_codec(read_card(folder).codec, folder)
         rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=50)
         placed = initial_placement(settings.plan)
-        core: IngressCore[Query, Transport] = IngressCore("i", placed, transports, rules, random.Random(0))
-        dispatcher = Dispatcher(core, clock, NoMetrics(), entrance=entrance_of("i", codec))
+        core = IngressCore("i", placed, transports, rules, random.Random(0))
+        dispatcher = Dispatcher(core, transports, clock, NoMetrics(), encoder=encoder_of("i", codec))
         service = InferService(codec, dispatcher, settings, clock, encode=encode_of(codec, core))
         yield Served(service=service, dispatcher=dispatcher, processes=processes)
     finally:

@@ -18,9 +18,9 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import Query, entrance_of
+from deployments.ingress.crossing import encoder_of
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import Transport
+from deployments.ingress.link import LinkTransport
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.wire.messages import Chunk, StageCall
@@ -47,10 +47,11 @@ ALPHA = 1.0
 SHAPE = StreamShape(score="entropy", num_blocks=NETWORKS[-1], ramps=RAMPS)
 
 
-class Hosted:
+class Hosted(LinkTransport):
     """A stage in this process, as a transport."""
 
     def __init__(self, cascade: TinyCascade, plan: Plan, slot: str) -> None:
+        super().__init__(phase=0.0)
         settings = cascade.settings().model_copy(update={"plan": plan})
         runner = build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock())
         starts = read_card(cascade.folder).chain.starts
@@ -82,9 +83,7 @@ class Hosted:
 
 
 @contextmanager
-def served(
-    cascade: TinyCascade, plan: Plan, probe_share: float
-) -> Iterator[tuple[InferService, IngressCore[Query, Transport]]]:
+def served(cascade: TinyCascade, plan: Plan, probe_share: float) -> Iterator[tuple[InferService, IngressCore]]:
     """Every stage on its own host."""
     placed, clock = initial_placement(plan), MonotonicClock()
     hosts = {slot: Hosted(cascade, plan, slot) for slot in placed.slots}
@@ -92,9 +91,8 @@ def served(
         hosted.host.start()
     codec: Any = find_codec(read_card(cascade.folder).codec, cascade.folder)
     rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
-    ways: dict[str, Transport] = dict(hosts.items())
-    core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-    dispatcher = Dispatcher(core, clock, NoMetrics(), entrance=entrance_of("i", codec))
+    core = IngressCore("i", placed, hosts, rules, random.Random(0))
+    dispatcher = Dispatcher(core, hosts, clock, NoMetrics(), encoder=encoder_of("i", codec))
     try:
         yield InferService(codec, dispatcher, cascade.settings(), clock, encode=encode_of(codec, core)), core
     finally:
@@ -119,7 +117,7 @@ def ends_of(cascade: TinyCascade) -> tuple[list[int], list[int]]:
     return of_pruned, of_whole
 
 
-async def all_seen(core: IngressCore[Query, Transport], number: int) -> Observations:
+async def all_seen(core: IngressCore, number: int) -> Observations:
     """Whole texts are on their way yet when everybody has an answer."""
     parts = [empty(SHAPE)]
     async with asyncio.timeout(30):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from deployments.controller.act import ControlLoop
 from deployments.ingress.core import outcomes
-from deployments.ingress.core.attempts import Attempts, Calls
-from deployments.ingress.core.chains import Chain
+from deployments.ingress.core.calls import Call, Calls, HungUp, Pause
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Call, HungUp, Pause
+from deployments.ingress.core.inputs import Chain
 from deployments.ingress.core.routes import lay_out
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import _Connection
@@ -25,13 +25,13 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 def settle_twice() -> AbstractContextManager[Any]:
     """An input that has its outcome gets another one."""
-    return patch.object(outcomes, "_settled_now", lambda flights: [True] * len(flights))
+    return patch.object(outcomes, "_settled_now", lambda inputs: [True] * len(inputs))
 
 
 def lose_on_hang_up() -> AbstractContextManager[Any]:
     """A call that hangs is ended, and nothing becomes of what it had."""
     return patch.object(
-        Attempts, "hang_up", lambda self, now_s: [HungUp(f.holder) for f in self._agenda.hanging.pop(now_s) if f.holder]
+        IngressCore, "_hang_up", lambda self, pending, now_s: [HungUp(pending.holder)] if pending.holder else []
     )
 
 
@@ -40,8 +40,8 @@ def apply_an_old_plan() -> AbstractContextManager[Any]:
     follow = IngressCore.follow
 
     def always(self: Any, placed: Any) -> None:
-        if placed.epoch < self.itinerary.epoch:
-            self._chains.follow(lay_out(placed, self.ways, self.itinerary), None)
+        if placed.epoch < self.route.epoch:
+            self._chains.follow(lay_out(placed, self._slots, self.route), None)
         follow(self, placed)
 
     return patch.object(IngressCore, "follow", always)
@@ -61,7 +61,7 @@ def obey_an_old_call() -> AbstractContextManager[Any]:
 
 def take_an_old_reply() -> AbstractContextManager[Any]:
     """A reply is taken for inputs that its call has no more."""
-    return patch.object(Call, "release", lambda self, flights: [True] * len(flights))
+    return patch.object(Call, "release", lambda self, inputs: [True] * len(inputs))
 
 
 def leak_a_page() -> AbstractContextManager[Any]:
@@ -87,8 +87,10 @@ def forget_a_deadline() -> AbstractContextManager[Any]:
     """Nothing ends an input at its deadline."""
     submit = IngressCore.submit
 
-    def without(self: Any, inputs: Any, **others: Any) -> Any:
-        return submit(self, inputs, **{**others, "deadline_s": math.inf})
+    def without(self: Any, inputs: Any, now_s: float) -> None:
+        for each in inputs:
+            each.deadline_s = math.inf
+        submit(self, inputs, now_s)
 
     return patch.object(IngressCore, "submit", without)
 
@@ -111,8 +113,12 @@ def drop_a_retry() -> AbstractContextManager[Any]:
 
 def try_for_ever() -> AbstractContextManager[Any]:
     """Attempts are not counted."""
-    init = Attempts.__init__
-    return patch.object(Attempts, "__init__", lambda self, *parts, most: init(self, *parts, most=10 * most))
+    init = IngressCore.__init__
+
+    def without(self: Any, name: str, placed: Any, slots: Any, rules: Any, *others: Any) -> None:
+        init(self, name, placed, slots, replace(rules, max_attempts=10 * rules.max_attempts), *others)
+
+    return patch.object(IngressCore, "__init__", without)
 
 
 def miss_a_break() -> AbstractContextManager[Any]:
@@ -136,7 +142,7 @@ def lose_in_a_change() -> AbstractContextManager[Any]:
     end = Chain.end
 
     def without(self: Any, successor: Any) -> None:
-        self.line.clear()
+        self.queue.clear()
         end(self, successor)
 
     return patch.object(Chain, "end", without)
@@ -145,8 +151,8 @@ def lose_in_a_change() -> AbstractContextManager[Any]:
 def keep_a_place() -> AbstractContextManager[Any]:
     """A call that fails makes no room for another one."""
 
-    def without(self: Any, call: Any, flights: Any, now_s: float) -> Any:
-        mine = [flight for flight in flights if flight.holder is call]
+    def without(self: Any, call: Any, inputs: Any, now_s: float) -> Any:
+        mine = [each for each in inputs if each.holder is call]
         call.release(mine)
         return mine
 

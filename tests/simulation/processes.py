@@ -12,10 +12,10 @@ from deployments.api.bodies import InferRequest
 from deployments.api.generation import GenerateRequest, GenerateService
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import LiveFlight, Query, Settle, sample_id_of
+from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
+from deployments.ingress.crossing import sample_id_of
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
@@ -133,38 +133,38 @@ class Replica:
 class WatchedDispatcher(Dispatcher):
     """The live dispatcher; writes down what it took, and holds every outcome against that."""
 
-    def __init__(self, watch: Watcher, core: Any, clock: Any, metrics: Any) -> None:
-        super().__init__(core, clock, metrics)
+    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, metrics: Any) -> None:
+        super().__init__(core, ways, clock, metrics)
         self._watch = watch
-        self.open: set[LiveFlight] = set()
+        self.open: set[PendingInput] = set()
         """Inputs that were admitted and have no outcome."""
 
-    def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[LiveFlight]:
-        flights = super().submit(inputs, deadline_s, self._checked(settle), **others)
-        self.open.update(flights)
-        return flights
+    def submit(self, inputs: Any, deadline_s: float, settle: Settle, **others: Any) -> list[PendingInput]:
+        taken = super().submit(inputs, deadline_s, self._checked(settle), **others)
+        self.open.update(taken)
+        return taken
 
-    def step(self, encoded: Any, home: Any, deadline_s: float, settle: Settle, **others: Any) -> LiveFlight:
-        flight = super().step(encoded, home, deadline_s, self._checked(settle), **others)
-        self.open.add(flight)
-        return flight
+    def step(self, encoded: Any, placement: Any, deadline_s: float, settle: Settle, **others: Any) -> PendingInput:
+        pending = super().step(encoded, placement, deadline_s, self._checked(settle), **others)
+        self.open.add(pending)
+        return pending
 
-    def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
-        super().give_up(flights, reason)
-        self.open.difference_update(flights)
+    def give_up(self, inputs: Inputs, reason: str) -> None:
+        super().give_up(inputs, reason)
+        self.open.difference_update(inputs)
 
     def _checked(self, settle: Settle) -> Settle:
-        def checked(flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+        def checked(pending: PendingInput, outcome: Answer | OfframpError) -> None:
             watch = self._watch
-            watch.expect(flight in self.open, "an input has one outcome")
-            self.open.discard(flight)
-            watch.expect(flight.attempt < MAX_ATTEMPTS, "an input is sent from the start at most so many times")
+            watch.expect(pending in self.open, "an input has one outcome")
+            self.open.discard(pending)
+            watch.expect(pending.attempt < MAX_ATTEMPTS, "an input is sent from the start at most so many times")
             if isinstance(outcome, Answer):
                 watch.expect(
-                    outcome.sample_id == sample_id_of(self.core.name, flight),
+                    outcome.sample_id == sample_id_of(self.core.name, pending),
                     "an answer is of the input's last attempt, never of an earlier one",
                 )
-            settle(flight, outcome)
+            settle(pending, outcome)
 
         return checked
 
@@ -198,7 +198,7 @@ class Ingress:
         self._network = network
         self._context = contextvars.copy_context()
         self._context.run(HOST.set, name)
-        ways: dict[str, Transport] = {}
+        ways: dict[str, LinkTransport] = {}
         for slot, board in boards.items():
             ways[slot] = way = LinkTransport(phase=self.rng.random(), link=self._link)
             board.follow(lambda addresses, way=way: loop.call_soon(way._follow, addresses))  # type: ignore[misc] # `LinkTransport.follow`, without the running loop
@@ -213,8 +213,8 @@ class Ingress:
             loss=TokenTask(VOCABULARY).loss if watch.sequences else differ,
             probe_share=settings.probe_share,
         )
-        self.core: IngressCore[Query, Transport] = IngressCore(name, placed, ways, rules, self.rng)
-        self.dispatcher = WatchedDispatcher(watch, self.core, loop.events, Uncounted())
+        self.core = IngressCore(name, placed, ways, rules, self.rng)
+        self.dispatcher = WatchedDispatcher(watch, self.core, ways, loop.events, Uncounted())
         self.service = InferService(NumberCodec(), self.dispatcher, settings, loop.events)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng

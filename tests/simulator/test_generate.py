@@ -77,12 +77,12 @@ def test_a_sequence_stays_with_its_replicas_stage_by_stage() -> None:
         ingress.arrive(number)
     while service.events.next_s < np.inf:
         service.events.run_until(service.events.next_s)
-        for course, _ in ingress._courses.values():
-            places.setdefault(course.home.number, set()).update(course.home.replicas.items())
+        for state, _ in ingress._states.values():
+            places.setdefault(state.placement.number, set()).update(state.placement.replicas.items())
     assert [len(each) for each in places.values()] == [2, 2, 2]
     assert len(set().union(*places.values())) == 4
     assert ingress.sequences.said.tolist() == [4, 4, 4]
-    assert not any(slot._homes for slot in service.slots.values())
+    assert not any(slot._holders for slot in service.slots.values())
 
 
 @pytest.mark.parametrize(("at_s", "ended_s"), [(2.0, 2.0 + 3 * 4.0), (8.0, 8.0 + 6.0), (8.5, 8.5 + 6.0)])
@@ -93,8 +93,8 @@ def test_a_sequence_whose_replica_dies_says_the_rest_elsewhere(at_s: float, ende
     assert isinstance(ingress, GeneratingIngress)
     ingress.arrive(0)
     service.events.run_until(at_s)
-    [(course, _)] = ingress._courses.values()
-    [name] = course.home.replicas.values()
+    [(state, _)] = ingress._states.values()
+    [name] = state.placement.replicas.values()
     service.kill(next(each for each in service.replicas() if each.name == name))
     service.events.run_out()
     counts = ingress.loop.counts

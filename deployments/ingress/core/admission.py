@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 from earlyexit.network.split import Split
 from optimizer.dispatch import dispatch_on
@@ -58,19 +57,6 @@ PLANNED_SHARE = (1 / 16, 4.0)
 """Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
 
 
-class Costly(Protocol):
-    """An input that had others before it."""
-
-    @property
-    def cost(self) -> int: ...
-
-    @property
-    def ahead(self) -> int: ...
-
-    @property
-    def ahead_tokens(self) -> int: ...
-
-
 class Admission:
     """What one ingress may have inside; times are the caller's, and never go back."""
 
@@ -96,10 +82,6 @@ class Admission:
     def limit(self) -> float:
         """What all that are unanswered at once may cost; infinite while nothing is known of the service."""
         return self._limit
-
-    def cost_of(self, flight: Costly) -> tuple[int, int]:
-        """What was unanswered when an input arrived, and what it costs itself, as is counted now."""
-        return (flight.ahead_tokens, flight.cost) if self.counts_tokens else (flight.ahead, 1)
 
     def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
         """Another plan: its limit is expected to be as far from what it says as the last one's was.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
 from deployments.ingress.core.outcomes import LONGEST_RETRY_S, bucket_of
 from deployments.ingress.core.routes import KVPlacement, SequenceNumbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
@@ -47,18 +47,18 @@ class GenerationState(Generic[G]):
         "arrived_s",
         "attempts",
         "first_s",
-        "home",
         "is_over",
         "last_s",
         "num_said",
+        "placement",
         "sequence",
     )
 
     def __init__(
-        self, sequence: Stepping[G], home: KVPlacement, arrived_s: float, ahead: int, ahead_tokens: int
+        self, sequence: Stepping[G], placement: KVPlacement, arrived_s: float, ahead: int, ahead_tokens: int
     ) -> None:
         self.sequence = sequence
-        self.home = home
+        self.placement = placement
         self.arrived_s = arrived_s
         self.ahead = ahead
         """Sequences that ran when it came."""
@@ -73,8 +73,8 @@ class GenerationState(Generic[G]):
         self.is_over = False
 
     def step(self) -> G:
-        """What its decoder must see next; `home` knows whether a token comes of it."""
-        self.home.says = self.sequence.says
+        """What its decoder must see next; `placement` knows whether a token comes of it."""
+        self.placement.says = self.sequence.says
         return self.sequence.step()
 
     @property
@@ -173,79 +173,86 @@ class Loop:
 
     def begin(self, sequence: Stepping[G], now_s: float) -> GenerationState[G]:
         """A sequence is let in; its first step is next."""
-        course = GenerationState(
+        state = GenerationState(
             sequence, KVPlacement(self._numbers.new()), now_s, self.num_running, self._silent_tokens
         )
-        sequence.begin(course.home.number)
+        sequence.begin(state.placement.number)
         self.counts.begun += 1
         self.counts.prompt_tokens += sequence.num_prompt
         self.num_running += 1
         self._silent_tokens += sequence.num_prompt
-        return course
+        return state
 
-    def said(self, course: GenerationState[G], exit_block: int, now_s: float) -> None:
+    def said(self, state: GenerationState[G], exit_block: int, now_s: float) -> None:
         """A token came."""
-        course.attempts = 0
-        course.num_said += 1
-        course.last_s = now_s
+        state.attempts = 0
+        state.num_said += 1
+        state.last_s = now_s
         self.counts.exits[exit_block] += 1
-        if course.num_said == 1:
-            course.first_s = now_s
-            self._silent_tokens -= course.sequence.num_prompt
-            self.counts.ttft[bucket_of(course.ttft_s)] += 1
+        if state.num_said == 1:
+            state.first_s = now_s
+            self._silent_tokens -= state.sequence.num_prompt
+            self.counts.ttft[bucket_of(state.ttft_s)] += 1
             if self._ttft is not None:
-                self._ttft.answered(course.ttft_s, course.ahead_tokens, course.sequence.num_prompt, now_s)
+                self._ttft.answered(state.ttft_s, state.ahead_tokens, state.sequence.num_prompt, now_s)
         elif self._tpot is not None:
-            self._tpot.answered(course.tpot_s, self.num_running - 1, 1, now_s)
+            self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
-    def again(self, course: GenerationState[G]) -> float:
-        """A sequence is lost, and has a new home: in how many seconds its first step there is next.
+    def again(self, state: GenerationState[G]) -> float:
+        """A sequence is lost, and has a new placement: in how many seconds its first step there is next.
 
         The first time at once: others have what it needs. Raises StageUnavailableError after too many times without a
         token, which ends it.
         """
-        if course.attempts + 1 >= self._rules.max_attempts:
+        if state.attempts + 1 >= self._rules.max_attempts:
             message = f"the sequence was lost {self._rules.max_attempts} times without a token"
             raise StageUnavailableError(message, retry_after_s=SOONEST_RETRY_S)
-        pause_s = RETRY_PAUSE_S * ((1 << course.attempts) - 1)
-        course.attempts += 1
-        course.home = KVPlacement(self._numbers.new(), is_again=True, is_probe=course.home.is_probe)
-        course.sequence.begin(course.home.number)
+        pause_s = RETRY_PAUSE_S * ((1 << state.attempts) - 1)
+        state.attempts += 1
+        state.placement = KVPlacement(self._numbers.new(), is_again=True, is_probe=state.placement.is_probe)
+        state.sequence.begin(state.placement.number)
         self.counts.lost += 1
         return pause_s
 
-    def elsewhere(self, course: GenerationState[G]) -> bool:
+    def elsewhere(self, state: GenerationState[G]) -> bool:
         """Whether a replica without room was the first that said so, and others are asked; its next step is there.
 
         Only of a sequence that was never let in anywhere: one that was waits, and begins anew.
         """
-        home, full = course.home, course.home.newest
-        if home.is_again or full is None or full in home.avoids or len(home.avoids) + 1 >= self._rules.max_attempts:
+        placement, full = state.placement, state.placement.newest
+        if (
+            placement.is_again
+            or full is None
+            or full in placement.avoids
+            or len(placement.avoids) + 1 >= self._rules.max_attempts
+        ):
             return False
-        course.home = KVPlacement(self._numbers.new(), avoids=home.avoids | {full}, is_probe=home.is_probe)
-        course.sequence.begin(course.home.number)
+        state.placement = KVPlacement(
+            self._numbers.new(), avoids=placement.avoids | {full}, is_probe=placement.is_probe
+        )
+        state.sequence.begin(state.placement.number)
         return True
 
-    def end(self, course: GenerationState[G], reason: str) -> None:
+    def end(self, state: GenerationState[G], reason: str) -> None:
         """It is over: it stopped, came to its length, or failed."""
-        assert not course.is_over, "a sequence ends once"
-        course.is_over = True
+        assert not state.is_over, "a sequence ends once"
+        state.is_over = True
         self.num_running -= 1
         self.counts.ended[reason] += 1
-        self.counts.probes += bool(course.home.is_probe)
-        if not course.num_said:
-            self._silent_tokens -= course.sequence.num_prompt
+        self.counts.probes += bool(state.placement.is_probe)
+        if not state.num_said:
+            self._silent_tokens -= state.sequence.num_prompt
             return
-        if course.num_said > 1:
-            self.counts.tpot[bucket_of(course.tpot_s)] += 1
+        if state.num_said > 1:
+            self.counts.tpot[bucket_of(state.tpot_s)] += 1
         if reason in ("stop", "length"):
-            self.counts.in_slo += self.keeps(course)
+            self.counts.in_slo += self.keeps(state)
 
-    def keeps(self, course: GenerationState[G]) -> bool:
+    def keeps(self, state: GenerationState[G]) -> bool:
         """Whether what was said so far came within both SLOs; one token alone takes no time after the first."""
         ttft_s, tpot_s = self._rules.ttft_slo_s, self._rules.tpot_slo_s
-        first_in_time = ttft_s is None or course.ttft_s <= ttft_s
-        return first_in_time and (tpot_s is None or course.num_said < 2 or course.tpot_s <= tpot_s)
+        first_in_time = ttft_s is None or state.ttft_s <= ttft_s
+        return first_in_time and (tpot_s is None or state.num_said < 2 or state.tpot_s <= tpot_s)
 
     def _admission(self, slo_s: float | None, plan: Plan) -> Admission | None:
         if slo_s is None:

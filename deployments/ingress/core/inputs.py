@@ -1,143 +1,87 @@
-"""Inputs on their way through an ingress, the calls that carry them, and what the core wants done with both."""
+"""Inputs that have no outcome yet, and the queues in which they wait to be sent: one for each chain of the plan. Pure.
+
+An input's chain is drawn when the input arrives, and the input stays in it. When a plan has fewer chains than the plan
+before it, the inputs of the chains that are no more go on in the last chain.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import compress
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from bisect import insort_left, insort_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+from weakref import WeakSet
 
-import numpy as np
-
-from deployments.ingress.core.chains import Chain
-from deployments.ingress.core.routes import KVPlacement, StageRoute, W
+from deployments.ingress.core.admission import Admission
+from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
+from earlyexit.engine.filling import MOST_BATCHES, patience
+from earlyexit.engine.order import Order, take_from
 from earlyexit.errors import OfframpError
-from earlyexit.network.wire import Seen, stacked
+from earlyexit.network.split import Budget
+from earlyexit.network.wire import Answer
 from earlyexit.tasks.label import differ
+from optimizer.plan import Plan
 from profiles.records import Loss
-from profiles.stream import Observations, SmallArray, StreamShape
+from profiles.stream import StreamShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Of one ingress."""
+    """The limits of one ingress."""
 
     max_queued: float = math.inf
-    """Inputs without an outcome that it takes."""
+    """The most inputs without an outcome."""
     calls_per_replica: int
-    """Of the first stage, that nothing has come back from."""
+    """The most calls to a replica of the first stage from which no input has come back."""
     max_attempts: int
-    """Times an input is sent from the start, before its owner is told."""
+    """How often an input is sent from the start before it fails."""
     slo_s: float | None = None
     slack: float = 0.0
     """Share of the SLO that stages which wait for full batches leave (E3 section 4); without an SLO, of an input's time
     from its arrival to its deadline."""
     num_ingresses: int = 1
     admits: bool = True
-    """Whether what cannot be in time is refused; never where there is no SLO."""
+    """Whether requests that cannot be in time are refused; without an SLO none is."""
     shape: StreamShape | None = None
-    """What is seen of probes, and of inputs that stay; None: nothing."""
+    """What is observed of probes, and of inputs that stay; None: nothing."""
     loss: Loss = differ
     """The task's, by which early answers are compared with the full model's."""
     probe_share: float = 0.0
-    """Of the calls with new inputs, those that are probes; where inputs are steps, of the sequences."""
+    """Share of probes among the calls with new inputs or, for a decoder, among the sequences."""
 
+    def admission(self, plan: Plan) -> Admission | None:
+        """The admission control of one chain; None where every request is admitted."""
+        if self.slo_s is None or not self.admits:
+            return None
+        return Admission(plan, slo_s=self.slo_s, num_ingresses=self.num_ingresses)
 
-Watch = Literal["probe", "stay", "whole"]
-"""What is to be seen of an input: what every ramp says, or the active ones alone; or what the full model says of the
-whole text of a probe that lost words."""
+    def kept_s(self, has_s: float) -> float:
+        """The seconds that a stage which waits for a full batch leaves for the unexpected, such as the way back.
 
-
-@dataclass(slots=True)
-class Entry:
-    """One input, and what was seen of it so far."""
-
-    arrived_s: float
-    deadline_s: float
-    watch: Watch
-    stays: bool
-    """Whether its plan has it stay; probes go on to the end under any."""
-    active: frozenset[int]
-    """The active ramps of the plan that it counts for."""
-    exit: int | None = None
-    said: dict[int, Seen] = field(default_factory=dict)
-    """By block; the full model's is the last one's, unless there is a `beside`."""
-    beside: Hashable | None = None
-    """What goes on with all words, where this one lost some."""
-    whole: Seen | None = None
-    """What the full model says of that."""
-
-    def has_ended(self, last: int) -> bool:
-        """Whether it was answered, and nothing more is to be seen of it; `last`: the model's last block."""
-        return self.exit is not None and last in self.said and (self.beside is None or self.whole is not None)
-
-    def full(self, last: int) -> Seen:
-        """What the full model said."""
-        return self.said[last] if self.whole is None else self.whole
-
-
-def observations_of(entries: Sequence[Entry], shape: StreamShape, loss: Loss) -> Observations:
-    """Entries that were answered, and seen by every ramp that was to see them and by the full model."""
-    size = len(entries), len(shape.ramps)
-    columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
-    cells, scores, early = [], [], []
-    for row, entry in enumerate(entries):
-        said, is_probe = entry.said, entry.watch == "probe"
-        for column, ramp in columns:
-            if is_probe or ramp in entry.active:
-                seen = said[ramp]
-                cells.append(row * size[1] + column)
-                scores.append(seen.score)
-                early.append(seen.value)
-    scores_NR = np.full(size, np.nan, dtype=np.float32)
-    losses_NR = np.full(size, np.nan, dtype=np.float32)
-    if cells:
-        scores_NR.flat[cells] = scores
-        full = stacked([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once, not per ramp
-        losses_NR.flat[cells] = loss(stacked(early), full[np.array(cells) // size[1]])
-    active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
-    return Observations(
-        shape=shape,
-        times_s_N=np.array([entry.arrived_s for entry in entries]),
-        probe_N=np.array([entry.watch == "probe" for entry in entries], dtype=bool),
-        stayed_N=np.array([entry.stays for entry in entries], dtype=bool),
-        active_NR=np.array(active, dtype=bool).reshape(size),
-        exits_N=np.array([entry.exit for entry in entries], dtype=np.int16),
-        scores_NR=scores_NR,
-        losses_NR=losses_NR,
-        end_losses_N=_end_losses_N(entries, shape.num_blocks - 1, loss),
-    )
-
-
-def _end_losses_N(entries: Sequence[Entry], last: int, loss: Loss) -> SmallArray | None:
-    """What the end says of texts that lost words, against what it says of them whole; NaN of others."""
-    rows = [(row, entry.said[last].value, entry.whole.value) for row, entry in enumerate(entries) if entry.whole]
-    if not rows:
-        return None
-    losses_N = np.full(len(entries), np.nan, dtype=np.float32)
-    at, pruned, whole = zip(*rows, strict=True)
-    losses_N[list(at)] = loss(stacked(pruned), stacked(whole))
-    return losses_N
-
-
-def losses_of_answers(seen: Observations) -> float:
-    """The sum of what the inputs' answers cost against the full model's, all of which were seen."""
-    left_NE = seen.exits_N[:, None] == np.array([*seen.shape.ramps, seen.shape.num_blocks - 1])
-    return float(seen.losses_NE[left_NE].sum(dtype=np.float64))
-
-
-I = TypeVar("I")  # noqa: E741 # an input, as the core's driver knows it
+        A share of the SLO or, without an SLO, of the time `has_s` that an input has.
+        """
+        if self.slo_s is not None:
+            return self.slack * self.slo_s
+        return 0.0 if has_s == math.inf else self.slack * has_s
 
 
 WHOLE: Final = -1
-"""The attempt by which whole texts travel beside those that lost words: none that an input has by itself."""
+"""The attempt number of a whole text that travels beside the same text with pruned words."""
+DUE: Final = "due"
+"""The holder of the inputs of sequences that are sent next."""
+Settle = Callable[["PendingInput", Answer | OfframpError], None]
+"""Called with an input's outcome: once, unless the input is given up."""
 
 
-class Flight(Generic[I]):
-    """One input until it has its outcome; it keeps what its owner gave, so that it can start again."""
+def ignore_outcome(pending: PendingInput, outcome: Answer | OfframpError) -> None:
+    """The default of `PendingInput.settle`."""
+
+
+class PendingInput:
+    """One input until it has its outcome; it keeps what its caller gave, so that it can be sent again."""
 
     __slots__ = (
         "ahead",
@@ -147,53 +91,76 @@ class Flight(Generic[I]):
         "chain",
         "cost",
         "deadline_s",
+        "encoded",
         "holder",
-        "home",
-        "input",
+        "key",
+        "placement",
+        "request_id",
+        "serial",
+        "settle",
         "settled",
         "tokens",
     )
 
+    chain: Chain
+    """The chain that was drawn for it; set when the core takes it."""
+
     def __init__(
         self,
-        given: I,
-        chain: Chain[Flight[I], Any],
+        serial: int,
         arrived_s: float,
         deadline_s: float,
-        *,
-        ahead: int = 0,
         tokens: int = 1,
-        ahead_tokens: int = 0,
+        encoded: Any = None,
+        settle: Settle = ignore_outcome,
+        *,
+        key: str = "",
+        request_id: str = "",
     ) -> None:
-        self.input = given
-        self.chain = chain
-        """The chain that was drawn for it."""
+        self.serial = serial
+        """Counts the inputs of its ingress."""
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.tokens = tokens
-        """Its length, for the network that it was last encoded for; 1 where inputs have none."""
+        """Its length for the network that it was last encoded for; 1 where inputs have no length."""
         self.cost = tokens
-        """What it counts among those without an outcome: its length as it came, whatever other networks make of it."""
-        self.ahead = ahead
+        """Its length as it arrived, by which unanswered inputs are counted."""
+        self.encoded = encoded
+        """The encoded input; in a chain a `ChainEncoded`, with its row and its encoding for every network so far."""
+        self.settle = settle
+        self.key = key
+        """The caller's id of it, or an empty string."""
+        self.request_id = request_id
+        """The request that it belongs to, for the log."""
+        self.ahead = 0
         """Inputs of its chain that had no outcome when it arrived."""
-        self.ahead_tokens = ahead_tokens
-        """Of these."""
+        self.ahead_tokens = 0
+        """The tokens of these inputs."""
         self.attempt = 0
         self.settled = False
-        self.holder: Call[I, Any] | Pause[I] | Due | None = None
-        """What has it; None of one that waits to be sent, and of one that is over."""
-        self.home: KVPlacement | None = None
-        """Of its sequence; None of an input that is none's."""
+        self.holder: object = None
+        """The `Call` or `Pause` that has it, or `DUE`; None while it waits to be sent, and when it is over."""
+        self.placement: KVPlacement | None = None
+        """Where its sequence's keys and values are; None for an input that belongs to no sequence."""
 
     @property
     def since_s(self) -> float:
         """Since when it waits."""
         return self.arrived_s
 
-    def whole(self) -> Flight[I]:
-        """Returns a copy as it came, to go beside it when it loses words; no request waits for its answer."""
-        made = Flight(self.input, self.chain, self.arrived_s, self.deadline_s, tokens=self.cost)
-        made.attempt, made.settled = WHOLE, True
+    def whole(self) -> PendingInput:
+        """Returns a copy as it arrived, to go beside it when it loses words; no caller waits for the copy's answer."""
+        made = PendingInput(
+            self.serial,
+            self.arrived_s,
+            self.deadline_s,
+            self.cost,
+            self.encoded,
+            self.settle,
+            key=self.key,
+            request_id=self.request_id,
+        )
+        made.chain, made.attempt, made.settled = self.chain, WHOLE, True
         return made
 
     @property
@@ -202,234 +169,395 @@ class Flight(Generic[I]):
         return self.holder is None and not self.settled
 
 
-class Due:
-    """What has the steps of sequences that are sent next."""
+Inputs = Sequence[PendingInput]
 
-    __slots__ = ()
-
-
-DUE = Due()
-Tokens = Sequence[int] | None
-"""The lengths of a request's inputs, one each; None where inputs have none."""
+MANY_GONE = 64
+"""Settled inputs in a queue that are not worth a search."""
+_deadline_of = attrgetter("deadline_s")
+_place_of = attrgetter("deadline_s", "arrived_s")
+_tokens_of = attrgetter("tokens")
 
 
-Flights = Sequence[Flight[I]]
-Answers = Sequence[Any]
-"""One for each input, as the core's driver knows them; or none."""
+def length_class(tokens: int) -> int:
+    """Returns the power of two up to which inputs' waits are reported together."""
+    return 1 << max(0, tokens - 1).bit_length()
 
 
-class Call(Generic[I, W]):
-    """Inputs that were sent to a stage together."""
+class WaitQueue:
+    """Inputs that wait to be sent, by deadline; inputs with equal deadlines in the order of their arrival.
 
-    __slots__ = ("epoch", "flights", "heard", "is_first", "leg", "num_inside", "reserve_s", "started_s", "watch")
-
-    def __init__(
-        self,
-        leg: StageRoute[W],
-        flights: Sequence[Flight[I]],
-        started_s: float,
-        epoch: int,
-        reserve_s: float,
-        watch: Watch | None,
-        is_first: bool,
-    ) -> None:
-        self.leg = leg
-        self.flights = flights
-        """All that it began with."""
-        self.started_s = started_s
-        self.epoch = epoch
-        """Of the plan by which its inputs were sent to the first stage."""
-        self.reserve_s = reserve_s
-        """What the stages after this one are expected to take, and what is kept in hand."""
-        self.watch = watch
-        """What is to be seen of its inputs, which a book of probes has, or had; None for nothing."""
-        self.is_first = is_first
-        """Whether it brings new inputs, to the first block."""
-        self.heard = False
-        """Whether an input has left it; early answers alone make no room."""
-        self.num_inside = 0
-        """Inputs that it has."""
-
-    @property
-    def probe(self) -> bool:
-        """Whether its inputs are probes, or go beside some."""
-        return self.watch in ("probe", "whole")
-
-    def inside(self) -> list[Flight[I]]:
-        """Those that have not left it, answered or not."""
-        return [flight for flight in self.flights if flight.holder is self]
-
-    def release(self, flights: Sequence[Flight[I]]) -> list[bool]:
-        """Let inputs leave this call; whether it had each one, which it has once however often it is named."""
-        had = []
-        for flight in flights:
-            had.append(flight.holder is self)
-            if had[-1]:
-                flight.holder = None
-        return had
-
-
-def picked(flights: Sequence[Flight[I]], answers: Answers, keep: Sequence[bool]) -> tuple[Flights[I], Answers]:
-    """Those to be kept, with their answers, where there are any."""
-    if all(keep):
-        return flights, answers
-    return list(compress(flights, keep)), list(compress(answers, keep))
-
-
-class Pause(Generic[I]):
-    """Inputs of a call that failed, until they wait to be sent again."""
-
-    __slots__ = ("flights", "slot")
-
-    def __init__(self, slot: str, flights: Sequence[Flight[I]]) -> None:
-        self.slot = slot
-        self.flights = flights
-        for flight in flights:
-            flight.holder = self
-
-    def unsettled(self) -> list[Flight[I]]:
-        """Returns the inputs whose requests still wait for an answer."""
-        return [flight for flight in self.flights if not flight.settled]
-
-    def end(self) -> list[Flight[I]]:
-        """Those that begin another attempt."""
-        again = self.unsettled()
-        for flight in again:
-            flight.attempt += 1
-            flight.holder = None
-        return again
-
-
-# What the core wants done. Made by the hundred thousand in a simulation, hence tuples.
-
-
-class SendCall(NamedTuple):
-    """Send a call to the stage of its leg."""
-
-    call: Call[Any, Any]
-    block: int
-    payload: Any
-    """What its inputs came with from the stage before, others too where it `enters`; None for new ones."""
-    enters: int | None = None
-    """The network of the chain for which its inputs are to be encoded, those of `call.flights` alone."""
-    rows: tuple[int, ...] | None = None
-    """Of the payload, which inputs are the call's; None: all."""
-
-
-class Answered(NamedTuple):
-    """Tell owners their answers."""
-
-    flights: Sequence[Flight[Any]]
-    block: int
-    """Which they left after."""
-    answers: Sequence[Any]
-    """One each, as they came."""
-    latencies_s: Sequence[float]
-
-
-class Dropped(NamedTuple):
-    """Inputs get no answer."""
-
-    flights: Sequence[Flight[Any]]
-    reason: str
-    error: OfframpError | None
-    """What to tell their owners; None where they have gone."""
-
-
-class HungUp(NamedTuple):
-    """Stop a call that was given up."""
-
-    call: Call[Any, Any]
-
-
-class Retried(NamedTuple):
-    """Inputs that a slot failed under wait to be sent again."""
-
-    slot: str
-    number: int
-
-
-Action = SendCall | Answered | Dropped | HungUp | Retried
-Actions = list[Action]
-
-
-T = TypeVar("T")
-FEW = 64
-
-
-class Timetable(Generic[T]):
-    """Things by the second at which they are due.
-
-    Nearly all come in the order in which they are due, and are over long before: so they stand in a line, which is
-    cheaper than a heap, and from time to time those at its front that are over leave it. The others are in a heap.
+    With one SLO for all inputs this is first in, first out. Inputs that are sent again have their old place.
     """
 
-    __slots__ = ("_is_over", "_line", "_many", "_serial", "_unordered")
-
-    def __init__(self, is_over: Callable[[T], bool]) -> None:
-        self._is_over = is_over
-        self._line: deque[tuple[float, T]] = deque()
-        self._unordered: list[tuple[float, int, T]] = []
-        self._serial = 0
-        self._many = FEW
-        """Things in the line that are worth a look whether they are over."""
-
-    def add(self, at_s: float, thing: T) -> None:
-        """It is due then, a finite time."""
-        line = self._line
-        if line and line[-1][0] > at_s:
-            self._serial += 1
-            heappush(self._unordered, (at_s, self._serial, thing))
-            return
-        line.append((at_s, thing))
-        if len(line) > self._many:
-            self._drain()
-            self._many = 2 * len(line) + FEW
-
-    def next_s(self) -> float:
-        """When something is due that is not over; infinite where nothing is."""
-        line, unordered = self._line, self._unordered
-        self._drain()
-        while unordered and self._is_over(unordered[0][2]):
-            heappop(unordered)
-        return min(line[0][0] if line else math.inf, unordered[0][0] if unordered else math.inf)
-
-    def pop(self, now_s: float) -> list[T]:
-        """Everything that is due by now and not over, in its order."""
-        due: list[T] = []
-        while self.next_s() <= now_s:
-            line, unordered = self._line, self._unordered
-            if not unordered or (line and line[0][0] <= unordered[0][0]):
-                due.append(line.popleft()[1])
-            else:
-                due.append(heappop(unordered)[2])
-        return due
-
-    def _drain(self) -> None:
-        line = self._line
-        while line and self._is_over(line[0][1]):
-            line.popleft()
-
-
-class Agenda(Generic[I]):
-    """What an ingress has to do later, if nothing comes before it."""
-
-    __slots__ = ("deadlines", "hanging", "pauses")
+    __slots__ = ("_inputs", "length", "tokens")
 
     def __init__(self) -> None:
-        self.deadlines: Timetable[Sequence[Flight[I]]] = Timetable(_are_over)
-        """Requests."""
-        self.hanging: Timetable[Flight[I]] = Timetable(lambda flight: flight.holder is None)
-        """Inputs past their deadline that a call has still."""
-        self.pauses: Timetable[Pause[I]] = Timetable(lambda pause: not pause.unsettled())
+        self.length = 0
+        self.tokens = 0
+        """The sum over all waiting inputs."""
+        self._inputs: deque[PendingInput] = deque()
+        """Also holds inputs that were settled since; they are skipped in their turn."""
 
-    def next_s(self) -> float:
-        """When the first of it is due; infinite where there is nothing."""
-        return min(self.deadlines.next_s(), self.hanging.next_s(), self.pauses.next_s())
+    def join(self, inputs: Inputs) -> None:
+        """Add a request's inputs, which have one deadline."""
+        waiting = self._inputs
+        if not waiting or not inputs or inputs[0].deadline_s >= waiting[-1].deadline_s:
+            waiting.extend(inputs)
+        else:
+            for each in inputs:
+                insort_right(waiting, each, key=_deadline_of)
+        self._count(inputs, 1)
+
+    def rejoin(self, inputs: Inputs) -> None:
+        """Add inputs again, before those of equal deadlines that arrived at the same time or later."""
+        for each in reversed(inputs):
+            insort_left(self._inputs, each, key=_place_of)
+        self._count(inputs, 1)
+
+    def __iter__(self) -> Iterator[PendingInput]:
+        """Yields the waiting inputs, the earliest deadline first."""
+        return (each for each in self._inputs if not each.settled)
+
+    def oldest_s(self, now_s: float) -> dict[int, float]:
+        """Returns the longest wait so far in seconds, by length class."""
+        since_s: dict[int, float] = {}
+        for each in self:
+            length = length_class(each.tokens)
+            since_s[length] = min(since_s.get(length, now_s), each.since_s)
+        return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
+
+    def leave(self, budget: Budget, order: Order, now_s: float) -> list[PendingInput]:
+        """Removes and returns the next inputs, as many as a batch holds: at least one, if any waits."""
+        if not self.length:
+            return []
+        if order.takes_front(self._inputs, now_s):
+            leaving = self._front(budget)
+        else:
+            waiting = list(self)
+            leaving = take_from(waiting, order, budget, now_s)
+            self._inputs = deque(waiting)
+        self._count(leaving, -1)
+        return leaving
+
+    def clear(self) -> list[PendingInput]:
+        """Removes and returns all waiting inputs."""
+        waiting = list(self)
+        self.length = self.tokens = 0
+        self._inputs.clear()
+        return waiting
+
+    def forget(self, gone: Inputs) -> None:
+        """Removes inputs that waited here and were settled just now."""
+        self._count(gone, -1)
+        inputs = self._inputs
+        while inputs and inputs[0].settled:
+            inputs.popleft()
+        if len(inputs) > 2 * self.length + MANY_GONE:
+            self._inputs = deque(self)
+
+    def _count(self, inputs: Inputs, sign: int) -> None:
+        self.length += sign * len(inputs)
+        self.tokens += sign * sum(map(_tokens_of, inputs))
+
+    def _front(self, budget: Budget) -> list[PendingInput]:
+        inputs, most, tokens = self._inputs, min(budget.inputs, self.length), 0
+        leaving: list[PendingInput] = []
+        while len(leaving) < most:
+            first = inputs[0]
+            if not first.settled:
+                if budget.tokens is not None and not budget.room_for(len(leaving), tokens, first.tokens):
+                    break
+                leaving.append(first)
+                tokens += first.tokens
+            inputs.popleft()
+        return leaving
 
 
-def _are_over(flights: Sequence[Flight[Any]]) -> bool:
-    for flight in flights:  # noqa: SIM110 - `all` of a generator takes five times as long, for every request
-        if not flight.settled or flight.holder is not None:
-            return False
-    return True
+AHEAD = 4
+"""Calls without a reply that a replica of several splits may have, however small: it chooses between them, which it
+cannot where new inputs are kept from it until its batch has run."""
+GAP_WEIGHT = 0.05
+"""Weight of the newest gap between inputs: twenty requests tell how long the next one takes to come."""
+LONGEST_GAP_S = 1.0
+"""The most that one gap counts, and the gap that is assumed before the first input."""
+FRESH_S = 1.0
+"""How long a report of how busy a slot is remains valid."""
+
+
+class BatchingPolicy:
+    """How many inputs of a chain must wait, and until when, for a call to be made.
+
+    Where stages fill their batches (`earlyexit.engine.filling`), new inputs wait here for all replicas together, so
+    that one call is one batch.
+    """
+
+    def __init__(self, first: StageRoute, calls_per_replica: int, unheard: Mapping[str, int]) -> None:
+        """`unheard`: calls of new inputs from which nothing has come back, by slot; see `update`."""
+        self._calls_per_replica = calls_per_replica
+        self._unheard = unheard
+        self._busy: dict[str, tuple[float, float]] = {}
+        """How busy each slot said it was, and when."""
+        self.gap_s = LONGEST_GAP_S
+        """Recent mean time between inputs; an input that would have left within it is not held for the next."""
+        self._came_s = -math.inf
+        self.held_until_s = math.inf
+        """When the waiting inputs leave, however few they are; infinite when none is held."""
+        self.least: float = 1
+        """New inputs that must wait for a call to be made."""
+        self.least_tokens: float = math.inf
+        """Tokens that suffice instead."""
+        self.follow(first)
+
+    def follow(self, first: StageRoute) -> None:
+        """Send new inputs to this stage from now on."""
+        self._first = first
+        self.fills = first.assignment.dispatch == "filling"
+        """Whether the first stage fills its batches."""
+        self.held_until_s = math.inf
+        self.update()
+
+    def hear(self, slot: str, busy: float, now_s: float) -> None:
+        """Note the share of its time that a slot's replica has been busy."""
+        self._busy[slot] = busy, now_s
+
+    def come(self, number: int, now_s: float) -> None:
+        """Note that inputs arrived together."""
+        gap_s = min(LONGEST_GAP_S, now_s - self._came_s) / number
+        self.gap_s += GAP_WEIGHT * (gap_s - self.gap_s)
+        self._came_s = now_s
+
+    def hold(self, left_s: float, now_s: float) -> None:
+        """Have the first waiting input, which can spare `left_s`, wait for others to fill its batch."""
+        share = self._share(now_s)
+        if not share:
+            return
+        # An input that waits on a guess of no time would wait for ever, so such a guess leaves no time to wait.
+        wait_s = share * max(0.0, min(left_s, MOST_BATCHES * self._first.expected_s))
+        if wait_s > self.gap_s:
+            self.held_until_s = now_s + wait_s
+            self.update()
+
+    def wake(self, now_s: float) -> None:
+        """Release the inputs that were held until now."""
+        if self.held_until_s <= now_s:
+            self.release()
+
+    def release(self) -> None:
+        """Hold no input any more, until the next one comes."""
+        if self.held_until_s < math.inf:
+            self.held_until_s = math.inf
+            self.update()
+
+    def update(self) -> None:
+        """Recompute the limits from the calls that are unheard now."""
+        stage, budget = self._first, self._first.budgets[0]
+        unheard, replicas = self._unheard.get(stage.slot, 0), stage.planned.replicas
+        several = self.fills and len(stage.planned.splits) > 1
+        self.least, self.least_tokens = least_to_call(
+            budget,
+            unheard=unheard // AHEAD if several else unheard,
+            replicas=replicas,
+            calls_per_replica=1 if several else self._calls_per_replica,
+        )
+        if self.held_until_s < math.inf and self.least == 1:
+            self.least, self.least_tokens = budget.inputs, math.inf if budget.tokens is None else budget.tokens
+
+    def _share(self, now_s: float) -> float:
+        """The share of their spare time that new inputs may wait here; see `patience`."""
+        heard = self._busy.get(self._first.slot) if self.fills else None
+        return 0.0 if heard is None or now_s - heard[1] > FRESH_S else patience(heard[0])
+
+
+class Chain:
+    """One chain of the plan in force: the queue at its entrance, and the inputs inside that have no outcome."""
+
+    def __init__(self, route: ChainRoute, share: float, batching: BatchingPolicy, admission: Admission | None) -> None:
+        self.route = route
+        self.share = share
+        self.queue = WaitQueue()
+        self.batching = batching
+        self.admission = admission
+        self.num_unanswered = 0
+        self.unanswered_tokens = 0
+        """The tokens of these inputs."""
+        self.present = self
+        """The chain that has its inputs: another one once the plan has fewer chains."""
+        self._ended: WeakSet[Chain] = WeakSet()
+        """Chains whose inputs it has, while any of these inputs exist."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a call with new inputs would be made now."""
+        queue, batching = self.queue, self.batching
+        return queue.length >= batching.least or queue.tokens >= batching.least_tokens
+
+    def take(self, pending: PendingInput) -> None:
+        """Count an input that arrived."""
+        pending.chain = self
+        pending.ahead, pending.ahead_tokens = self.num_unanswered, self.unanswered_tokens
+        self.num_unanswered += 1
+        self.unanswered_tokens += pending.cost
+
+    def cost_of(self, pending: PendingInput) -> tuple[int, int]:
+        """What was unanswered when an input arrived and what it costs itself, in the unit of admission control."""
+        if self.admission is not None and self.admission.counts_tokens:
+            return pending.ahead_tokens, pending.cost
+        return pending.ahead, 1
+
+    def late_s(self, num_inputs: int, num_coming: float, per_input: float, left_s: float, now_s: float) -> float:
+        """Seconds by which inputs with `left_s` until their deadline would be late, before their lengths are known.
+
+        See `Admission.late_s`. `num_coming`: inputs that were admitted before and are still to be submitted, each with
+        `per_input` tokens. Where tokens count, nothing is shorter than one token: an input that is refused now would be
+        refused when its length is known.
+        """
+        if self.admission is None:
+            return 0.0
+        if self.admission.counts_tokens:
+            unanswered = self.unanswered_tokens + num_coming * per_input
+        else:
+            unanswered = self.num_unanswered + num_coming
+        return self.admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
+
+    def tokens_late_s(self, num_tokens: int, left_s: float, now_s: float) -> float:
+        """The same for inputs whose tokens are known; 0 where inputs count, which `late_s` has checked."""
+        if self.admission is None or not self.admission.counts_tokens:
+            return 0.0
+        return self.admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
+
+    def end(self, successor: Chain) -> None:
+        """Pass all inputs, also those that wait, to another chain: the plan does not have this one any more."""
+        for chain in (self, *self._ended):
+            chain.present = successor
+            successor._ended.add(chain)
+        successor.num_unanswered += self.num_unanswered
+        successor.unanswered_tokens += self.unanswered_tokens
+        successor.queue.rejoin(self.queue.clear())
+
+
+SHARE_UNITS = 10**6
+"""The units into which a chain's share is divided."""
+
+
+class RoundRobin:
+    """Smooth weighted round-robin, as nginx draws its upstream servers.
+
+    Every draw adds to each current weight its share, takes the largest (of equal ones the first), and subtracts the sum
+    of the shares from it. The draws of a chain are spread evenly over those of the others.
+    """
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        # Whole numbers: rounding errors of sums would decide between chains of equal shares.
+        self._weights = tuple(max(1, round(share * SHARE_UNITS)) for share in shares)
+        self._total = sum(self._weights)
+        self._current = [0] * len(self._weights)
+
+    def draw(self, number: int) -> list[int]:
+        """Returns so many positions, in the order in which they were drawn."""
+        current, drawn = self._current, []
+        for _ in range(number):
+            for position, weight in enumerate(self._weights):
+                current[position] += weight
+            chosen = current.index(max(current))
+            current[chosen] -= self._total
+            drawn.append(chosen)
+        return drawn
+
+    def peek(self, number: int) -> list[int]:
+        """Returns what `draw` would return, and draws nothing."""
+        before = list(self._current)
+        drawn = self.draw(number)
+        self._current = before
+        return drawn
+
+
+class Chains:
+    """All chains of the plan in force, in the plan's order."""
+
+    def __init__(self, route: PlanRoute, rules: Rules) -> None:
+        self.route = route
+        self._rules = rules
+        self._unheard: Counter[str] = Counter()
+        """Calls of new inputs from which nothing has come back, by slot."""
+        self.active: list[Chain] = []
+        self.follow(route, None)
+
+    def follow(self, route: PlanRoute, tokens_per_input: float | None) -> None:
+        """Follow another plan from now on. `tokens_per_input`: of the inputs so far; None before the first."""
+        is_new = route.epoch > self.route.epoch
+        self.route = route
+        before, shares, rules = self.active, route.placed.plan.shares, self._rules
+        for chain, its_route, share in zip(before, route.chains, shares, strict=False):
+            chain.route, chain.share = its_route, share
+            chain.batching.follow(its_route.first)
+            if is_new and chain.admission is not None:
+                chain.admission.follow(its_route.plan, tokens_per_input)
+        self.active = before[: len(route.chains)]
+        for its_route, share in zip(route.chains[len(before) :], shares[len(before) :], strict=True):
+            batching = BatchingPolicy(its_route.first, rules.calls_per_replica, self._unheard)
+            self.active.append(Chain(its_route, share, batching, rules.admission(its_route.plan)))
+        for chain in before[len(route.chains) :]:
+            chain.end(self.active[-1])
+        self._turns = RoundRobin(shares)
+
+    def draw(self, number: int) -> list[Chain]:
+        """Draws the chains of the next inputs, one each."""
+        if len(self.active) == 1:
+            return self.active * number
+        return [self.active[position] for position in self._turns.draw(number)]
+
+    def late_s(self, num_inputs: int, num_coming: int, per_input: float, left_s: float, now_s: float) -> float:
+        """Seconds by which the inputs of a request would be late in the chains that are next; see `Chain.late_s`.
+
+        A request that would be late has had its turn: other chains are next.
+        """
+        if len(self.active) == 1:
+            return self.active[0].late_s(num_inputs, num_coming, per_input, left_s, now_s)
+        for position, number in Counter(self._turns.peek(num_inputs)).items():
+            chain = self.active[position]
+            late_s = chain.late_s(number, num_coming * chain.share, per_input, left_s, now_s)
+            if late_s > 0:
+                self._turns.draw(num_inputs)
+                return late_s
+        return 0.0
+
+    def tokens_late_s(self, drawn: Sequence[Chain], inputs: Inputs, left_s: float, now_s: float) -> float:
+        """Seconds by which inputs would be late in the chains that were drawn for them, now that they have lengths."""
+        if len(self.active) == 1:
+            return self.active[0].tokens_late_s(sum(map(_tokens_of, inputs)), left_s, now_s)
+        tokens_of: Counter[Chain] = Counter()
+        for chain, each in zip(drawn, inputs, strict=True):
+            tokens_of[chain] += each.tokens
+        return max([chain.tokens_late_s(tokens, left_s, now_s) for chain, tokens in tokens_of.items()])
+
+    def of_layout(self, layout: Layout | None) -> Chain | None:
+        """Returns the chain whose stages keep keys and values so; None if the plan has none."""
+        return next((chain for chain in self.active if chain.route.layout == layout), None)
+
+    def count(self, slot: str, change: int) -> None:
+        """Note that so many more (or fewer) calls of new inputs to a slot are unheard."""
+        self._unheard[slot] += change
+        for chain in self.active:
+            if chain.route.first.slot == slot:
+                chain.batching.update()
+
+    def apart(self, inputs: Inputs) -> list[tuple[Chain, Inputs]]:
+        """Groups inputs by the chain that has them now."""
+        if len(self.active) == 1:
+            return [(self.active[0], inputs)]
+        parts: dict[Chain, list[PendingInput]] = {}
+        for each in inputs:
+            parts.setdefault(each.chain.present, []).append(each)
+        return list(parts.items())
+
+    def clear(self) -> list[PendingInput]:
+        """Removes and returns all inputs that wait at the entrances."""
+        return [each for chain in self.active for each in chain.queue.clear()]
+
+    def oldest_s(self, now_s: float) -> dict[int, float]:
+        """Returns the longest wait so far in seconds, by length class."""
+        oldest: dict[int, float] = {}
+        for chain in self.active:
+            for length, seconds in chain.queue.oldest_s(now_s).items():
+                oldest[length] = max(seconds, oldest.get(length, 0.0))
+        return dict(sorted(oldest.items()))

@@ -12,51 +12,118 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Entry, Rules, Watch, losses_of_answers, observations_of
-from earlyexit.network.wire import Numbers, Seen
+from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
+from earlyexit.network.wire import Numbers, Seen, stacked
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
-from profiles.stream import Observations, StreamShape
+from profiles.stream import Observations, SmallArray, StreamShape
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-
-H = TypeVar("H", bound=Hashable)
 
 MOST_COMPLETE = 50_000
 """Complete inputs kept for the next report: of probes, at a share of 2 %, minutes of a few thousand inputs per second;
 where all inputs stay, most of a minute of a thousand. They are asked for every few seconds."""
 MOST_OPEN = 50_000
-"""Inputs under way, at the very most; where stages swallow them, no more are begun until some were forgotten."""
+"""The most inputs under way; where stages lose them, no more are begun until some were forgotten."""
 MANY = 256
 """Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
 MOST_BYTES = 1_000_000
 """Of answers of many numbers, unpacked, that complete inputs hold until then: while more of them settled, callers would
 wait for the event loop (six inputs of CamVid's maps at three ramps take 5 ms of a busy core)."""
 SWEEP_S = 1.0
-"""How often open inputs are looked through for those that will not come back."""
+"""How often open inputs are searched for those that will not come back."""
+
+Watch = Literal["probe", "stay", "whole"]
+"""What is observed of an input: what every ramp says, or the active ones alone; or what the full model says of the
+whole text of a probe that lost words."""
 
 
-class WatchedInput(Hashable, Protocol):
-    """What must be known of an input that is watched; it is known by itself."""
+@dataclass(slots=True)
+class Observation:
+    """One input, and what was observed of it so far."""
 
-    @property
-    def arrived_s(self) -> float: ...
+    arrived_s: float
+    deadline_s: float
+    watch: Watch
+    stays: bool
+    """Whether its plan has it stay; probes go on to the end under any plan."""
+    active: frozenset[int]
+    """The active ramps of the plan that it counts for."""
+    exit: int | None = None
+    said: dict[int, Seen] = field(default_factory=dict)
+    """By block; the full model's is the last block's, unless there is a `beside`."""
+    beside: PendingInput | None = None
+    """The copy that goes on with all words, where this input lost some."""
+    whole: Seen | None = None
+    """What the full model says of that copy."""
 
-    @property
-    def deadline_s(self) -> float: ...
+    def has_ended(self, last: int) -> bool:
+        """Whether it was answered, and nothing more will be observed of it; `last`: the model's last block."""
+        return self.exit is not None and last in self.said and (self.beside is None or self.whole is not None)
 
-    @property
-    def attempt(self) -> int: ...
+    def full(self, last: int) -> Seen:
+        """Returns what the full model said."""
+        return self.said[last] if self.whole is None else self.whole
+
+
+def observations_of(entries: Sequence[Observation], shape: StreamShape, loss: Loss) -> Observations:
+    """Joins inputs that were answered and observed by all their ramps and by the full model."""
+    size = len(entries), len(shape.ramps)
+    columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
+    cells, scores, early = [], [], []
+    for row, entry in enumerate(entries):
+        said, is_probe = entry.said, entry.watch == "probe"
+        for column, ramp in columns:
+            if is_probe or ramp in entry.active:
+                seen = said[ramp]
+                cells.append(row * size[1] + column)
+                scores.append(seen.score)
+                early.append(seen.value)
+    scores_NR = np.full(size, np.nan, dtype=np.float32)
+    losses_NR = np.full(size, np.nan, dtype=np.float32)
+    if cells:
+        scores_NR.flat[cells] = scores
+        full = stacked([entry.full(shape.num_blocks - 1).value for entry in entries])  # unpacked once, not per ramp
+        losses_NR.flat[cells] = loss(stacked(early), full[np.array(cells) // size[1]])
+    active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
+    return Observations(
+        shape=shape,
+        times_s_N=np.array([entry.arrived_s for entry in entries]),
+        probe_N=np.array([entry.watch == "probe" for entry in entries], dtype=bool),
+        stayed_N=np.array([entry.stays for entry in entries], dtype=bool),
+        active_NR=np.array(active, dtype=bool).reshape(size),
+        exits_N=np.array([entry.exit for entry in entries], dtype=np.int16),
+        scores_NR=scores_NR,
+        losses_NR=losses_NR,
+        end_losses_N=_end_losses_N(entries, shape.num_blocks - 1, loss),
+    )
+
+
+def _end_losses_N(entries: Sequence[Observation], last: int, loss: Loss) -> SmallArray | None:
+    """The loss at the model's end of texts that lost words, against the same texts whole; NaN for other inputs."""
+    rows = [(row, entry.said[last].value, entry.whole.value) for row, entry in enumerate(entries) if entry.whole]
+    if not rows:
+        return None
+    losses_N = np.full(len(entries), np.nan, dtype=np.float32)
+    at, pruned, whole = zip(*rows, strict=True)
+    losses_N[list(at)] = loss(stacked(pruned), stacked(whole))
+    return losses_N
+
+
+def losses_of_answers(seen: Observations) -> float:
+    """The summed loss of the inputs' answers against the full model's."""
+    left_NE = seen.exits_N[:, None] == np.array([*seen.shape.ramps, seen.shape.num_blocks - 1])
+    return float(seen.losses_NE[left_NE].sum(dtype=np.float64))
 
 
 class ExitObservations:
-    """Watched inputs, until the model's last block was seen of them and the caller has its answer.
+    """Watched inputs, until the model's last block was observed and the caller has its answer.
 
     Its times are the caller's; `hand_over` can move them to another clock.
     """
@@ -70,7 +137,7 @@ class ExitObservations:
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be seen of an input."""
+        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be observed of an input."""
         self._shape = shape
         self._loss = loss
         self._ramps = frozenset(shape.ramps)
@@ -78,33 +145,41 @@ class ExitObservations:
         self._outlive_s = outlive_s
         self._most_complete = most_complete
         self._most_open = most_open
-        self._open: dict[Hashable, Entry] = {}
-        self._probe_of: dict[Hashable, Hashable] = {}
-        """Of what goes on with all words, the open probe that lost some."""
-        self._ended: list[Entry] = []
-        """Complete; what their answers cost is not known yet."""
+        self._open: dict[PendingInput, Observation] = {}
+        self._probe_of: dict[PendingInput, PendingInput] = {}
+        """The open probe that lost words, by the copy that goes on with all of them."""
+        self._ended: list[Observation] = []
+        """Complete inputs whose losses are not computed yet."""
         self._ended_bytes = 0
-        """Of their answers of many numbers."""
+        """The bytes of their answers of many numbers."""
         self._complete: deque[Observations] = deque()
         self._num_kept = 0
-        """In these."""
+        """The inputs in these."""
         self._swept_s = 0.0
         self._total_loss = 0.0
-        """Of the complete ones' answers against the full model's."""
+        """Of the complete inputs' answers against the full model's."""
         self.num_complete = 0
         self.num_refused = 0
-        """Ended ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
+        """Ended inputs that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
         self.num_overflown = 0
-        """Complete ones that were dropped before they were asked for."""
+        """Complete inputs that were dropped before they were asked for."""
+
+    @classmethod
+    def of(cls, rules: Rules, *, outlive_s: float) -> ExitObservations | None:
+        """By an ingress's rules; None where nothing is to be observed.
+
+        Answered inputs that run on wait in stages with their states, as others do: no more of them than are admitted.
+        """
+        if rules.shape is None:
+            return None
+        return cls(rules.shape, rules.loss, outlive_s=outlive_s, most_open=int(min(MOST_OPEN, rules.max_queued)))
 
     def can_look(self, policy: PolicySpec | None) -> bool:
-        """Whether replicas that follow a policy see in the unit of this book."""
+        """Whether replicas that follow a policy report scores in the unit of these observations."""
         return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
 
-    def draw(
-        self, inputs: Sequence[WatchedInput], plan: Plan, share: float, rng: random.Random, now_s: float
-    ) -> Watch | None:
-        """What is to be seen of a departure under a plan; None for nothing. `share`: of departures, probes.
+    def draw(self, inputs: Inputs, plan: Plan, share: float, rng: random.Random, now_s: float) -> Watch | None:
+        """Decides what is observed of a new call's inputs; None for nothing. `share`: of calls, the probes.
 
         Where there is no room inputs are as others are: answered once, and not waited for any longer.
         """
@@ -115,10 +190,10 @@ class ExitObservations:
             watch = "stay"
         return watch if self.can_look(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
 
-    def begin(self, inputs: Sequence[WatchedInput], plan: Plan, watch: Watch, now_s: float) -> bool:
-        """Take a departure's inputs; false, and none is taken, while too many are under way.
+    def begin(self, inputs: Inputs, plan: Plan, watch: Watch, now_s: float) -> bool:
+        """Take a call's inputs; returns False, and takes none, while too many are under way.
 
-        Those that start again are passed over: a call that failed lost its answered ones, so they are the hard ones.
+        Inputs that start again are skipped: a call that failed lost its answered ones, so they are the hard ones.
         """
         self._sweep(now_s)
         if len(self._open) + len(inputs) > self._most_open:
@@ -126,26 +201,25 @@ class ExitObservations:
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
         for each in inputs:
             if not each.attempt:
-                self._open[each] = Entry(each.arrived_s, each.deadline_s, watch, stays, active)
+                self._open[each] = Observation(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
-    def goes_alone(self, watched: Hashable) -> bool:
-        """Whether an input is under way, and nothing goes beside it."""
+    def goes_alone(self, watched: PendingInput) -> bool:
+        """Whether an input is under way, and no whole copy goes beside it."""
         entry = self._open.get(watched)
         return entry is not None and entry.beside is None
 
-    def go_beside(self, watched: Hashable, whole: H) -> H:
-        """An open probe loses words, and `whole` goes on with all of them: the full model's answer to that counts."""
+    def go_beside(self, watched: PendingInput, whole: PendingInput) -> None:
+        """Have `whole` go on beside an open probe that loses words: the full model's answer to that one counts."""
         self._open[watched].beside = whole
         self._probe_of[whole] = watched
-        return whole
 
-    def holds(self, watched: Hashable) -> bool:
-        """Whether an input is under way and not seen to the end, answered or not."""
+    def holds(self, watched: PendingInput) -> bool:
+        """Whether an input is under way and not observed to the end, answered or not."""
         return watched in self._open or watched in self._probe_of
 
-    def answered(self, watched: Hashable, exit_block: int, active_now: frozenset[int]) -> None:
-        """Take note of where an input was answered, by a stage that may follow a later plan than its sender."""
+    def answered(self, watched: PendingInput, exit_block: int, active_now: frozenset[int]) -> None:
+        """Note where an input was answered, by a stage that may follow a later plan than its sender."""
         entry = self._open.get(watched)
         if entry is None or entry.exit is not None:
             return
@@ -155,8 +229,8 @@ class ExitObservations:
         if entry.has_ended(self._last):
             self._close(watched, entry)
 
-    def see(self, seen: Iterable[tuple[Hashable, Seen]]) -> None:
-        """Take note of what exits said, each of an input."""
+    def see(self, seen: Iterable[tuple[PendingInput, Seen]]) -> None:
+        """Note what exits said of inputs."""
         for seen_of, each in seen:
             watched = self._probe_of.get(seen_of, seen_of)
             entry = self._open.get(watched)
@@ -169,8 +243,8 @@ class ExitObservations:
             if each.block == self._last and entry.has_ended(self._last):
                 self._close(watched, entry)
 
-    def forget(self, inputs: Iterable[Hashable]) -> None:
-        """Give inputs up that do not get to the end, or what goes beside them does not."""
+    def forget(self, inputs: Iterable[PendingInput]) -> None:
+        """Give up inputs that do not get to the end, or whose whole copy does not."""
         for each in inputs:
             entry = self._open.pop(self._probe_of.get(each, each), None)
             if entry is not None and entry.beside is not None:
@@ -181,7 +255,7 @@ class ExitObservations:
         self.forget([each for each, entry in self._open.items() if entry.watch == "stay"])
 
     def hand_over(self, ahead_s: float = 0.0) -> Observations | None:
-        """The complete ones since the last time; None where there are none.
+        """Returns the inputs completed since the last time; None where there are none.
 
         `ahead_s`: by how much the receiver's clock is ahead of ours.
         """
@@ -194,11 +268,11 @@ class ExitObservations:
 
     @property
     def agreement(self) -> float | None:
-        """1 - mean loss of the complete ones' answers against the full model's; None before the first."""
+        """1 - mean loss of the complete inputs' answers against the full model's; None before the first."""
         self._settle()
         return 1 - self._total_loss / self.num_complete if self.num_complete else None
 
-    def _close(self, watched: Hashable, entry: Entry) -> None:
+    def _close(self, watched: PendingInput, entry: Observation) -> None:
         self.forget((watched,))
         if not self._is_whole(entry):
             self.num_refused += 1
@@ -211,19 +285,15 @@ class ExitObservations:
         if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:
             self._settle()
 
-    def _is_whole(self, entry: Entry) -> bool:
+    def _is_whole(self, entry: Observation) -> bool:
         active = entry.active & self._ramps
         if entry.exit != self._last and entry.exit not in active:
             return False
-        said = entry.said
-        for ramp in self._ramps if entry.watch == "probe" else active:
-            seen = said.get(ramp)
-            if seen is None or math.isnan(seen.score):
-                return False
-        return True
+        said = [entry.said.get(ramp) for ramp in (self._ramps if entry.watch == "probe" else active)]
+        return all(seen is not None and not math.isnan(seen.score) for seen in said)
 
     def _settle(self) -> None:
-        """Finds what the answers of complete ones cost; the oldest that were not asked for are dropped."""
+        """Compute the losses of complete inputs; the oldest that were not asked for are dropped."""
         if not self._ended:
             return
         entries, self._ended, self._ended_bytes = self._ended, [], 0
@@ -251,14 +321,3 @@ class ExitObservations:
             return
         self._swept_s = now_s
         self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])
-
-
-def book_of(rules: Rules, *, outlive_s: float) -> ExitObservations | None:
-    """By an ingress's rules; None where nothing is to be seen.
-
-    Answered inputs that run on wait in stages with their states, as others do: no more of them than are let in.
-    """
-    if rules.shape is None:
-        return None
-    most_open = int(min(MOST_OPEN, rules.max_queued))
-    return ExitObservations(rules.shape, rules.loss, outlive_s=outlive_s, most_open=most_open)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
 
 from deployments.wire.messages import Assignment
 from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
@@ -16,8 +16,10 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 
 Layout = tuple[tuple[str, int, int], ...]
-"""Of a plan: slot, first block, and the block after the last, leg by leg. Where two plans have the same, a replica that
-kept keys and values under the one has them under the other, whatever its splits, ramps and batches are."""
+"""A plan's slots, stage by stage, each with its first block and the block after its last. Where two plans have the same
+layout, a replica that kept keys and values under the one has them under the other, whatever its splits are."""
+LOST: Final = "sequence_lost"
+"""The kind of a SequenceLostError."""
 LOST_RETRY_S: Final = 1.0
 SERIAL_BITS: Final = 32
 NAME_BITS: Final = 30
@@ -25,7 +27,7 @@ NAME_BITS: Final = 30
 
 
 class KVPlacement:
-    """The replicas of one sequence, from its beginning to its end, or until it is lost; its inputs share it.
+    """The replicas that keep one sequence's keys and values, until the sequence ends or is lost; its inputs share it.
 
     A sequence that begins anew gets another: a late reply to the old one cannot be taken for one to the new.
     """
@@ -40,20 +42,20 @@ class KVPlacement:
         avoids: frozenset[str] = frozenset(),
         is_probe: bool | None = None,
     ) -> None:
-        """`number`: one that no other sequence has at any replica; `is_probe`: of one that was let in before."""
+        """`number`: one that no other sequence has at any replica; `is_probe`: known of a sequence that begins anew."""
         self.number = number
         self.is_probe = is_probe
         """Whether its sequence is a probe; None until its first input is sent, when that is drawn."""
         self.avoids = avoids
-        """Replicas that had no room for its sequence, none of which it gets while there are others."""
+        """Replicas that had no room for its sequence; it gets none of them while there are others."""
         self.is_again = is_again
-        """Whether its sequence was let in before, and lost."""
+        """Whether its sequence was admitted before, and lost."""
         self.layout: Layout | None = None
-        """Of the plan by which its first input was sent; None before."""
+        """The layout of the plan by which its first input was sent; None before."""
         self.replicas: dict[str, str] = {}
         """By slot, the replica that keeps the keys and values of the blocks there; the slot's first call chooses it."""
         self.says = True
-        """Whether the answer to its next step is a token: of the parts of a prompt, only to the last."""
+        """Whether the answer to its next step is a token: among the parts of a prompt, only the last one's is."""
         self.is_over = False
         """Whether the sequence has ended; a call for it may still be under way."""
 
@@ -64,7 +66,7 @@ class KVPlacement:
 
 
 class KVPlacements(NamedTuple):
-    """Of a call's sequences at one slot: all have the same replica there, or none yet."""
+    """The placements of a call's sequences at one slot: all have the same replica there, or none yet."""
 
     slot: str
     each: Sequence[KVPlacement]
@@ -75,29 +77,17 @@ class KVPlacements(NamedTuple):
 
     @property
     def avoids(self) -> frozenset[str]:
-        """The same of all that have no replica yet."""
+        """The replicas to avoid; the same for all sequences of the call that have no replica yet."""
         return self.each[0].avoids
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return tuple([home.number for home in self.each])
+        return tuple([placement.number for placement in self.each])
 
     def choose(self, replica: str) -> None:
-        """They have their home there from now on."""
-        for home in self.each:
-            home.replicas[self.slot] = replica
-
-
-class Sequential(Protocol):
-    """An input that may be of a sequence."""
-
-    @property
-    def home(self) -> KVPlacement | None: ...
-
-
-def homes_of(slot: str, inputs: Sequence[Sequential]) -> KVPlacements:
-    """Of a call to a slot, whose inputs are of sequences."""
-    return KVPlacements(slot, [each.home for each in inputs if each.home is not None])
+        """Have a replica keep the keys and values of all of them from now on."""
+        for placement in self.each:
+            placement.replicas[self.slot] = replica
 
 
 def lost(why: str) -> SequenceLostError:
@@ -250,18 +240,8 @@ class FillFirst:
         return order
 
 
-W = TypeVar("W")
-"""The way to a stage: the live service's is a `Transport`."""
-
 SMOOTHING = 0.1
 """Weight of the newest call in what a stage is expected to take."""
-
-
-class Sized(Protocol):
-    """An input, as far as it fills a batch."""
-
-    @property
-    def tokens(self) -> int: ...
 
 
 class Crossing(NamedTuple):
@@ -273,7 +253,7 @@ class Crossing(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class StageRoute(Generic[W]):
+class StageRoute:
     """One stage of a chain on its slot; of a stage with blocks of several networks, those of one."""
 
     index: int
@@ -281,10 +261,10 @@ class StageRoute(Generic[W]):
     slot: str
     first: int
     """Its first block."""
-    stage: Stage
+    planned: Stage
+    """The stage as the plan has it."""
     assignment: Assignment
     """Made once per plan: every call to the stage carries it."""
-    transport: W
     budgets: tuple[Budget, ...]
     """Of the splits' batches, by its blocks."""
     expected_s: float
@@ -298,24 +278,22 @@ class StageRoute(Generic[W]):
     def num_blocks(self) -> int:
         return len(self.budgets)
 
-    def weigh(self, block: int, inputs: Sequence[Sized]) -> tuple[int, int]:
-        """What inputs that wait for a block weigh, as one piece, and what a full batch there does; see `weight_of`."""
-        budget = self.budgets[block - self.first if block > self.first else 0]
-        tokens = 0 if budget.tokens is None else sum([each.tokens for each in inputs])
-        return weight_of(budget, len(inputs), tokens)
+    def budget(self, block: int) -> Budget:
+        """Returns the budget of the batches in which inputs that wait for a block run."""
+        return self.budgets[block - self.first if block > self.first else 0]
 
     def learn(self, took_s: float) -> None:
-        """Take note of a part of a call's reply, in which inputs were answered or go on."""
+        """Note when a part of a call's reply came, in which inputs were answered or go on."""
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
-class ChainRoute(Generic[W]):
+class ChainRoute:
     """The stages of one chain of a plan, in their order."""
 
-    def __init__(self, plan: Plan, legs: tuple[StageRoute[W], ...], block_s: Sequence[float]) -> None:
+    def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
         """`plan`: the chain's. `block_s`: what blocks were expected to take before, also blocks that it leaves out."""
         self.plan = plan
-        self.legs = legs
+        self.stages = stages
         self.ramps = frozenset(plan.ramps)
         self.last_split = plan.splits[-1].first
         self.entry = plan.entry
@@ -327,10 +305,10 @@ class ChainRoute(Generic[W]):
         a network that the plan leaves out. None where there is one network."""
         self._all_crossings = crossings_of_all(plan)
         self._block_s = tuple(block_s)
-        self._later = tuple(legs[position + 1 :] for position in range(len(legs)))
-        self.layout: Layout = tuple((leg.slot, leg.first, leg.first + leg.num_blocks) for leg in legs)
+        self._later = tuple(stages[position + 1 :] for position in range(len(stages)))
+        self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
         """Where sequences have their keys and values."""
-        hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
+        hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
         self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
 
     @property
@@ -338,10 +316,10 @@ class ChainRoute(Generic[W]):
         return self.plan.epoch
 
     @property
-    def first(self) -> StageRoute[W]:
-        return self.legs[0]
+    def first(self) -> StageRoute:
+        return self.stages[0]
 
-    def at(self, block: int) -> StageRoute[W]:
+    def at(self, block: int) -> StageRoute:
         """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
         return self._leg_of[block]
 
@@ -366,24 +344,26 @@ class ChainRoute(Generic[W]):
         enough for the others.
         """
         block_s = list(self._block_s)
-        for leg in self.legs:
-            block_s[leg.first : leg.first + leg.num_blocks] = [leg.expected_s / leg.num_blocks] * leg.num_blocks
+        for stage in self.stages:
+            block_s[stage.first : stage.first + stage.num_blocks] = [
+                stage.expected_s / stage.num_blocks
+            ] * stage.num_blocks
         return block_s
 
-    def reserve_s(self, leg: StageRoute[W]) -> float:
+    def reserve_s(self, stage: StageRoute) -> float:
         """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
         sum_s = 0.0
-        for later in self._later[leg.index]:
-            if not later.expected_s and leg.assignment.dispatch == "deferred":
+        for later in self._later[stage.index]:
+            if not later.expected_s and stage.assignment.dispatch == "deferred":
                 return math.inf
             sum_s += later.expected_s
         return sum_s
 
 
-class PlanRoute(Generic[W]):
+class PlanRoute:
     """A plan on its slots: the routes of its chains, and what all of them have in common."""
 
-    def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute[W], ...]) -> None:
+    def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute, ...]) -> None:
         self.placed = placed
         self.chains = chains
         self.order = placed.plan.order.build()
@@ -397,9 +377,9 @@ class PlanRoute(Generic[W]):
         return self.placed.epoch
 
     @property
-    def legs(self) -> tuple[StageRoute[W], ...]:
+    def stages(self) -> tuple[StageRoute, ...]:
         """The stages of all chains, one chain after the other."""
-        return tuple(leg for chain in self.chains for leg in chain.legs)
+        return tuple(stage for chain in self.chains for stage in chain.stages)
 
     def check(self, block: int) -> None:
         """Raise ExecutionError for a block that the model does not have."""
@@ -407,37 +387,36 @@ class PlanRoute(Generic[W]):
             raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
 
 
-def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: PlanRoute[W] | None = None) -> PlanRoute[W]:
-    """A plan's routes, with what the routes of the plan before it have learnt.
+def lay_out(placed: PlacedPlan, slots: Collection[str], before: PlanRoute | None = None) -> PlanRoute:
+    """Returns a plan's routes, with what the routes of the plan before it have learnt.
 
-    Raises PlanError for a slot that cannot be reached, and for a plan of another model.
+    Raises PlanError for a slot that is not among `slots`, and for a plan of another model.
     """
-    missing = sorted(set(placed.slots) - set(transports))
+    missing = sorted(set(placed.slots) - set(slots))
     if missing:
-        raise PlanError(f"the plan needs slots {missing}; there are {sorted(transports)}")
+        raise PlanError(f"the plan needs slots {missing}; there are {sorted(slots)}")
     if before is not None:
         _check_follows(placed.plan, before.placed.plan)
-    slots, chains = iter(placed.slots), list[ChainRoute[W]]()
+    names, chains = iter(placed.slots), list[ChainRoute]()
     for number, plan in enumerate(placed.plan.chains):
         of_before = None if before is None else before.chains[min(number, len(before.chains) - 1)]
         block_s = [0.0] * plan.num_blocks if of_before is None else of_before.seconds_per_block
-        legs: list[StageRoute[W]] = []
-        for stage in plan.stages:
-            slot, assignment = next(slots), Assignment.of(plan, stage)
-            for splits in _by_network(stage, plan.networks):
+        stages: list[StageRoute] = []
+        for planned in plan.stages:
+            slot, assignment = next(names), Assignment.of(plan, planned)
+            for splits in _by_network(planned, plan.networks):
                 first, end = splits[0].first, splits[-1].end
-                leg = StageRoute(
-                    index=len(legs),
+                route = StageRoute(
+                    index=len(stages),
                     slot=slot,
                     first=first,
-                    stage=stage,
+                    planned=planned,
                     assignment=assignment,
-                    transport=transports[slot],
                     budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
                     expected_s=sum(block_s[first:end]),
                 )
-                legs.append(leg)
-        chains.append(ChainRoute(plan, tuple(legs), block_s))
+                stages.append(route)
+        chains.append(ChainRoute(plan, tuple(stages), block_s))
     return PlanRoute(placed, tuple(chains))
 
 

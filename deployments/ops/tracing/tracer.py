@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deployments.ingress.core.inputs import WHOLE
-from deployments.ingress.crossing import LiveFlight, serial_and_attempt
+from deployments.ingress.core.inputs import WHOLE, PendingInput
+from deployments.ingress.crossing import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
 from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Visit, request_spans
 from deployments.settings import ServeSettings
@@ -43,13 +43,13 @@ class Tracer:
         _REQUEST.set(record)
         return record
 
-    def follow(self, flights: Sequence[LiveFlight]) -> None:
+    def follow(self, flights: Sequence[PendingInput]) -> None:
         """Records that the inputs of the current request were submitted."""
         record = _REQUEST.get()
         if record is None:
             return
         now_s = self._clock.now_s()
-        record.serials = [flight.input.serial for flight in flights]
+        record.serials = [flight.serial for flight in flights]
         record.inputs = [InputRecord(submitted_s=now_s) for _ in flights]
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 

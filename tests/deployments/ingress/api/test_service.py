@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.api.bodies import InferRequest
 from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
-from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
@@ -338,7 +338,7 @@ async def test_a_request_that_nothing_ends_is_ended_shortly_after_its_deadline(
 
 
 async def test_inputs_of_a_request_that_cannot_be_traced_are_given_up(scene: Scene) -> None:
-    def trace(_: Sequence[LiveFlight]) -> None:
+    def trace(_: Sequence[PendingInput]) -> None:
         raise ValueError("no trace")
 
     service = InferService(scene.codec, scene.dispatcher, SETTINGS, scene.clock, trace=trace)

@@ -2,15 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.admission import (
-    BURST,
-    DEEPEST_FALL,
-    FALL,
-    LEAP,
-    PLANNED_SHARE,
-    RISE,
-    Admission,
-)
+from deployments.ingress.core.admission import BURST, DEEPEST_FALL, FALL, LEAP, PLANNED_SHARE, RISE, Admission
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage

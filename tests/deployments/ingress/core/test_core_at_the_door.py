@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
+from deployments.ingress.core.ingress_core import HANG_S
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -136,7 +136,7 @@ def happen_at_random(
     scene: CoreScene, rng: random.Random, submitted: str, make: Callable[[random.Random, int], PlacedPlan] = any_plan
 ) -> None:
     for index, call in enumerate(scene.calls):
-        some = "".join(flight.input for flight in call.flights if rng.random() < 0.5)
+        some = "".join(flight.key for flight in call.inputs if rng.random() < 0.5)
         match rng.randint(0, 11):
             case 0 | 1 | 2:
                 scene.answer(index, some)
@@ -149,5 +149,5 @@ def happen_at_random(
     if rng.random() < 0.1:
         scene.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
     if rng.random() < 0.1:
-        epoch = scene.core.itinerary.epoch + rng.randint(0, 1)
+        epoch = scene.core.route.epoch + rng.randint(0, 1)
         scene.follow(make(rng, epoch))

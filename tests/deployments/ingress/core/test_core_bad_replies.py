@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
 from earlyexit.errors import ExecutionError
 from tests.deployments.ingress.core.core_scene import CoreScene, plan
 
@@ -23,7 +23,7 @@ def test_an_input_that_a_part_names_twice_is_answered_once_and_counts_once() -> 
 def test_an_input_that_is_answered_early_twice_counts_once() -> None:
     scene = CoreScene()
     scene.submit("ab")
-    call, a = scene.calls[0], scene.flights["a"]
+    call, a = scene.calls[0], scene.inputs["a"]
     scene.do(scene.core.answer_early(call, [a, a], 1, 0.0, ["a is a", "a is b"]))
     assert (scene.core.num_unanswered, scene.log[1:]) == (1, ["0 answer a is a after block 1"])
 
@@ -66,7 +66,7 @@ def test_an_input_that_goes_on_twice_and_fails_starts_again_once() -> None:
 def test_a_block_that_the_model_does_not_have_is_refused_and_changes_nothing(block: int) -> None:
     scene = CoreScene()
     scene.submit("ab")
-    call, flights = scene.calls[0], [scene.flights["a"]]
+    call, flights = scene.calls[0], [scene.inputs["a"]]
     with pytest.raises(ExecutionError, match=f"names block {block}; the model has blocks 0 to 3"):
         scene.core.answer(call, flights, block, 0.0, ["a"])
     with pytest.raises(ExecutionError, match=f"names block {block}"):

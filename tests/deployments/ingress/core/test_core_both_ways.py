@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
+from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import WHOLE
 from earlyexit.errors import DeadlineError
 from earlyexit.network.wire import Seen
@@ -33,7 +33,7 @@ class BothScene(ProbeScene):
 
     def see_whole(self, call: int, letters: str, label: int) -> None:
         """What the full model says of whole texts."""
-        flights = [flight for flight in self.calls[call].flights if flight.input in letters]
+        flights = [flight for flight in self.calls[call].inputs if flight.key in letters]
         said = [(flight, Seen(sample_id="", block=END, score=math.nan, value=label)) for flight in flights]
         self.core.see(self.calls[call], said)
         self.do(self.core.answer(self.calls[call], flights, END, self.now_s, [None] * len(flights)))
@@ -60,7 +60,7 @@ def test_answers_to_texts_that_lost_words_are_held_against_the_full_models_to_wh
         "0 send 1: ab to second for block 2 of network 1",
         "0 send 2: ab to second for block 2 of network 1",
     ]
-    wholes = scene.calls[2].flights
+    wholes = scene.calls[2].inputs
     assert ([flight.attempt for flight in wholes], scene.calls[2].probe) == ([WHOLE, WHOLE], True)
     assert all(scene.core.is_awaited(scene.calls[2], flight) for flight in wholes)
     for letter in "ab":
@@ -94,9 +94,9 @@ def test_an_answer_at_the_end_costs_what_pruning_changed() -> None:
 def test_where_one_of_both_is_lost_nothing_is_recorded(call: int) -> None:
     scene = probing()
     scene.cross("a")
-    scene.do(scene.core.lose(scene.calls[call], scene.calls[call].flights, DeadlineError("no time left"), 0.0))
+    scene.do(scene.core.lose(scene.calls[call], scene.calls[call].inputs, DeadlineError("no time left"), 0.0))
     other = scene.calls[3 - call]
-    assert [scene.core.is_awaited(other, flight) for flight in other.flights] == [False]
+    assert [scene.core.is_awaited(other, flight) for flight in other.inputs] == [False]
     scene.see(1, "a", 4)
     scene.see(1, "a", END)
     scene.see_whole(2, "a", label=0)
@@ -128,14 +128,14 @@ def test_what_was_seen_of_both_is_given_up_once_nobody_will_see_the_end_of_it() 
     scene.cross("a")
     scene.now_s = 10.0 + HANG_S + 0.1
     scene.submit("bcde", deadline_s=99.0)  # a departure forgets what is past
-    assert [scene.core.is_awaited(scene.calls[2], flight) for flight in scene.calls[2].flights] == [False]
+    assert [scene.core.is_awaited(scene.calls[2], flight) for flight in scene.calls[2].inputs] == [False]
 
 
 def test_inside_the_network_a_whole_text_goes_on_as_a_probe() -> None:
     scene = probing()
     scene.cross("a")
     whole = scene.calls[2]
-    scene.do(scene.core.go_on(whole, whole.flights, 4, "(A)", 0.0))
+    scene.do(scene.core.go_on(whole, whole.inputs, 4, "(A)", 0.0))
     assert scene.log[-1] == "0 send 3: (A) to second for block 4"
     assert (scene.calls[3].probe, scene.calls[3].watch) == (True, "whole")
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.chains import RoundRobin
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.inputs import RoundRobin
 from earlyexit.errors import AdmissionError, SequenceLostError
 from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.core_scene import ALL_SLOTS, BATCH, CoreScene, plan
-from tests.deployments.ingress.core.sequence_scene import SequenceScene
+from tests.deployments.ingress.core.core_scene import CoreScene as SequenceScene
 from tests.deployments.ingress.core.test_core_at_the_door import happen_at_random
 
 
@@ -125,7 +125,7 @@ def test_with_more_chains_only_inputs_that_arrive_later_enter_the_new_ones() -> 
 def test_every_chain_admits_by_its_share_of_the_rate() -> None:
     scene = CoreScene(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs inside
     scene.submit("abcdefghijkl", deadline_s=1.0)
-    inside = {letter: flight.ahead for letter, flight in scene.flights.items()}
+    inside = {letter: flight.ahead for letter, flight in scene.inputs.items()}
     assert (inside["l"], inside["k"]) == (8, 2), "inputs ahead are those of the same chain"
     with pytest.raises(AdmissionError):
         scene.core.check(1, 1.0, 0.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.inputs import SendCall
+from deployments.ingress.core.calls import SendCall
+from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import PlanError
 from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
@@ -61,8 +62,8 @@ def test_who_is_not_awaited_does_not_cross() -> None:
     scene.give_up("b")
     scene.go_on(0, "abc", block=2)
     assert scene.log[-1] == "0 send 1: ac to second for block 2 of network 1"
-    assert scene.calls[1].flights == scene.calls[1].inside()
-    assert scene.flights["b"].holder is None
+    assert scene.calls[1].inputs == scene.calls[1].inside()
+    assert scene.inputs["b"].holder is None
 
 
 def test_a_stage_that_hosts_both_networks_gets_them_back_over_the_ingress() -> None:
@@ -126,7 +127,7 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     scene.submit("a")
     scene.go_on(0, "a", block=2)
     assert scene.log[-1] == "0 send 1: a to first for block 4 of network 2"
-    [itinerary] = scene.core.itinerary.chains
+    [itinerary] = scene.core.route.chains
     assert [itinerary.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
     assert (itinerary.entry, itinerary.network, itinerary.used) == (0, 0, (0, 2))
     assert [itinerary.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
@@ -158,7 +159,7 @@ def test_what_was_learnt_of_a_network_is_kept_while_it_is_left_out() -> None:
     scene.answer(0, "a", block=1)
     scene.follow(single(epoch=2))
     scene.follow(cascade(epoch=3))
-    assert [leg.expected_s for leg in scene.core.itinerary.legs] == [4.0, 0.0]
+    assert [leg.expected_s for leg in scene.core.route.stages] == [4.0, 0.0]
 
 
 def test_a_probe_that_was_answered_crosses_all_the_same() -> None:
@@ -176,18 +177,18 @@ def test_of_a_single_network_nothing_is_entered_but_at_its_begin() -> None:
         slots=ALL_SLOTS[:1],
     )
     scene = CoreScene(placed)
-    scene.core.submit("a", arrived_s=0.0, deadline_s=9.0, now_s=0.0)
+    scene.core.submit([PendingInput(1, 0.0, 9.0)], 0.0)
     [sent] = scene.core.pump(0.0)
     assert isinstance(sent, SendCall)
     assert (sent.block, sent.payload, sent.enters) == (0, None, 0)
-    assert not scene.core.itinerary.chains[0].crossings
+    assert not scene.core.route.chains[0].crossings
 
 
 def test_admission_counts_what_inputs_cost_as_they_came() -> None:
     scene = CoreScene(cascade(), slo_s=1.0)
     scene.submit("ab", 5, 7)
     for letter in "ab":
-        scene.flights[letter].tokens = 100  # another network's tokenizer
+        scene.inputs[letter].tokens = 100  # another network's tokenizer
     assert scene.core.peek(0.0, 0.0).unanswered_tokens == 12
     scene.go_on(0, "ab", block=2)
     scene.answer(1, "ab", block=5)

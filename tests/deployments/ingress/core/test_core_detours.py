@@ -73,4 +73,4 @@ def test_a_probe_inside_a_network_that_a_new_plan_leaves_out_goes_on_as_it_is() 
     scene.follow(single(epoch=2))
     scene.go_on(0, "a", block=1)
     assert scene.log[-1] == "0 send 1: (a) to first for block 1"
-    assert scene.calls[1].leg.assignment.detours == (Split(first=0, end=2, batch=4),)
+    assert scene.calls[1].stage.assignment.detours == (Split(first=0, end=2, batch=4),)

@@ -60,7 +60,7 @@ class RandomLog:
         if not of_calls:
             return
         at = self._rng.choice(of_calls)
-        inside = "".join(flight.input for flight in scene.calls[at].inside())
+        inside = "".join(flight.key for flight in scene.calls[at].inside())
         some = inside[: self._rng.randint(1, len(inside))]
         replies: dict[str, Callable[[], None]] = {
             "answer": lambda: scene.answer(at, some),

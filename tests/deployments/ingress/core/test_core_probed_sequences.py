@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from deployments.ingress.core.inputs import Action, SendCall
+from deployments.ingress.core.calls import Action, SendCall
 from deployments.ingress.core.routes import KVPlacement
 from optimizer.plan import PolicySpec
-from tests.deployments.ingress.core.sequence_scene import SequenceScene
+from tests.deployments.ingress.core.core_scene import CoreScene as SequenceScene
 from tests.deployments.ingress.core.test_core_probes import ProbeScene, probed_plan
 
 
@@ -59,7 +59,7 @@ def test_probes_and_others_of_one_moment_go_in_calls_of_their_own() -> None:
     for name, letter in zip("xyz", "abc", strict=True):
         scene.begin(name, letter)
     scene.do(())
-    probes = [name for name in "xyz" if scene.homes[name].is_probe]
+    probes = [name for name in "xyz" if scene.placements[name].is_probe]
     drawn = random.Random(0)
     assert probes == [name for name in "xyz" if drawn.random() < 0.5] == ["z"]
     scene.go_on(0, "ab")
@@ -83,7 +83,7 @@ def test_probes_and_others_of_one_moment_go_in_calls_of_their_own() -> None:
 def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
     scene = ProbedScene(probe_share=0.5)
     for name, letter in zip("uvwxyz", "abcdef", strict=True):
-        scene.homes[name] = KVPlacement(len(scene.homes) + 1, is_again=True, is_probe=was)
+        scene.placements[name] = KVPlacement(len(scene.placements) + 1, is_again=True, is_probe=was)
         scene.step(name, letter)
     scene.do(())
     assert {call.probe for call in scene.calls} == {was}
@@ -92,10 +92,10 @@ def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
 def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_all_run_to_the_end() -> None:
     scene = ProbedScene()
     scene.begin("x", "a")
-    scene.homes["x"].says = False
+    scene.placements["x"].says = False
     scene.do(())
     scene.answer(0, "a")
-    scene.homes["x"].says = True
+    scene.placements["x"].says = True
     scene.step("x", "b")
     scene.do(())
     for block in (1, 2, 3):
@@ -130,4 +130,4 @@ def test_where_a_plan_sees_nothing_its_steps_are_as_others_are() -> None:
     scene.begin("y", "c")
     scene.do(())
     assert [call.probe for call in scene.calls] == [True, True, False, False]
-    assert (scene.homes["x"].is_probe, scene.homes["y"].is_probe) == (True, False)
+    assert (scene.placements["x"].is_probe, scene.placements["y"].is_probe) == (True, False)

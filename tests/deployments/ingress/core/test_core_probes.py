@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
+from deployments.ingress.core.ingress_core import HANG_S
 from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan
@@ -55,10 +55,10 @@ class ProbeScene(CoreScene):
 
     def see(self, call: int, letter: str, block: int, *, score: float = 0.5, label: int = 0) -> None:
         said = Seen(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
-        self.core.see(self.calls[call], [(self.flights[letter], said)])
+        self.core.see(self.calls[call], [(self.inputs[letter], said)])
 
     def answer_early(self, call: int, letters: str, *, block: int) -> None:
-        flights = [self.flights[letter] for letter in letters]
+        flights = [self.inputs[letter] for letter in letters]
         said = [f"{letter} is {letter}" for letter in letters]
         self.do(self.core.answer_early(self.calls[call], flights, block, self.now_s, said))
 
@@ -77,7 +77,7 @@ def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early_answe
     scene.answer_early(0, "a", block=1)
     scene.now_s = 3.0
     scene.go_on(0, "ab")
-    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].flights] == [True, True]
+    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].inputs] == [True, True]
     for letter, label in (("a", 1), ("b", 0)):
         scene.see(1, letter, 2, label=label + 1)
         scene.see(1, letter, 3, label=label)

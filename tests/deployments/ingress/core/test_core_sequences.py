@@ -8,8 +8,8 @@ import pytest
 
 from deployments.ingress.core.routes import SequenceNumbers
 from earlyexit.errors import OverloadedError, StageUnavailableError
+from tests.deployments.ingress.core.core_scene import CoreScene as SequenceScene
 from tests.deployments.ingress.core.core_scene import plan
-from tests.deployments.ingress.core.sequence_scene import SequenceScene
 
 
 def two_at_home() -> SequenceScene:
@@ -34,7 +34,7 @@ def test_steps_of_one_moment_go_in_one_call_per_replica_whatever_is_unheard_of()
     scene.begin("y", "b")
     scene.do(())
     scene.answer(0, "ab", block=1)
-    scene.homes["y"].replicas["split-cpu-0"] = "r2"
+    scene.placements["y"].replicas["split-cpu-0"] = "r2"
     for name, letter in zip("zuv", "cde", strict=True):
         scene.begin(name, letter)
         scene.do(())

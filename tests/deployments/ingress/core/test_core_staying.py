@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
+from deployments.ingress.core.ingress_core import HANG_S
 from earlyexit.network.split import AfterAnswer
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
@@ -107,7 +107,7 @@ def test_inputs_that_began_to_stop_are_let_go_where_a_plan_came_that_has_them_st
     scene.follow(probed_plan(epoch=2, after_answer=STAY))
     scene.answer_early(0, "a", block=1)  # the replica stays already
     scene.go_on(0, "ab")  # b is waited for, and a travels along
-    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].flights] == [False, True]
+    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].inputs] == [False, True]
     scene.answer(1, "b")
     assert scene.outcomes == {"a": "answered", "b": "answered"}
     assert scene.core.report(0.0, 0.0).probes is None
@@ -143,14 +143,14 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back_and_however_pla
     scene.until(scene.now_s + 10 + HANG_S)
     seen = scene.core.report(scene.now_s, scene.now_s).probes
     assert Counter(() if seen is None else seen.times_s_N.tolist()) <= Counter(
-        flight.arrived_s for flight in scene.flights.values()
+        flight.arrived_s for flight in scene.inputs.values()
     ), "none is recorded twice"
-    book, before = scene.core._probes, list(scene.flights.values())
-    scene.follow(probed_plan(epoch=scene.core.itinerary.epoch + 1, after_answer=STAY))
+    book, before = scene.core._observations, list(scene.inputs.values())
+    scene.follow(probed_plan(epoch=scene.core.route.epoch + 1, after_answer=STAY))
     scene.submit("!", deadline_s=scene.now_s + 10.0)  # a departure forgets what is past
     assert book is not None
     assert not any(book.holds(flight) for flight in before)
-    assert book.holds(scene.flights["!"])
+    assert book.holds(scene.inputs["!"])
     scene.answer(len(scene.calls) - 1, "!")
     submitted += "!"
     report = scene.core.peek(0.0, 0.0)
@@ -161,7 +161,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back_and_however_pla
 
 def happen_at_random(scene: StayScene, rng: random.Random) -> None:
     for index, call in enumerate(scene.calls):
-        some = "".join(flight.input for flight in call.flights if rng.random() < 0.5)
+        some = "".join(flight.key for flight in call.inputs if rng.random() < 0.5)
         match rng.randint(0, 11):
             case 0 | 1:
                 scene.answer_early(index, some, block=rng.choice((1, 2)))
@@ -180,6 +180,6 @@ def happen_at_random(scene: StayScene, rng: random.Random) -> None:
             case 8:
                 scene.fail(index)
     if rng.random() < 0.15:
-        epoch, after = scene.core.itinerary.epoch + rng.randint(0, 1), rng.choice((STOP, STAY))
+        epoch, after = scene.core.route.epoch + rng.randint(0, 1), rng.choice((STOP, STAY))
         ramps = rng.choice(((1,), (1, 2), (2,)))
         scene.follow(probed_plan(epoch=epoch, ramps=ramps, cut=rng.randint(1, 3), after_answer=after))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.attempts import RETRY_PAUSE_S
+from deployments.ingress.core.calls import weigh
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
 from deployments.ingress.core.routes import PARTS
 from earlyexit.errors import AdmissionError
 from tests.deployments.ingress.core.core_scene import CoreScene, plan
@@ -88,7 +89,7 @@ def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_no
 def test_probes_leave_by_tokens_as_others_do() -> None:
     scene = CoreScene(plan(tokens=TOKENS), probe_share=1.0)
     scene.submit("abc", 60, 60, 60)
-    assert [len(call.flights) for call in scene.calls] == [1, 1]
+    assert [len(call.inputs) for call in scene.calls] == [1, 1]
 
 
 def test_a_piece_weighs_its_tokens_at_every_stage() -> None:
@@ -96,9 +97,9 @@ def test_a_piece_weighs_its_tokens_at_every_stage() -> None:
     scene.submit("abc", 25, 25, 50)
     scene.go_on(0, "bc")
     first, later = scene.calls
-    assert first.leg.weigh(0, first.flights) == (PARTS, PARTS)
-    assert later.leg.weigh(2, later.flights) == (3 * PARTS // 4, PARTS)
-    assert CoreScene(plan()).core.itinerary.legs[0].weigh(0, first.flights) == (3, 4)
+    assert weigh(first.stage, 0, first.inputs) == (PARTS, PARTS)
+    assert weigh(later.stage, 2, later.inputs) == (3 * PARTS // 4, PARTS)
+    assert weigh(CoreScene(plan()).core.route.stages[0], 0, first.inputs) == (3, 4)
 
 
 # Admission: what is inside is counted by what it costs

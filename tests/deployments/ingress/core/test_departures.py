@@ -38,7 +38,7 @@ def test_under_load_they_wait_for_a_share_of_what_their_deadline_leaves() -> Non
     assert len(scene.calls) == 1
     assert scene.core.wake_s == pytest.approx(2.2)
     scene.until(2.2)
-    assert [len(call.flights) for call in scene.calls] == [1, 2]
+    assert [len(call.inputs) for call in scene.calls] == [1, 2]
 
 
 def test_however_far_the_deadline_is_they_wait_for_three_halves_of_what_a_call_takes() -> None:
@@ -56,7 +56,7 @@ def test_they_wait_for_nobody_who_comes_no_sooner() -> None:
 def test_a_full_batch_leaves_at_once() -> None:
     scene = loaded(1.0)
     scene.submit("abcde", deadline_s=12.0)
-    assert [len(call.flights) for call in scene.calls] == [1, 4]
+    assert [len(call.inputs) for call in scene.calls] == [1, 4]
 
 
 def test_what_was_heard_long_ago_holds_nobody() -> None:
@@ -81,8 +81,8 @@ def test_a_replica_of_several_splits_is_sent_new_inputs_while_it_runs() -> None:
     scene = CoreScene(several)
     for letter in "abcdef":
         scene.submit(letter)
-    assert [len(call.flights) for call in scene.calls] == [1, 1, 1, 1]
+    assert [len(call.inputs) for call in scene.calls] == [1, 1, 1, 1]
     at_once = CoreScene(replace(several, plan=replace(several.plan, dispatch="work-conserving")))
     for letter in "abcdef":
         at_once.submit(letter)
-    assert [len(call.flights) for call in at_once.calls] == [1, 4]
+    assert [len(call.inputs) for call in at_once.calls] == [1, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S, RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
 from earlyexit.errors import (
     PlanError,
 )
@@ -72,7 +72,7 @@ def test_a_plan_sends_what_waits_and_what_goes_on_by_itself() -> None:
     scene.follow(plan(epoch=2, replicas=2, cut=3))
     scene.go_on(0, "a")  # block 2 is in the first stage now
     assert scene.log[1:] == ["0 send 1: e to first for block 0", "0 send 2: (a) to first for block 2"]
-    assert [call.leg.epoch for call in scene.calls] == [1, 2, 2]
+    assert [call.stage.epoch for call in scene.calls] == [1, 2, 2]
     assert scene.core.oldest_epoch == 1
     scene.answer(0, "bcd")
     assert scene.core.oldest_epoch == 2
@@ -180,7 +180,7 @@ def test_survivors_that_nobody_waits_for_go_nowhere_and_one_that_somebody_does_t
     scene.go_on(0, "a")
     scene.go_on(0, "bc")
     assert scene.log[1:] == ["0 drop ab: abandoned", "0 send 1: (bc) to second for block 2"]
-    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].flights] == [False, True]
+    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].inputs] == [False, True]
 
 
 # Again

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from deployments.ingress.core.inputs import Flight
-from deployments.ingress.core.queue import WaitQueue
+from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from earlyexit.engine.order import OrderName, OrderSpec
 from earlyexit.network.split import Budget
 from tests.deployments.ingress.core.core_scene import plan
@@ -20,19 +19,19 @@ TWO = Budget(inputs=2)
 NAMES: list[OrderName] = ["arrival", "deadline", "shortest", "das"]
 
 
-def flight(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tokens: int = 1) -> Flight[str]:
-    return Flight(name, cast("Any", None), arrived_s, deadline_s, tokens=tokens)
+def flight(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tokens: int = 1) -> PendingInput:
+    return PendingInput(0, arrived_s, deadline_s, tokens, key=name)
 
 
-def line_of(*flights: Flight[str]) -> WaitQueue[Flight[str]]:
-    line: WaitQueue[Flight[str]] = WaitQueue()
+def line_of(*flights: PendingInput) -> WaitQueue:
+    line: WaitQueue = WaitQueue()
     for each in flights:
         line.join([each])
     return line
 
 
-def gone(line: WaitQueue[Flight[str]], budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
-    return "".join(each.input for each in line.leave(budget, order, now_s))
+def gone(line: WaitQueue, budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
+    return "".join(each.key for each in line.leave(budget, order, now_s))
 
 
 def test_with_one_slo_for_all_who_came_first_goes_first() -> None:
@@ -63,7 +62,7 @@ def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
     )
     assert gone(line, order=OrderSpec(name=name).build(), now_s=0.9) == expected
     assert (line.length, line.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
-    assert [each.input for each in line] == [each for each in "cdba" if each not in expected]
+    assert [each.key for each in line] == [each for each in "cdba" if each not in expected]
 
 
 def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> None:
@@ -77,15 +76,15 @@ def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> Non
 @pytest.mark.parametrize("tokens", [None, 50])
 def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
     rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
-    line: WaitQueue[Flight[str]] = WaitQueue()
-    waiting: dict[str, Flight[str]] = {}
+    line: WaitQueue = WaitQueue()
+    waiting: dict[str, PendingInput] = {}
     for step in range(400):
         what = rng.choice("jjjlgr")
         if what == "j":
             deadline_s = rng.choice([math.inf, step + 5.0, step + rng.random() * 50])
             come = [flight(f"{step}.{k}", step, deadline_s, rng.randint(1, 70)) for k in range(rng.randint(1, 4))]
             line.join(come)
-            waiting |= {each.input: each for each in come}
+            waiting |= {each.key: each for each in come}
         elif what == "g" and waiting:
             settled = [waiting.pop(rng.choice(list(waiting)))]
             settled[0].settled = True
@@ -94,13 +93,13 @@ def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: in
             left = line.leave(Budget(inputs=4, tokens=tokens), order, float(step))
             assert 1 <= len(left) <= 4
             for each in left:
-                assert waiting.pop(each.input) is each
+                assert waiting.pop(each.key) is each
             if what == "r":
                 line.rejoin(left)
-                waiting |= {each.input: each for each in left}
+                waiting |= {each.key: each for each in left}
         assert line.length == len(waiting)
         assert line.tokens == sum(each.tokens for each in waiting.values())
-        assert {each.input for each in line} == set(waiting)
+        assert {each.key for each in line} == set(waiting)
         assert [each.deadline_s for each in line] == sorted(each.deadline_s for each in waiting.values())
 
 

@@ -4,15 +4,15 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from deployments.ingress.core import probes
-from deployments.ingress.core.inputs import Flight, Watch
-from deployments.ingress.core.probes import ExitObservations
+from deployments.ingress.core.inputs import PendingInput
+from deployments.ingress.core.probes import ExitObservations, Watch
 from earlyexit.network.split import Split
 from earlyexit.network.wire import Numbers, Seen
 from earlyexit.tasks.label import differ
@@ -23,12 +23,12 @@ from profiles.stream import StreamShape
 
 SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
 BOTH = frozenset({0, 2})
-Probed = Flight[int]
+Probed = PendingInput
 SCORES: tuple[Score, ...] = ("entropy", "confidence")
 
 
 def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
-    return Flight(serial, cast("Any", None), 1.5, deadline_s)
+    return PendingInput(serial, 1.5, deadline_s)
 
 
 def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, Seen]:
@@ -208,7 +208,7 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
 def test_a_forgotten_probe_never_completes() -> None:
     probe = flight(1)
     book = begun(probe)
-    book.forget([probe, "stranger"])
+    book.forget([probe, flight(9)])
     finish(book, probe)
     assert (book.holds(probe), book.hand_over()) == (False, None)
 

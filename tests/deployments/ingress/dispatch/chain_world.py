@@ -13,9 +13,11 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
+from deployments.ingress.core.calls import Action, Answered, Dropped, HungUp, Retried, SendCall, weigh
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Action, Answered, Dropped, HungUp, Rules, SendCall
-from deployments.ingress.crossing import ChainEntrance, LiveFlight, Query, Way
+from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
+from deployments.ingress.crossing import CrossingEncoder, NetworkEntry
+from deployments.ingress.driver import Driver
 from deployments.replica.host import OpenCall, chunks_by_call
 from deployments.wire.messages import Assignment, Chunk
 from earlyexit.clock import ManualClock
@@ -25,7 +27,6 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Release
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.errors import OfframpError
 from earlyexit.network.chain import Chain
 from earlyexit.network.wire import Answer, WirePiece
 from optimizer.placement import PlacedPlan, slot_name
@@ -39,7 +40,7 @@ class Replica:
 
     def __init__(self, world: World, chain: Chain) -> None:
         self.alive = True
-        self.calls: dict[OpenCall, tuple[SendCall, Mapping[str, LiveFlight]]] = {}
+        self.calls: dict[OpenCall, tuple[SendCall, Mapping[str, PendingInput]]] = {}
         self._world = world
         self._runner = Arithmetic(chain)
         engine: BatchEngine[Piece] = BatchEngine((), ObservedTimes(), starts=chain.starts)
@@ -47,9 +48,9 @@ class Replica:
         self._epoch = -1
         self._busy = False
 
-    def submit(self, send: SendCall, piece: WirePiece, flights: Mapping[str, LiveFlight]) -> None:
+    def submit(self, send: SendCall, piece: WirePiece, flights: Mapping[str, PendingInput]) -> None:
         """As `StageHost.submit`."""
-        call, assignment = send.call, send.call.leg.assignment
+        call, assignment = send.call, send.call.stage.assignment
         self.follow(assignment)
         opened = OpenCall(unsettled=len(piece.sample_ids), take=lambda _: None)
         self.calls[opened] = send, flights
@@ -103,24 +104,23 @@ class Replica:
             self._world.later(self._world.rng.random() / 10, partial(self._world.take, send, flights, chunk))
 
 
-class World:
+class World(Driver):
     """Slots, their replicas, and an ingress whose every action is carried out."""
 
     def __init__(self, chain: Chain, codec: ChainCodec, plan: Plan, seed: int, *, num_slots: int = 3) -> None:
         self.rng = random.Random(seed)
-        self.clock = ManualClock()
-        self.chain, self.codec = chain, codec
-        self.outcomes: dict[str, Answer | str] = {}
-        self.crossed: list[tuple[str, int, int]] = []
-        """Who was sent where, by the plan of which epoch."""
         names = [slot_name("cpu", index) for index in range(num_slots)]
-        self.replicas = {name: [Replica(self, chain) for _ in range(2)] for name in names}
         shape = StreamShape(score="confidence", num_blocks=chain.num_blocks, ramps=chain.ramps)
         rules = Rules(calls_per_replica=2, max_attempts=1000, shape=shape, probe_share=0.2)
         placed = PlacedPlan(plan=plan, slots=tuple(names[: len(plan.stages)]))
-        ways = dict.fromkeys(names, None)
-        self.core: IngressCore[Query, None] = IngressCore("i", placed, ways, rules, self.rng)
-        self._entrance = ChainEntrance("i", codec)
+        self.time = ManualClock()
+        super().__init__(IngressCore("i", placed, names, rules, self.rng), self.time)
+        self.chain, self.codec = chain, codec
+        self.outcomes: dict[str, Answer | str] = {}
+        self.crossed: list[tuple[str, int, int]] = []
+        """The inputs that were sent to a network, with its first block and the epoch of the plan."""
+        self.replicas = {name: [Replica(self, chain) for _ in range(2)] for name in names}
+        self._encoder = CrossingEncoder("i", codec)
         self._events: list[tuple[float, int, Any]] = []
         self._serial = 0
 
@@ -128,29 +128,27 @@ class World:
     def is_idle(self) -> bool:
         return not self._events and math.isinf(self.core.wake_s)
 
-    def submit(self, texts: Sequence[str], names: Sequence[str]) -> list[LiveFlight]:
+    def submit(self, texts: Sequence[str], names: Sequence[str]) -> list[PendingInput]:
         now_s = self.clock.now_s()
-        encoded = self.codec.encode_for(texts, self.core.itinerary.used)
-        queries = []
-        for name, each in zip(names, encoded, strict=True):
+        inputs = []
+        for name, each in zip(names, self.codec.encode_for(texts, self.core.route.used), strict=True):
             self._serial += 1
-            queries.append(Query(key=name, encoded=each, serial=self._serial, request_id="r", settle=lambda *_: None))
-        lengths = [each.length for each in encoded]
-        flights = self.core.submit(queries, tokens=lengths, arrived_s=now_s, deadline_s=math.inf, now_s=now_s)
-        self._do(())
-        return flights
+            inputs.append(PendingInput(self._serial, now_s, math.inf, each.length, each, key=name))
+        self.core.submit(inputs, now_s)
+        self.do(())
+        return inputs
 
-    def follow(self, plan: Plan) -> None:
+    def follow_plan(self, plan: Plan) -> None:
         slots = self.rng.sample(sorted(self.replicas), len(plan.stages))
         self.core.follow(PlacedPlan(plan=plan, slots=tuple(slots)))
         for slot, stage in zip(slots, plan.stages, strict=True):
             for replica in self.replicas[slot]:
                 if self.rng.random() < 0.5:  # the others learn it with their next call
                     replica.follow(Assignment.of(plan, stage))
-        self._do(())
+        self.do(())
 
-    def give_up(self, flights: Sequence[LiveFlight]) -> None:
-        self._do(self.core.give_up(flights, "abandoned", self.clock.now_s()))
+    def give_up(self, inputs: Inputs) -> None:
+        self.do(self.core.give_up(inputs, "abandoned", self.clock.now_s()))
 
     def kill(self) -> None:
         """A replica, in whose place another one comes at once."""
@@ -173,75 +171,73 @@ class World:
             next_s = min(at_s, wake_s)
             if next_s > until_s or math.isinf(next_s):
                 break
-            self.clock.advance(max(0.0, next_s - self.clock.now_s()))
+            self.time.advance(max(0.0, next_s - self.clock.now_s()))
             if wake_s < at_s:
-                self._do(self.core.wake(self.clock.now_s()))
+                self.wake()
             else:
                 heappop(self._events)[2]()
         if not math.isinf(seconds):
-            self.clock.advance(until_s - self.clock.now_s())
+            self.time.advance(until_s - self.clock.now_s())
 
     def fail(self, send: SendCall) -> None:
-        self.later(0.0, lambda: self._do(self.core.fail(send.call, send.call.inside(), self.clock.now_s())))
+        self.later(0.0, lambda: self.do(self.core.fail(send.call, send.call.inside(), self.clock.now_s())))
 
-    def take(self, send: SendCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
+    def take(self, send: SendCall, inputs: Mapping[str, PendingInput], chunk: Chunk) -> None:
         """As `Dispatcher._take`."""
         core, call, now_s = self.core, send.call, self.clock.now_s()
         if chunk.seen:
-            core.see(call, [(flights[seen.sample_id], seen) for seen in chunk.seen])
+            core.see(call, [(inputs[seen.sample_id], seen) for seen in chunk.seen])
         actions: list[Action] = []
         for answer, _ in chunk.answers:
-            actions += core.answer(call, [flights[answer.sample_id]], answer.exit, now_s, [answer])
+            actions += core.answer(call, [inputs[answer.sample_id]], answer.exit, now_s, [answer])
         for answer, _ in chunk.early:
-            actions += core.answer_early(call, [flights[answer.sample_id]], answer.exit, now_s, [answer])
+            actions += core.answer_early(call, [inputs[answer.sample_id]], answer.exit, now_s, [answer])
         assert not chunk.lost, chunk.lost
         if chunk.going_on is not None:
             piece = chunk.going_on.piece
-            mine = [flights[sample_id] for sample_id in piece.sample_ids]
+            mine = [inputs[sample_id] for sample_id in piece.sample_ids]
             actions += core.go_on(call, mine, piece.next_block, piece, now_s)
-        self._do(actions)
+        self.do(actions)
 
-    def _do(self, actions: Sequence[Action]) -> None:
-        todo = list(actions)
-        while todo or self.core.is_due:
-            if not todo:
-                todo += self.core.pump(self.clock.now_s())
-            match todo.pop(0):
-                case SendCall() as send:
-                    self._send(send)
-                case Answered(flights, _, answers, _):
-                    for flight, answer in zip(flights, answers, strict=True):
-                        self._settle(flight, answer)
-                case Dropped(flights, reason, _):
-                    for flight in flights:
-                        self._settle(flight, reason)
-                case HungUp():
-                    raise AssertionError("without deadlines nothing hangs")
+    def set_timer(self, at_s: float) -> None:
+        """`run` looks when the core wants to be called."""
 
-    def _send(self, send: SendCall) -> None:
-        call, flights = send.call, list(send.call.flights)
-        piece: WirePiece = send.payload
+    def send(self, send: SendCall) -> None:
+        call, inputs, piece = send.call, list(send.call.inputs), send.payload
         if send.enters is not None:
-            way = Way(flights=flights, block=send.block, network=send.enters, going_on=send.payload)
-            entering = self._entrance.enter(way)
-            assert not entering.refused
-            piece, flights = entering.piece, list(entering.flights)
-            for flight in flights:
-                self.crossed.append((flight.input.key, send.block, call.leg.epoch))
-        by_id = dict(zip(piece.sample_ids, flights, strict=True))
-        replica = self.rng.choice(self.replicas[call.leg.slot])
-        weight, batch = call.leg.weigh(piece.next_block, flights)
+            entry = NetworkEntry(inputs=inputs, block=send.block, network=send.enters, going_on=send.payload)
+            entered = self._encoder.enter(entry)
+            assert not entered.refused
+            piece, inputs = entered.piece, list(entered.inputs)
+            for each in inputs:
+                self.crossed.append((each.key, send.block, call.stage.epoch))
+        by_id = dict(zip(piece.sample_ids, inputs, strict=True))
+        replica = self.rng.choice(self.replicas[call.stage.slot])
+        weight, batch = weigh(call.stage, piece.next_block, inputs)
         assert weight > 0 < batch
 
         def arrive() -> None:
             if replica.alive:
                 replica.submit(send, piece, by_id)
             else:
-                self._do(self.core.fail(call, call.inside(), self.clock.now_s()))
+                self.do(self.core.fail(call, call.inside(), self.clock.now_s()))
 
         self.later(self.rng.random() / 10, arrive)
 
-    def _settle(self, flight: LiveFlight, outcome: Answer | OfframpError | str) -> None:
-        assert flight.input.key not in self.outcomes, "an input has one outcome"
-        assert not isinstance(outcome, OfframpError)
-        self.outcomes[flight.input.key] = outcome
+    def answered(self, answered: Answered) -> None:
+        for each, answer in zip(answered.inputs, answered.answers, strict=True):
+            self._settle(each, answer)
+
+    def dropped(self, dropped: Dropped) -> None:
+        for each in dropped.inputs:
+            self._settle(each, dropped.reason)
+
+    def hung_up(self, hung_up: HungUp) -> None:
+        raise AssertionError("without deadlines nothing hangs")
+
+    def retried(self, retried: Retried) -> None:
+        """Nothing counts attempts here."""
+
+    def _settle(self, pending: PendingInput, outcome: Answer | str) -> None:
+        assert pending.key not in self.outcomes, "an input has one outcome"
+        self.outcomes[pending.key] = outcome

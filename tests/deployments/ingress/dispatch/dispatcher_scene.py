@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.attempts import RETRY_PAUSE_S
-from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.inputs import Rules
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
+from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacements
-from deployments.ingress.crossing import LiveFlight, Query, entrance_of
+from deployments.ingress.crossing import encoder_of
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import Transport
+from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, GoingOn, IngressReport, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
@@ -112,10 +111,11 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
     )
 
 
-class ManualStage:
+class ManualStage(LinkTransport):
     """A transport that keeps the calls it gets, for the test to reply to."""
 
     def __init__(self) -> None:
+        super().__init__(phase=0.0)
         self.calls: list[StageCallLog] = []
         self.called = asyncio.Event()
         self.room = "r1"
@@ -131,10 +131,10 @@ class ManualStage:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: KVPlacements | None = None,
+        placements: KVPlacements | None = None,
     ) -> None:
-        if homes is not None and homes.replica is None:
-            homes.choose(self.room)
+        if placements is not None and placements.replica is None:
+            placements.choose(self.room)
         log = StageCallLog(call, weight, batch, avoided)
         self.calls.append(log)
         self.called.set()
@@ -245,13 +245,15 @@ class Scene:
             shape=self.shape,
             probe_share=self.probe_share,
         )
-        ways: dict[str, Transport] = dict(zip(SLOTS, self.stages, strict=True))
+        ways: dict[str, LinkTransport] = dict(zip(SLOTS, self.stages, strict=True))
         placed = PlacedPlan(plan=self.plan, slots=self.slots)
-        self.core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-        entrance = None if self.chain_codec is None else entrance_of(self.core.name, self.chain_codec)
-        self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later, entrance=entrance)
+        self.core = IngressCore("i", placed, ways, rules, random.Random(0))
+        encoder = None if self.chain_codec is None else encoder_of(self.core.name, self.chain_codec)
+        self.dispatcher = Dispatcher(
+            self.core, ways, self.clock, self.metrics, later=self.alarms.later, encoder=encoder
+        )
 
-    def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[LiveFlight]:
+    def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""
         inputs = [(name, encoded) for name in names]
         return self.dispatcher.submit(inputs, deadline_s, self._settle)
@@ -273,8 +275,8 @@ class Scene:
     def errors(self) -> list[tuple[str, str]]:
         return [(name, outcome.kind) for name, outcome in self.outcomes if isinstance(outcome, OfframpError)]
 
-    def _settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
-        self.outcomes.append((flight.input.key, outcome))
+    def _settle(self, flight: PendingInput, outcome: Answer | OfframpError) -> None:
+        self.outcomes.append((flight.key, outcome))
 
 
 async def turns() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.ingress.core.inputs import WHOLE
-from deployments.ingress.crossing import Cuts, LiveFlight, serial_and_attempt
+from deployments.ingress.core.inputs import WHOLE, PendingInput
+from deployments.ingress.crossing import Cuts, serial_and_attempt
 from deployments.wire.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.split import Split
@@ -41,8 +41,8 @@ class ChainScene(Scene):
         super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], chain_codec=codec, shape=shape)
         self.chain = codec
 
-    def submit_texts(self, *texts: str, truncate: bool = False) -> list[LiveFlight]:
-        encoded = self.chain.encode_for(texts, self.core.itinerary.used, truncate=truncate)
+    def submit_texts(self, *texts: str, truncate: bool = False) -> list[PendingInput]:
+        encoded = self.chain.encode_for(texts, self.core.route.used, truncate=truncate)
         return self.dispatcher.submit(list(zip(texts, encoded, strict=True)), 10.0, self._settle)
 
     def follow(self, plan: Plan) -> None:
@@ -101,7 +101,7 @@ async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_ow
     assert crossed.names == "ac"
     assert crossed.call.piece.state_BS is not None
     assert crossed.call.piece.state_BS.tolist() == [[1], [3]]
-    assert second.input.encoded.of(1) is None  # type: ignore[attr-defined] # of a chain
+    assert second.encoded.of(1) is None
     assert len(crossed.call.remaining_s) == 2
     assert [flight.settled for flight in (first, third)] == [False, False]
 
@@ -137,14 +137,14 @@ async def test_who_starts_again_is_encoded_for_every_network_once(tmp_path: Path
     await turns()
     cross(scene.stages[0].calls[0], ["a"])
     await turns()
-    made = flight.input.encoded.of(1)  # type: ignore[attr-defined] # of a chain
+    made = flight.encoded.of(1)
     scene.stages[1].calls[0].fail()
     await turns()
     again = scene.stages[0].calls[1]
     assert (again.call.piece.next_block, ids(again.call.piece), again.call.piece.state_BS) == (0, [1, 4, 2], None)
     cross(again, ["a"])
     await turns()
-    assert flight.input.encoded.of(1) is made  # type: ignore[attr-defined] # of a chain
+    assert flight.encoded.of(1) is made
     assert scene.stages[1].calls[1].sample_ids == ("a#i.1.1",)
 
 

@@ -78,7 +78,7 @@ class RandomLog:
                     flights += world.submit(texts, names)
                 case "plan":
                     epoch += 1
-                    world.follow(random_plan(rng, CHAIN, epoch, self.after_answer))
+                    world.follow_plan(random_plan(rng, CHAIN, epoch, self.after_answer))
                 case "kill":
                     world.kill()
                 case "give up" if flights:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.attempts import HANG_S
-from deployments.ingress.core.inputs import Actions
-from deployments.ingress.crossing import LiveFlight
+from deployments.ingress.core.calls import Actions
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk, GoingOn, StageCall
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.network.wire import Answer
@@ -55,7 +55,7 @@ class Timers:
         self.rings[-1][1].ring()
 
 
-def refuse(flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+def refuse(flight: PendingInput, outcome: Answer | OfframpError) -> None:
     raise ValueError("its owner takes no outcome")
 
 
@@ -72,7 +72,7 @@ async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pyte
     call.end()
     await turns()
     assert (scene.answered, scene.errors, scene.core.num_unanswered) == ("a", [("b", "execution")], 0)
-    assert "an input of request-1 has an outcome that its owner cannot take" in caplog.text
+    assert "an input of request-1 has an outcome that its caller cannot take" in caplog.text
 
 
 async def test_metrics_that_fail_keep_no_outcome_from_its_owner_and_no_input_from_its_retry() -> None:
@@ -121,7 +121,7 @@ async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
     await turns()
     assert scene.stages[0].names == ["ab"]
     scene.clock.advance(1.0 + HANG_S)
-    scene.dispatcher._wake()
+    scene.dispatcher.wake()
     scene.submit("c", deadline_s=9.0)
     await turns()
     assert scene.errors == [("a", "deadline"), ("b", "deadline")]

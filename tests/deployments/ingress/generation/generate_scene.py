@@ -16,9 +16,8 @@ from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.core.routes import KVPlacements
-from deployments.ingress.crossing import Query
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import Transport
+from deployments.ingress.link import LinkTransport
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import ManualClock
@@ -58,10 +57,11 @@ def expected(prompt: Sequence[int], number: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class FakeReplicas:
+class FakeReplicas(LinkTransport):
     """Of one slot. A call is answered when the test says so, or at once."""
 
     def __init__(self) -> None:
+        super().__init__(phase=0.0)
         self.shown: dict[str, dict[int, list[int]]] = {"r1": {}, "r2": {}}
         """By replica and sequence, its tokens."""
         self.open: list[_Asked] = []
@@ -87,18 +87,18 @@ class FakeReplicas:
         batch: int,
         avoided: frozenset[str],
         take: Callable[[Chunk], None],
-        homes: KVPlacements | None = None,
+        placements: KVPlacements | None = None,
     ) -> None:
-        assert homes is not None
-        assert homes.numbers == call.sequences
+        assert placements is not None
+        assert placements.numbers == call.sequences
         while not self.shown:
             self._some_start.clear()
             await self._some_start.wait()
-        others = self.shown.keys() - homes.avoids or self.shown.keys()
-        name = homes.replica or min(others, key=lambda name: (len(self.shown[name]), name))
+        others = self.shown.keys() - placements.avoids or self.shown.keys()
+        name = placements.replica or min(others, key=lambda name: (len(self.shown[name]), name))
         if name not in self.shown:
             raise SequenceLostError(f"{name} is gone", retry_after_s=1.0)
-        homes.choose(name)
+        placements.choose(name)
         asked = _Asked(call, name)
         self.open.append(asked)
         self.log.append(f"{name} gets {len(call.sequences)}")
@@ -217,12 +217,12 @@ class GenerateScene:
         self.clock = ManualClock()
         self.alarms = Alarms(self.clock)
         self.replicas = FakeReplicas()
-        ways: dict[str, Transport] = dict.fromkeys(SLOTS, self.replicas)
+        ways: dict[str, LinkTransport] = dict.fromkeys(SLOTS, self.replicas)
         rules = Rules(max_queued=max_queued, calls_per_replica=2, max_attempts=3, admits=False)
         plan = plan or placed()
-        self.core: IngressCore[Query, Transport] = IngressCore("i", plan, ways, rules, random.Random(0))
+        self.core = IngressCore("i", plan, ways, rules, random.Random(0))
         self.metrics = MetricsLog()
-        self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later)
+        self.dispatcher = Dispatcher(self.core, ways, self.clock, self.metrics, later=self.alarms.later)
         given = ServeSettings.model_validate(
             {"model": "", "plan": plan.plan, "max_attempts": 3, "prompt_chunk": 4} | settings
         )

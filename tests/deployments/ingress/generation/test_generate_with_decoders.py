@@ -11,9 +11,8 @@ import pytest
 from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import Query
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport, Transport
+from deployments.ingress.link import LinkTransport
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
@@ -108,7 +107,7 @@ class Service:
         return self.service.loop.counts.lost
 
     async def start(self) -> None:
-        transports: dict[str, Transport] = {}
+        transports: dict[str, LinkTransport] = {}
         for slot, replicas in self.replicas.items():
             for replica in replicas:
                 replica.host.start()
@@ -125,8 +124,8 @@ class Service:
             loss=self.task.loss,
             probe_share=self.probe_share,
         )
-        core: IngressCore[Query, Transport] = IngressCore("i", self.placed, transports, rules, random.Random(0))
-        self.dispatcher = Dispatcher(core, MonotonicClock(), MetricsLog())
+        core = IngressCore("i", self.placed, transports, rules, random.Random(0))
+        self.dispatcher = Dispatcher(core, transports, MonotonicClock(), MetricsLog())
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
             byte_tokenizer(),

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from deployments.ingress.core.inputs import Flight
-from deployments.ingress.crossing import LiveFlight, Query
+from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing.otlp import OtlpExporter
 from deployments.ops.tracing.spans import Attributes, Span, Visit, request_spans
 from deployments.ops.tracing.tracer import Tracer
@@ -48,10 +47,9 @@ class Scene:
     def follow(self, *serials: int) -> None:
         self.tracer.follow([self.flight(serial) for serial in serials])
 
-    def flight(self, serial: int) -> LiveFlight:
+    def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
-        query = Query(key="", encoded=encoded, serial=serial, request_id="r", settle=lambda flight, outcome: None)
-        return Flight(query, cast("Any", None), 0.0, 1.0)
+        return PendingInput(serial, 0.0, 1.0, encoded.length, encoded, request_id="r")
 
 
 def test_a_sampled_request_is_told_with_what_became_of_it() -> None:

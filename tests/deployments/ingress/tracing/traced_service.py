@@ -20,9 +20,8 @@ from deployments.api.http import build_api
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import Query
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport, ReplicaLink, Transport
+from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.ops.tracing.tracer import Tracer, start_tracing
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.call_server import CallServer
@@ -137,8 +136,8 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
             transport.follow(boards[slot])
             boards[slot].announce({f"{slot}-r": addresses[slot]})
         rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
-        core: IngressCore[Query, Transport] = IngressCore("i", placed, transports, rules, random.Random(0))
-        dispatcher = Dispatcher(core, clock, NoMetrics())
+        core = IngressCore("i", placed, transports, rules, random.Random(0))
+        dispatcher = Dispatcher(core, transports, clock, NoMetrics())
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, dispatcher, settings, clock, trace=None if tracer is None else tracer.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)

@@ -23,7 +23,7 @@ class Call:
         sample_ids: str,
         avoided: Sequence[str],
         weight: int | None = None,
-        homes: KVPlacements | None = None,
+        placements: KVPlacements | None = None,
     ) -> None:
         self.parts: list[Chunk] = []
         self.task = asyncio.create_task(
@@ -33,7 +33,7 @@ class Call:
                 batch=BATCH,
                 avoided=frozenset(avoided),
                 take=self.parts.append,
-                homes=homes,
+                placements=placements,
             )
         )
 
@@ -79,7 +79,7 @@ class Slot:
     def call_of(self, *homes: KVPlacement, avoided: Sequence[str] = ()) -> Call:
         """Of these sequences an input each."""
         letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.transport, letters, avoided, homes=KVPlacements("slot", homes)))
+        self._calls.append(Call(self.transport, letters, avoided, placements=KVPlacements("slot", homes)))
         return self._calls[-1]
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
