@@ -48,7 +48,7 @@ class SnapshotPoller:
     def __init__(
         self,
         facts: ServiceFacts,
-        ingress: IngressCore[Any, Any],
+        ingress: IngressCore,
         ask_all: AskAll,
         controller: ControllerLink | None,
         wall: Clock,

@@ -12,7 +12,7 @@ from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.dashboard.dashboard_scene import FACTS, ingress, placed, replica
 
 
-class Scene(IngressCore[Any, Any], ControllerLink):
+class Scene(IngressCore, ControllerLink):
     """An ingress `a` that polls; what it asks is logged, what it is told may be changed."""
 
     suspended = None
