@@ -12,12 +12,10 @@ import numpy.typing as npt
 
 from experiments.apparate.recording import KINDS, Kind, Stream, streams
 from experiments.studies.study import Effort
-from optimizer.live.best_ramps import best_ramps, greedily, of_ramps
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
-from optimizer.live.ramp_mover import move, spread_out
-from optimizer.live.tuning.base import Question, Tuned, Tuner
-from optimizer.live.tuning.rows import never, records_of
+from optimizer.live.ramps import PERIOD as MOVES_EVERY
+from optimizer.live.ramps import best_ramps, greedily, move, of_ramps, spread_out
+from optimizer.live.tuning.base import Question, Tuned, Tuner, never, records_of
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee
 from profiles.catalogue import published_profile

@@ -354,7 +354,7 @@ class ControlLoop:
             if not view.has_room(placed):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {view.counts}")
             self.become(hold=hold)
-            words = "somebody's own plan"
+            words = "an operator's plan"
             await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None), seen)
             self._tell_tuner()
             self._history.commit()
@@ -595,7 +595,7 @@ class ControlLoop:
             return
         epoch = self._view(seen).next_epoch
         before = replace(before, plan=replace(before.plan, predicted={}, epoch=epoch))
-        words = "thresholds that not everybody was told of"
+        words = "thresholds that some ingress was not told of"
         await self._decide_meanwhile(before, with_epoch(self.state.placed, epoch + 1), self.state.reason, words)
 
     async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str, seen: Look) -> None:

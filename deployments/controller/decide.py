@@ -25,9 +25,9 @@ from earlyexit.network.split import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations
+from optimizer.live.changeover import num_started, place
 from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
-from optimizer.live.slots import num_started, place
 from optimizer.live.stragglers import ReplicaTimes, Rest, Run, Straggler, avoided_by, find
 from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
 from optimizer.live.tuning.base import Tuned

@@ -20,8 +20,7 @@ from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState
-from optimizer.live.tuning.rows import lets_nobody_leave
+from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, choices, ramps_of, survival_with
 from optimizer.pame.on_batches import Batching
@@ -411,7 +410,7 @@ class Tuning:
 
     def is_safe(self, thresholds: Mapping[int, float]) -> bool:
         """Whether no input leaves by them; False before the first observations."""
-        return self._shape is not None and lets_nobody_leave(self._shape.score, thresholds)
+        return self._shape is not None and no_input_leaves(self._shape.score, thresholds)
 
     def observe(self, parts: Sequence[Observations]) -> None:
         """Shows the tuner new observations; what it says replaces what is still to be put in force."""

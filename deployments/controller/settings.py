@@ -1,4 +1,4 @@
-"""What a controller is told, checked before anything starts."""
+"""Checks of a controller's settings before anything starts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
 from earlyexit.network.chain_card import check_prunable
 from earlyexit.network.store import read_card
-from optimizer.live.tuning.rows import check_tunable
+from optimizer.live.tuning.base import check_tunable
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem import PlanProblem
 
 
 def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
-    """One for each ramp of the problem.
+    """Returns one threshold for each ramp of the problem.
 
-    Raises PlanError where one is missing: without it nobody can say what a ramp that is off would do.
+    Raises PlanError where one is missing: without it the effect of a ramp that is off is not known.
     """
     given = policy.thresholds
     if given is None:
@@ -33,13 +33,13 @@ def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
 
 
 def thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
-    """Those of some ramps; None where there is none."""
+    """Returns the thresholds of some ramps; None for a ramp that has none."""
     given = policy.thresholds
     return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
 
 
 def tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
-    """What thresholds that were found are good for, in words of the control."""
+    """Returns the settings that thresholds which tuning finds depend on."""
     return {
         "tuning": control.tuning,
         "budget": control.accuracy_budget,
@@ -48,7 +48,7 @@ def tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
 
 
 def check_tuning(control: ControlSettings, probe_share: float, *, generates: bool = False) -> None:
-    """Raise PlanError where thresholds cannot follow the stream: nothing would be seen, or nothing is promised."""
+    """Raises PlanError where thresholds cannot be tuned: no probes would be seen, or no budget is given."""
     if control.tuning == "off":
         return
     if generates:
@@ -72,7 +72,7 @@ def check_tuning(control: ControlSettings, probe_share: float, *, generates: boo
 
 
 def check_control(settings: ServeSettings, shape: ModelShape) -> None:
-    """Say what is wrong before anything starts: raises PlanError, and DataError for the memory of somebody else."""
+    """Checks the settings before anything starts: raises PlanError, and DataError for another application's memory."""
     control = settings.control
     if control is None:
         return
@@ -96,5 +96,5 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
 
 
 def check_own_plan(model: Path, document: Mapping[str, Any]) -> None:
-    """Raise PlanError for somebody's plan that the model in this folder cannot do, whatever accelerators there are."""
+    """Raises PlanError for an operator's plan that the model in this folder cannot do on any accelerators."""
     check_prunable(model, parse_plan(dict(document), ModelShape.of(read_card(model))).prune)

@@ -19,7 +19,7 @@ from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.load.arrivals import CountReplay, Poisson, Process
 from offramp.load.traces import read_counts
-from optimizer.live.best_ramps import best_ramps, greedily
+from optimizer.live.ramps import best_ramps, greedily
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.catalogue import published_profile

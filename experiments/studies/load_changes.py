@@ -26,10 +26,9 @@ from experiments.served_streams import (
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from offramp.commands.progress import progress_bars, provenance
-from optimizer.live.exit_mover import Place, best_place
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned
-from optimizer.live.tuning.rows import never
+from optimizer.live.tuning.base import Question, Tuned, never
+from optimizer.live.tuning.pame import Place, best_place
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.on_batches import Batching
 from optimizer.pame.precision import normalised

@@ -30,9 +30,8 @@ from experiments.served_streams import (
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Study, StudyResult, Table, declare, facts
 from optimizer.decision import Planned
-from optimizer.live.best_ramps import Tune, best_ramps, greedily, of_ramps
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramp_mover import settled, spread_out
+from optimizer.live.ramps import Tune, best_ramps, greedily, of_ramps, settled, spread_out
 from optimizer.planner import solve
 from optimizer.problem import Link, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.rescore import joint_reach, rechosen, rescore

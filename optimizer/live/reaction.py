@@ -1,4 +1,4 @@
-"""When what is seen has left what was forecast, so that the plan is made anew at once.
+"""Whether what is seen has left the forecast, so that the plan must be made anew at once.
 
 E3 section 3.1: "it can reactively re-run the optimizer if they differ drastically". Drastically is, here, both: beyond
 what the forecast's interval and the noise of the inputs seen explain, and by enough to matter.
@@ -85,10 +85,8 @@ class RateDeviation:
         )
 
 
-def expected_shares(
-    forecast: SurvivalForecast, ramps: Sequence[int], reach: Reach | None = None, window: int = 0
-) -> ExpectedShares:
-    """A forecast window as a plan with these active ramps shows it, nested as the planner sees it.
+def expected_shares(forecast: SurvivalForecast, ramps: Sequence[int], reach: Reach | None = None) -> ExpectedShares:
+    """Returns the next window's forecast as a plan with these active ramps shows it, nested as the planner sees it.
 
     With `reach`, say of joint exit records, the interval keeps its width and moves to its shares. Raises PlanError for
     a ramp that the forecast has no block after.
@@ -98,7 +96,7 @@ def expected_shares(
     if outside:
         raise PlanError(f"ramps {outside} are not after blocks 0 to {num_blocks - 2}")
     nested_N, low_N, high_N = (
-        nested_shares(each_HK[window].tolist(), ramps)
+        nested_shares(each_HK[0].tolist(), ramps)
         for each_HK in (forecast.survival_HK, forecast.survival_low_HK, forecast.survival_high_HK)
     )
     share_N = nested_N if reach is None else list(reach(ramps))
@@ -117,10 +115,9 @@ def survival_deviation(
     exits: Mapping[int, int],
     *,
     unknown: int = 0,
-    least_inputs: int = LEAST_INPUTS,
     least_difference: float = LEAST_DIFFERENCE,
 ) -> SurvivalDeviation | None:
-    """None where the answers seen agree with what was expected, are too few, or differ by too little to matter.
+    """Returns None where the answers agree with what was expected, are too few, or differ by too little to matter.
 
     `exits` counts answers by the block they left after, since the plan is followed; `unknown` are inputs that entered
     the model and were not seen to leave it: under way, or dropped inside. They may have gone, or go, either way, so
@@ -128,7 +125,7 @@ def survival_deviation(
     judged at the R-th part of the forecast's chance to err.
     """
     num_inputs = sum(exits.values())
-    if num_inputs < least_inputs or not expected.ramps:
+    if num_inputs < LEAST_INPUTS or not expected.ramps:
         return None
     width = NormalDist().inv_cdf(1 - (1 - expected.coverage) / (2 * len(expected.ramps)))
     found = [_left_by(ramp, expected, exits, unknown, width) for ramp in expected.ramps]
@@ -142,10 +139,8 @@ def rate_deviation(
     seconds: float,
     *,
     sized_for_rps: float | None,
-    least_difference: float = LEAST_RATE_DIFFERENCE,
-    window: int = 0,
 ) -> RateDeviation | None:
-    """None where the arrivals (refused ones too) of the last `seconds` agree with the forecast, or do not matter.
+    """Returns None where the arrivals of the last `seconds`, refused ones too, agree with the forecast or are few.
 
     `sized_for_rps` is the rate that the plan was made for: more than that is told even where the forecast's interval
     reaches further. None: the plan gives the highest rate there is, so no other demand would change it.
@@ -153,13 +148,13 @@ def rate_deviation(
     if sized_for_rps is None or seconds <= 0:
         return None
     median_rps, low_rps, high_rps = (
-        float(each_H[window]) for each_H in (forecast.rate_rps_H, forecast.low_rps_H, forecast.high_rps_H)
+        float(each_H[0]) for each_H in (forecast.rate_rps_H, forecast.low_rps_H, forecast.high_rps_H)
     )
     allowed_rps = min(high_rps, max(sized_for_rps, median_rps))
     fewest, most = _poisson_interval(num_arrived, NormalDist().inv_cdf((1 + forecast.coverage) / 2))
     rate_rps = num_arrived / seconds
     outside = most / seconds < low_rps or fewest / seconds > allowed_rps
-    if not outside or abs(rate_rps - median_rps) < least_difference * median_rps:
+    if not outside or abs(rate_rps - median_rps) < LEAST_RATE_DIFFERENCE * median_rps:
         return None
     return RateDeviation(
         rate_rps=rate_rps, expected_rps=median_rps, low_rps=low_rps, high_rps=allowed_rps, seconds=seconds

@@ -13,7 +13,7 @@ from earlyexit.network.split import Split
 LEAST_BATCHES = 10
 """Of fewer, one pause of the machine makes a straggler."""
 LEAST_PEERS = 3
-"""Replicas of a slot, the one in question among them, that can tell who is slow."""
+"""Replicas of a slot, the one in question among them, whose times show which is slow."""
 MOST_SHARE = 1 / 3
 """Of an accelerator type; where more are slow, it is not they that stand out."""
 ROUNDING = 1e-9
@@ -76,25 +76,21 @@ def find(
     ratio: float,
     *,
     resting: Collection[str] = (),
-    least_batches: int = LEAST_BATCHES,
-    most_share: float = MOST_SHARE,
 ) -> tuple[Straggler, ...]:
-    """New stragglers, those furthest behind their peers first; `times` names all replicas, those that rest too.
+    """Returns new stragglers, the ones furthest behind their peers first; `times` names resting replicas too.
 
     A replica's ratio is seconds taken over seconds expected, so that peers may have run other batches. A straggler is
-    slower than `ratio` times the median of its peers: the others of its slot, where there are two or more. Of fewer
-    nobody can tell which is right, so the others of its accelerator type are asked, on other splits too, and it must be
-    slower than `ratio` times its one slot mate as well: where both are slow it is the profile of their splits that is
-    wrong. Of a replica alone in its slot that cannot be told. No more than `most_share` of a type rests at once.
+    slower than `ratio` times the median of its peers. Peers are the other replicas of its slot, if there are two or
+    more. With fewer it is compared with all others of its accelerator type, and must also be slower than `ratio` times
+    its one slot mate: where both are slow, the profile of their splits is wrong. A replica alone in its slot has no
+    such mate. No more than `MOST_SHARE` of a type rests at once.
     """
     ratios = {
-        each: taken
-        for each in times
-        if each.replica not in resting and (taken := _ratio(each, expected, least_batches)) is not None
+        each: taken for each in times if each.replica not in resting and (taken := _ratio(each, expected)) is not None
     }
     judged = (_straggler(each, ratios, ratio) for each in ratios)
     behind = sorted((each for each in judged if each is not None), key=lambda each: each.behind, reverse=True)
-    room = _room(times, resting, most_share)
+    room = _room(times, resting)
     rank = Counter[str]()
     found = []
     for each in behind:
@@ -104,22 +100,22 @@ def find(
     return tuple(found)
 
 
-def _room(times: Sequence[ReplicaTimes], resting: Collection[str], most_share: float) -> Counter[str]:
+def _room(times: Sequence[ReplicaTimes], resting: Collection[str]) -> Counter[str]:
     """How many more of each accelerator type may rest."""
     all_of_type = Counter(each.device for each in times)
     resting_of_type = Counter(each.device for each in times if each.replica in resting)
     return Counter(
         {
-            device: math.floor(num * most_share + ROUNDING) - resting_of_type[device]
+            device: math.floor(num * MOST_SHARE + ROUNDING) - resting_of_type[device]
             for device, num in all_of_type.items()
         }
     )
 
 
-def _ratio(times: ReplicaTimes, expected: ExpectedSeconds, least_batches: int) -> float | None:
+def _ratio(times: ReplicaTimes, expected: ExpectedSeconds) -> float | None:
     """Seconds taken over seconds expected; None where too little was run to tell."""
     expected_s = sum(run.batches * expected(times.device, run.split, run.size) for run in times.runs)
-    if sum(run.batches for run in times.runs) < least_batches or expected_s <= 0:
+    if sum(run.batches for run in times.runs) < LEAST_BATCHES or expected_s <= 0:
         return None
     return sum(run.seconds for run in times.runs) / expected_s
 

@@ -142,7 +142,6 @@ def judge(
     margin: float,
     settle_s: float,
     patience_s: float,
-    least_inputs: int = LEAST_INPUTS,
 ) -> Judgement:
     """Judge a plan by what was `served` since the switch.
 
@@ -152,7 +151,7 @@ def judge(
     """
     figures = _Figures.of(trial, served)
     return Judgement(
-        reason=_too_early(served, settle_s, patience_s, least_inputs) or figures.reason(margin),
+        reason=_too_early(served, settle_s, patience_s) or figures.reason(margin),
         epoch=trial.epoch,
         seconds=served.seconds,
         arrived=served.arrived,
@@ -191,10 +190,10 @@ class _Figures:
         return "better before" if better else "no better before"
 
 
-def _too_early(served: Delivered, settle_s: float, patience_s: float, least_inputs: int) -> Reason | None:
+def _too_early(served: Delivered, settle_s: float, patience_s: float) -> Reason | None:
     if served.seconds < settle_s:
         return "settling"
-    if served.arrived >= least_inputs:
+    if served.arrived >= LEAST_INPUTS:
         return None
     return "few inputs" if served.seconds < patience_s else "never enough inputs"
 

@@ -114,7 +114,7 @@ def test_a_ramp_that_is_always_right_lets_everyone_leave() -> None:
     assert calibration.tested.exit_counts == {0: 300}
 
 
-def test_a_ramp_that_is_always_wrong_lets_nobody_leave() -> None:
+def test_a_ramp_that_is_always_wrong_no_input_leaves() -> None:
     records = constant(300, confidence=0.9, agrees=False)
     calibration = learn_then_test(records, records, Guarantee())
     assert calibration.tested.exit_counts == {1: 300}

@@ -21,7 +21,7 @@ RECORDS = ExitRecords(
 HALF = dict.fromkeys(RECORDS.ramps, 0.5)
 
 
-def test_a_network_that_is_left_out_lets_nobody_leave() -> None:
+def test_a_network_that_is_left_out_no_input_leaves() -> None:
     left = of_networks(RECORDS, (1, 2), CHAIN)
     assert left.ramps == (2, 3)
     assert left.outcome({2: 0.5, 3: 0.5}).exits_N.tolist() == [4, 2, 2, 4]

@@ -1,16 +1,165 @@
-"""Apparate's own way (section 3.2): a trigger on the last 16 answers, and a greedy search on the last window."""
+"""Apparate's own way (section 3.2): a trigger on the last 16 answers, and a greedy search on the last window.
+
+Thresholds are on an exit's *error*, from 0 (no input leaves) to 1: 1 - p for a confidence p; for an entropy, its share
+of the largest that the window shows. Thresholds fit the window that they were found on; nothing is promised for other
+inputs.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, check_followed
-from optimizer.live.tuning.greedy import ThresholdGame, greedy
-from optimizer.live.tuning.rows import answered_losses_N, lets_nobody_leave, records_of, whole_N
+from earlyexit.errors import DataError
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.base import (
+    Question,
+    Tuned,
+    Tuner,
+    TunerState,
+    Why,
+    answered_losses_N,
+    check_followed,
+    no_input_leaves,
+    records_of,
+    whole_N,
+)
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
 from profiles.stream import Observations
+
+STEP = 0.1
+LEAST_STEP = 0.01
+ROUNDING = 1e-9
+"""Sums of losses, and of steps, this far apart are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundThresholds:
+    """What a search found."""
+
+    errors: tuple[float, ...]
+    """Per ramp of the records, the threshold on its error."""
+    thresholds: Mapping[int, float]
+    """The same in the unit of the records' score."""
+    loss: float
+    """Mean loss of the window's answers."""
+    earlier_s: float
+    """Seconds that they come earlier than the answers of the full model with these ramps, on average."""
+    looked_at: int
+    """Threshold vectors that were tried."""
+
+
+class ThresholdGame:
+    """What any thresholds on errors would have done on a window, all ramps of the records active."""
+
+    def __init__(self, records: ExitRecords, times: ExitTimes, budget: float) -> None:
+        """`budget`: the largest mean loss on the window, in [0, 1)."""
+        if not 0 < budget < 1:
+            raise DataError(f"the budget must be between 0 and 1, not {budget}")
+        self.records = records
+        self.budget = budget
+        self.looked_at = 0
+        self._scores_NR = records.sureness_NR
+        self._highest = _highest(records)
+        released_s = times.released_s(records.ramps)
+        exits = [*records.ramps, records.num_blocks - 1]
+        self._earlier_E = released_s[-1] - released_s[exits]
+        self._losses_NE = np.column_stack([records.losses_NR, np.zeros(len(records))])
+        self._rows = np.arange(len(records))
+
+    def threshold(self, error: float) -> float:
+        """Returns a threshold in the unit of the records' score; at an error of 0 no input leaves."""
+        kind = SCORES[self.records.score]
+        if error <= 0:
+            return kind.never
+        return 1 - error if kind.larger_is_surer else error * self._highest
+
+    def play(self, errors: Sequence[float]) -> tuple[float, float]:
+        """Mean loss, and mean seconds that answers come earlier than the full model's with these ramps."""
+        self.looked_at += 1
+        direction = SCORES[self.records.score].direction
+        limits_R = np.array([self.threshold(error) * direction for error in errors], dtype=np.float32)
+        # A column after the ramps stands for the end, where all leave.
+        sure_NE = np.ones(self._losses_NE.shape, dtype=bool)
+        np.greater_equal(self._scores_NR, limits_R, out=sure_NE[:, :-1])
+        column_N = sure_NE.argmax(1)
+        loss = float(self._losses_NE[self._rows, column_N].sum()) / len(self._rows)
+        return loss, float(self._earlier_E[column_N].sum()) / len(self._rows)
+
+    def allows(self, loss: float) -> bool:
+        """Whether it is within the budget."""
+        return loss <= self.budget + ROUNDING
+
+    def found(self, errors: Sequence[float]) -> FoundThresholds:
+        """Of the thresholds chosen."""
+        looked_at = self.looked_at
+        loss, earlier_s = self.play(errors)
+        thresholds = {ramp: self.threshold(error) for ramp, error in zip(self.records.ramps, errors, strict=True)}
+        return FoundThresholds(
+            errors=tuple(errors), thresholds=thresholds, loss=loss, earlier_s=earlier_s, looked_at=looked_at
+        )
+
+
+def greedy(game: ThresholdGame) -> FoundThresholds:
+    """Algorithm 1: round by round the step of one ramp that saves most per loss.
+
+    A ramp's step doubles when it is chosen and halves when it would break the budget, down to LEAST_STEP; it ends
+    when no ramp's threshold can be raised by its least step. A step that changes nothing is taken where no other
+    saves: on the way to errors that inputs have.
+    """
+    errors = [0.0] * len(game.records.ramps)
+    steps = [STEP] * len(errors)
+    here = game.play(errors)
+    while True:
+        there = {ramp: game.play(raised(errors, ramp, steps[ramp])) for ramp in range(len(errors)) if errors[ramp] < 1}
+        allowed = [ramp for ramp, (loss, _) in there.items() if game.allows(loss)]
+        if not allowed and all(steps[ramp] <= LEAST_STEP for ramp in there):
+            return game.found(errors)
+        for ramp in set(there).difference(allowed):
+            steps[ramp] = max(steps[ramp] / 2, LEAST_STEP)
+        if allowed:
+            chosen = max(allowed, key=lambda ramp: worth(here, there[ramp]))
+            errors, here = raised(errors, chosen, steps[chosen]), there[chosen]
+            steps[chosen] *= 2
+
+
+def grid(game: ThresholdGame, step: float) -> FoundThresholds:
+    """The best of all vectors of multiples of a step: what greedy is compared with."""
+    values = np.round(np.arange(0, 1 + step / 2, step), 9).tolist()
+    return _best(game, product(values, repeat=len(game.records.ramps)))
+
+
+def raised(errors: Sequence[float], ramp: int, step: float) -> list[float]:
+    """One ramp's error by a step, to 1 at most."""
+    return [min(error + step, 1.0) if index == ramp else error for index, error in enumerate(errors)]
+
+
+def worth(here: tuple[float, float], there: tuple[float, float]) -> tuple[float, float]:
+    """Of a step, larger is better: seconds earlier per loss; without loss, before all others, the seconds."""
+    lost, earlier_s = there[0] - here[0], there[1] - here[1]
+    if earlier_s <= 0:
+        return -np.inf, earlier_s
+    return (np.inf, earlier_s) if lost <= ROUNDING else (earlier_s / lost, earlier_s)
+
+
+def _best(game: ThresholdGame, vectors: Iterable[Sequence[float]]) -> FoundThresholds:
+    best_s, best = -np.inf, tuple(0.0 for _ in game.records.ramps)
+    for errors in vectors:
+        loss, earlier_s = game.play(errors)
+        if earlier_s > best_s and game.allows(loss):
+            best_s, best = earlier_s, tuple(errors)
+    return game.found(best)
+
+
+def _highest(records: ExitRecords) -> float:
+    """Of the window's scores; of no use to confidences."""
+    return max(float(records.scores_NR.max(initial=0.0)), 1e-6)
+
 
 WINDOW = 16
 """Answers whose mean accuracy is held against what is allowed."""
@@ -21,7 +170,7 @@ window"; on its 16 answers no loss is allowed for, and 1 in 16 is what threshold
 
 
 class ApparateTuner(Tuner):
-    """The baseline: nothing is promised, and nobody is kept from leaving while it searches."""
+    """The baseline: nothing is promised, and inputs leave while it searches."""
 
     name = "apparate"
 
@@ -68,7 +217,7 @@ class ApparateTuner(Tuner):
             watched_loss=mean,
             rows=sum(map(len, self._rows)),
             next_test=None,
-            safe=lets_nobody_leave(self.question.score, thresholds),
+            safe=no_input_leaves(self.question.score, thresholds),
         )
 
     def _remember(self, whole: Observations, ramps: list[int]) -> None:

@@ -4,12 +4,12 @@ Every WINDOW batches of whole inputs are judged once.
 
 - More than TAIL of them slower than the model without exits: the (first) exit moves to the later place with the least
   mean answer time whose tail was bearable on the same batches, at the boldest threshold that kept the precision on
-  them. Where no later place is bearable nobody leaves.
+  them. Where no later place is bearable no input leaves.
 - Else, precision below 1 - budget: the threshold of the exit that lost most goes up one step of its grid.
 
 What the paper leaves open, and what was taken: the window, in which one slow batch is still bearable; precision is
 agreement with the full model where truth is not known; of several places the one that its own search would take. When
-exits go back: after CALM windows without reaction, or after one in which nobody left, the search for one exit is made
+exits go back: after CALM windows without reaction, or after one in which no input left, the search for one exit is made
 again, and what it finds must have been right in each of these windows. Nothing is promised.
 
 Batches are of whole inputs in order of arrival. Where only probes are whole these are a sample, in which bursts are
@@ -18,21 +18,96 @@ thinned out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.live.exit_mover import TAIL, Place, best_place
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, check_followed
-from optimizer.live.tuning.rows import lets_nobody_leave, never, outcome_of, records_of, whole_N
+from optimizer.live.tuning.base import (
+    Question,
+    Tuned,
+    Tuner,
+    TunerState,
+    Why,
+    check_followed,
+    never,
+    no_input_leaves,
+    outcome_of,
+    records_of,
+    whole_N,
+)
 from optimizer.pame.on_batches import Batching
 from optimizer.pame.precision import normalised
-from optimizer.pame.thresholds import next_step
+from optimizer.pame.search import SearchOptions
+from optimizer.pame.thresholds import GRIDS, next_step
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import Observations
+
+TAIL = SearchOptions().slower
+"""The share of batches that may be slower than the model without exits, as the search has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An exit that could be, and what it would have done."""
+
+    ramp: int
+    thresholds: Mapping[int, float]
+    """Its own, and those of later exits that stay."""
+    violated: float
+    """Share of the batches slower than without exits; of several windows, in the worst."""
+    precision: float
+    """Of the model without exits: 1 where nothing is lost; of several windows, in the worst."""
+    mean_s: float
+    """Mean answer time."""
+
+
+# Where one exit should be, by how many inputs of each batch would move on: how PAME chooses a first exit (6.2 to 6.4).
+# Online the same is asked of the last inputs (section 7.6).
+
+
+def best_place(
+    windows: Sequence[ExitRecords],
+    batching: Batching,
+    precision: float,
+    ramps: Sequence[int],
+    *,
+    behind: Mapping[int, float] | None = None,
+    tail: float = TAIL,
+) -> Place | None:
+    """The ramp with the least mean answer time of those whose tail is bearable in all windows; None where none is.
+
+    Windows are of one length, at least a batch, in order of arrival.
+
+    `behind`: exits that stay where they are behind it, with their thresholds.
+    """
+    found = (place_at(windows, batching, precision, ramp, behind or {}) for ramp in ramps)
+    bearable = [place for place in found if place is not None and place.violated <= tail]
+    return min(bearable, key=lambda place: (place.mean_s, place.ramp), default=None)
+
+
+def place_at(
+    windows: Sequence[ExitRecords], batching: Batching, precision: float, ramp: int, behind: Mapping[int, float]
+) -> Place | None:
+    """With the boldest threshold that keeps the precision in all windows (6.2); None without one."""
+    for threshold in GRIDS[windows[0].score]:
+        thresholds = {ramp: threshold, **{later: value for later, value in behind.items() if later > ramp}}
+        outcomes = [window.outcome(thresholds) for window in windows]
+        worst = min(map(normalised, outcomes))
+        if worst >= precision:
+            times = [batching.times(outcome.exits_N, thresholds) for outcome in outcomes]
+            return Place(
+                ramp=ramp,
+                thresholds=thresholds,
+                violated=max(each.slower for each in times),
+                precision=worst,
+                mean_s=sum(each.mean_s for each in times) / len(times),
+            )
+    return None
+
 
 WINDOW = 50
 """Batches that are judged at once: one slow one of them is TAIL."""
@@ -43,7 +118,7 @@ LEAST_GAIN = 0.02
 
 
 class PameTuner(Tuner):
-    """One exit, or a first one before others, is moved; the thresholds of ramps that are no exits let nobody leave."""
+    """One exit, or a first one before others, is moved; by the thresholds of other ramps no input leaves."""
 
     name = "pame"
 
@@ -106,7 +181,7 @@ class PameTuner(Tuner):
             watched_loss=mean,
             rows=self._waiting,
             next_test=self._size,
-            safe=lets_nobody_leave(self.question.score, check_followed(self._thresholds)),
+            safe=no_input_leaves(self.question.score, check_followed(self._thresholds)),
         )
 
     @property
@@ -119,7 +194,7 @@ class PameTuner(Tuner):
         return sum(map(len, self._rows))
 
     def _exits_of(self, seen: Observations) -> dict[int, float]:
-        """Ramps that somebody may leave at, of those that the plan has on, ascending."""
+        """Returns the thresholds of ramps that inputs may leave at, of those that the plan has on, ascending."""
         shut = SCORES[self.question.score].never
         on = {ramp for column, ramp in enumerate(seen.shape.ramps) if seen.active_NR[:, column].any()}
         return {ramp: at for ramp, at in sorted(check_followed(self._thresholds).items()) if at != shut and ramp in on}
@@ -133,7 +208,7 @@ class PameTuner(Tuner):
         outcome, records, exits = outcome_of(window), records_of(window, ramps), self._exits_of(window)
         at_s = float(window.times_s_N[-1])
         if not exits:
-            return self._search([records], exits, at_s, "nobody left")
+            return self._search([records], exits, at_s, "no input left")
         slow = self._slow(outcome, exits)
         if slow > TAIL:
             return self._move(records, exits, slow, at_s)
@@ -152,7 +227,7 @@ class PameTuner(Tuner):
         place = best_place([records], self._batching, self._precision, later, behind=exits)
         words = f"{slow:.1%} of the batches were slower than without exits, {TAIL:.1%} are bearable: "
         if place is None:
-            return self._put({}, "tuned", f"{words}nobody leaves, no later exit is bearable", at_s)
+            return self._put({}, "tuned", f"{words}no input leaves, no later exit is bearable", at_s)
         return self._put(place.thresholds, "tuned", f"{words}the exit moves from ramp {first} to {_told(place)}", at_s)
 
     def _raise(self, outcome: ExitOutcome, exits: Mapping[int, float], precision: float, at_s: float) -> Tuned:
@@ -162,7 +237,7 @@ class PameTuner(Tuner):
         words = f"precision was {precision:.1%}, {self._precision:.1%} is to be kept: "
         if step is None:
             others = {each: at for each, at in exits.items() if each != ramp}
-            return self._put(others, "alarm", f"{words}nobody leaves at ramp {ramp} any more", at_s)
+            return self._put(others, "alarm", f"{words}no input leaves at ramp {ramp} any more", at_s)
         return self._put(
             {**exits, ramp: step}, "alarm", f"{words}ramp {ramp} from {exits[ramp]:.4g} to {step:.4g}", at_s
         )

@@ -236,7 +236,7 @@ async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: 
 async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=whole(4))
     answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
-    assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "somebody's own plan"}
+    assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "an operator's plan"}
     assert scene.fleet.log == TO_HALVES
     await scene.ticks(30, EASY)
     assert scene.asked == []

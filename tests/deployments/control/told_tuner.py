@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why
-from optimizer.live.tuning.rows import lets_nobody_leave, never
+from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, never, no_input_leaves
 from optimizer.pame.on_batches import Batching
 from optimizer.pame.times import seconds_of
 from optimizer.risk import Guarantee
@@ -60,7 +59,7 @@ class ToldTuner(Tuner):
 
     @property
     def state(self) -> TunerState:
-        safe = lets_nobody_leave("confidence", self.followed[-1])
+        safe = no_input_leaves("confidence", self.followed[-1])
         return TunerState(
             evidence=1.0, limit=10.0, watched=self.observed, watched_loss=None, rows=0, next_test=None, safe=safe
         )

@@ -58,7 +58,7 @@ def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitMod
     assert exits(run(runner, WHOLE, piece)) == [0, 0]
 
 
-def test_a_ramp_of_a_plan_that_is_gone_lets_nobody_leave_without_a_threshold(
+def test_a_ramp_of_a_plan_that_is_gone_no_input_leaves_without_a_threshold(
     small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(small_model, ConfidencePolicy({1: 0.0}))

@@ -1,13 +1,73 @@
-"""Change-overs as literal logs."""
+"""Stages find slots, checked against trying all; and change-overs as literal logs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import permutations
+
 import pytest
+from numpy.random import default_rng
 
 from earlyexit.errors import PlanError
-from optimizer.live.changeover import Await, ChangeStep, Scale, steps
-from optimizer.live.slots import place
-from tests.optimizer.live.plans import on_slots
+from earlyexit.network.split import Split
+from optimizer.live.changeover import Await, ChangeStep, Scale, num_started, place, steps
+from optimizer.placement import PlacedPlan, slot_name
+from optimizer.plan import Plan, Stage
+from tests.optimizer.live.plans import chain, on_random_slots, on_slots, random_chain
+
+T4_ONLY = {"T4": 3}
+
+
+def stage(first: int, end: int, replicas: int, *, batch: int = 4) -> Stage:
+    return Stage(device="T4", replicas=replicas, splits=(Split(first=first, end=end, batch=batch),))
+
+
+def blocks_that_stay(before: PlacedPlan, after: PlacedPlan) -> int:
+    return sum(
+        len(set(range(one.first, one.end)) & set(range(other.first, other.end)))
+        for slot, one in after.stage_of.items()
+        if (other := before.stage_of.get(slot)) is not None
+    )
+
+
+def tried_all(plan: Plan, slots: dict[str, int], before: PlacedPlan, avoided: dict[str, str]) -> PlacedPlan:
+    """The twin: every assignment, compared by what `place` promises."""
+    (device,) = {each.device for each in plan.stages}
+    choices = [
+        PlacedPlan(plan=plan, slots=tuple(slot_name(device, index) for index in indices), avoided=avoided)
+        for indices in permutations(range(slots[device]), len(plan.stages))
+    ]
+    return min(
+        choices,
+        key=lambda each: (
+            num_started(before, each),
+            num_started(each, before),
+            -blocks_that_stay(before, each),
+            each.slots,
+        ),
+    )
+
+
+def test_no_assignment_is_better() -> None:
+    for seed in range(60):
+        rng = default_rng(seed)
+        slots = {"T4": int(rng.integers(1, 6))}
+        before = on_random_slots(rng, random_chain(rng, {"T4": 8}, slots), slots)
+        plan = random_chain(rng, {"T4": 8}, slots)
+        avoided = {}
+        if rng.random() < 0.4:
+            avoided = {"slow": str(rng.choice(before.slots))}
+        assert place(plan, slots, before, avoided).slots == tried_all(plan, slots, before, avoided).slots, seed
+
+
+def test_without_a_plan_before_the_stages_of_a_type_take_its_slots_in_order() -> None:
+    placed = place(chain(("T4", 1), ("V100", 2), ("T4", 3), epoch=5), {"T4": 2, "V100": 4}, None)
+    assert (placed.slots, placed.epoch) == (("split-T4-0", "split-V100-0", "split-T4-1"), 5)
+
+
+def test_more_stages_than_slots_are_refused() -> None:
+    with pytest.raises(PlanError, match="4 stages on T4, which has 3 slots"):
+        place(chain(("T4", 1), ("T4", 1), ("T4", 1), ("T4", 1)), T4_ONLY, None)
 
 
 def told(found: tuple[ChangeStep, ...]) -> list[str]:
@@ -25,8 +85,87 @@ def line(step: ChangeStep) -> str:
             return type(step).__name__.lower()
 
 
-def runs(**replicas: int) -> dict[str, int]:
-    return {f"split-{slot.replace('_', '-')}": each for slot, each in replicas.items()}
+Slots = Mapping[str, int]
+SWITCH = ["prepare", "switch"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count", "running", "log"),
+    [
+        pytest.param(
+            {"T4-0": 2, "T4-1": 2},
+            {"T4-0": 4, "T4-1": 1},
+            6,
+            {},
+            ["T4-0=4", "await T4-0=4", *SWITCH, "drain", "T4-1=1"],
+            id="grows before the switch and shrinks after the drain",
+        ),
+        pytest.param(
+            {"T4-0": 4, "T4-1": 3},
+            {"T4-0": 1, "T4-1": 5},
+            8,
+            {},
+            ["T4-0=3", "T4-1=5", "await T4-1=5", *SWITCH, "drain", "T4-0=1"],
+            id="a donor gives up just what is needed",
+        ),
+        pytest.param(
+            {"T4-0": 8, "T4-1": 4, "T4-2": 1},
+            {"T4-0": 1, "T4-1": 1, "T4-2": 11},
+            17,
+            {},
+            ["T4-0=4", "T4-1=2", "T4-2=11", "await T4-2=11", *SWITCH, "drain", "T4-0=1", "T4-1=1"],
+            id="of several donors each keeps about the same share",
+        ),
+        pytest.param(
+            {"T4-0": 3},
+            {"T4-0": 1, "T4-1": 2},
+            5,
+            {"T4-2": 2},
+            ["T4-2=0", "T4-1=2", "await T4-1=2", *SWITCH, "drain", "T4-0=1"],
+            id="idle replicas give up theirs first",
+        ),
+        pytest.param(
+            {"T4-0": 1, "T4-1": 1, "T4-2": 1},
+            {"T4-0": 3},
+            3,
+            {},
+            [*SWITCH, "drain", "T4-1=0", "T4-2=0", "T4-0=3", "await T4-0=3", "prepare"],
+            id="the present plan keeps a replica per slot",
+        ),
+        pytest.param(
+            {"T4-0": 1, "T4-1": 2},
+            {"T4-0": 2, "T4-2": 1},
+            3,
+            {},
+            ["T4-1=1", "T4-2=1", "await T4-2=1", *SWITCH, "drain", "T4-1=0", "T4-0=2", "await T4-0=2", "prepare"],
+            id="a slot that has nothing gets a replica before others grow",
+        ),
+        pytest.param(
+            {"T4-0": 1},
+            {"T4-1": 1},
+            1,
+            {},
+            ["T4-0=0", "T4-1=1", "await T4-1=1", *SWITCH],
+            id="the present plan loses a slot where nothing else is left",
+        ),
+        pytest.param({"T4-0": 3}, {"T4-0": 3}, 3, {"T4-0": 2}, ["T4-0=3", "await T4-0=3", *SWITCH], id="one died"),
+        pytest.param(
+            {"T4-0": 3, "T4-1": 1}, {"T4-0": 2, "T4-1": 1}, 3, {"T4-0": 2}, ["T4-0=2", *SWITCH], id="one is lost"
+        ),
+        pytest.param(
+            {"T4-0": 3, "T4-1": 1},
+            {"T4-0": 3, "T4-1": 1},
+            5,
+            {"T4-0": 2, "T4-1": 2, "T4-2": 1},
+            ["T4-2=0", "T4-0=3", "await T4-0=3", *SWITCH, "drain", "T4-1=1"],
+            id="a change-over was left half way",
+        ),
+    ],
+)
+def test_a_change_over(before: Slots, after: Slots, count: int, running: Slots, log: list[str]) -> None:
+    present = on_slots(before)
+    now = {**present.occupied, **{f"split-{slot}": each for slot, each in running.items()}}
+    assert told(steps(present, on_slots(after, epoch=1), {"T4": count}, now)) == log
 
 
 def test_a_first_plan_starts_all_it_needs() -> None:
@@ -34,134 +173,37 @@ def test_a_first_plan_starts_all_it_needs() -> None:
     assert told(found) == ["T4-0=2", "V100-0=1", "await T4-0=2 V100-0=1", "prepare", "switch"]
 
 
-def test_where_accelerators_are_free_slots_grow_before_the_switch_and_shrink_after_the_drain() -> None:
-    before, after = on_slots({"T4-0": 2, "T4-1": 2}), on_slots({"T4-0": 4, "T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 6}, before.occupied)
-    assert told(found) == ["T4-0=4", "await T4-0=4", "prepare", "switch", "drain", "T4-1=1"]
-
-
-def test_where_none_is_free_a_donor_gives_up_just_what_is_needed() -> None:
-    before, after = on_slots({"T4-0": 4, "T4-1": 3}), on_slots({"T4-0": 1, "T4-1": 5}, epoch=1)
-    found = steps(before, after, {"T4": 8}, before.occupied)
-    assert told(found) == ["T4-0=3", "T4-1=5", "await T4-1=5", "prepare", "switch", "drain", "T4-0=1"]
-
-
-def test_of_several_donors_each_keeps_about_the_same_share() -> None:
-    before = on_slots({"T4-0": 8, "T4-1": 4, "T4-2": 1})
-    after = on_slots({"T4-0": 1, "T4-1": 1, "T4-2": 11}, epoch=1)
-    found = steps(before, after, {"T4": 17}, before.occupied)
-    # 10 are missing, 4 free: of 8 and 4 remain 4 and 2.
-    assert told(found)[:3] == ["T4-0=4", "T4-1=2", "T4-2=11"]
-
-
-def test_idle_replicas_give_up_theirs_first() -> None:
-    before, after = on_slots({"T4-0": 3}), on_slots({"T4-0": 1, "T4-1": 2}, epoch=1)
-    found = steps(before, after, {"T4": 5}, {**before.occupied, "split-T4-2": 2})
-    assert told(found) == ["T4-2=0", "T4-1=2", "await T4-1=2", "prepare", "switch", "drain", "T4-0=1"]
-
-
-def test_the_present_plan_keeps_a_replica_per_slot_so_some_grow_after_the_drain() -> None:
-    before, after = on_slots({"T4-0": 1, "T4-1": 1, "T4-2": 1}), on_slots({"T4-0": 3}, epoch=1)
-    found = steps(before, after, {"T4": 3}, before.occupied)
-    late = ["drain", "T4-1=0", "T4-2=0", "T4-0=3", "await T4-0=3", "prepare"]
-    assert told(found) == ["prepare", "switch", *late]
-
-
-def test_a_slot_that_has_nothing_gets_one_replica_before_others_grow() -> None:
-    before, after = on_slots({"T4-0": 1, "T4-1": 2}), on_slots({"T4-0": 2, "T4-2": 1}, epoch=1)
-    found = steps(before, after, {"T4": 3}, before.occupied)
-    late = ["drain", "T4-1=0", "T4-0=2", "await T4-0=2", "prepare"]
-    assert told(found) == ["T4-1=1", "T4-2=1", "await T4-2=1", "prepare", "switch", *late]
-
-
-def test_only_where_nothing_else_is_left_the_present_plan_loses_a_slot() -> None:
-    before, after = on_slots({"T4-0": 1}), on_slots({"T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 1}, before.occupied)
-    assert told(found) == ["T4-0=0", "T4-1=1", "await T4-1=1", "prepare", "switch"]
-    placed = place(after.plan, {"T4": 2}, before)
-    assert told(steps(before, placed, {"T4": 1}, before.occupied)) == ["prepare", "switch"]
-
-
-def test_an_avoided_replica_keeps_its_accelerator() -> None:
+def test_an_avoided_replica_keeps_its_accelerator_and_its_slot_one_that_works() -> None:
     before = on_slots({"T4-0": 3, "T4-1": 1})
     after = on_slots({"T4-0": 2, "T4-1": 1}, epoch=1, avoided={"slow": "T4-0"})
-    assert told(steps(before, after, {"T4": 4}, before.occupied)) == ["prepare", "switch"]
-    gone = on_slots({"T4-0": 2, "T4-1": 1}, epoch=1, avoided={"slow": "T4-2"})
-    running = {**before.occupied, "split-T4-2": 1}
-    log = told(steps(before, gone, {"T4": 5}, running))
-    assert log == ["T4-2=1", "prepare", "switch", "drain", "T4-0=2"]
-
-
-def test_a_donor_with_an_avoided_replica_keeps_one_that_works() -> None:
-    before = on_slots({"T4-0": 2, "T4-1": 1}, avoided={"slow": "T4-0"})
-    after = on_slots({"T4-1": 2}, epoch=1)
-    # Slot 0 runs 3; the floor is 2, the avoided one and one that works.
+    assert told(steps(before, after, {"T4": 4}, before.occupied)) == SWITCH
+    before, after = on_slots({"T4-0": 2, "T4-1": 1}, avoided={"slow": "T4-0"}), on_slots({"T4-1": 2}, epoch=1)
     found = steps(before, after, {"T4": 4}, before.occupied)
-    assert told(found) == ["T4-0=2", "T4-1=2", "await T4-1=2", "prepare", "switch", "drain", "T4-0=0"]
+    assert told(found) == ["T4-0=2", "T4-1=2", "await T4-1=2", *SWITCH, "drain", "T4-0=0"]
 
 
 def test_the_same_plan_is_only_mended() -> None:
     placed = on_slots({"T4-0": 2, "T4-1": 1})
     assert steps(placed, placed, {"T4": 4}, placed.occupied) == ()
-    found = steps(placed, placed, {"T4": 4}, runs(T4_0=2, T4_1=1, T4_2=1))
-    assert told(found) == ["T4-2=0"]
-    assert told(steps(placed, placed, {"T4": 4}, runs(T4_0=1, T4_1=1))) == ["T4-0=2", "await T4-0=2", "prepare"]
+    assert told(steps(placed, placed, {"T4": 4}, {**placed.occupied, "split-T4-2": 1})) == ["T4-2=0"]
+    assert told(steps(placed, placed, {"T4": 4}, {**placed.occupied, "split-T4-0": 1})) == [
+        "T4-0=2",
+        "await T4-0=2",
+        "prepare",
+    ]
 
 
-def test_where_an_accelerator_is_lost_its_replica_is_not_waited_for() -> None:
-    before, after = on_slots({"T4-0": 3, "T4-1": 1}), on_slots({"T4-0": 2, "T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 3}, runs(T4_0=2, T4_1=1))
-    assert told(found) == ["T4-0=2", "prepare", "switch"]
-
-
-def test_a_replica_that_comes_back_by_itself_is_waited_for() -> None:
-    before, after = on_slots({"T4-0": 3}), on_slots({"T4-0": 3}, epoch=1)
-    found = steps(before, after, {"T4": 3}, runs(T4_0=2))
-    assert told(found) == ["T4-0=3", "await T4-0=3", "prepare", "switch"]
-
-
-def test_replicas_that_were_asked_for_before_are_waited_for() -> None:
+def test_replicas_that_were_asked_for_before_are_waited_for_if_they_are_needed() -> None:
     before, after = on_slots({"T4-0": 4}), on_slots({"T4-0": 3, "T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 4}, runs(T4_0=3, T4_1=0), runs(T4_0=3, T4_1=1))
-    assert told(found) == ["T4-0=3", "T4-1=1", "await T4-1=1", "prepare", "switch"]
+    running, coming = {"split-T4-0": 3, "split-T4-1": 0}, {"split-T4-0": 3, "split-T4-1": 1}
+    found = steps(before, after, {"T4": 4}, running, coming)
+    assert told(found) == ["T4-0=3", "T4-1=1", "await T4-1=1", *SWITCH]
+    elsewhere = on_slots({"T4-0": 3, "T4-2": 1}, epoch=1)
+    assert told(steps(before, elsewhere, {"T4": 4}, running, coming))[:2] == ["T4-0=3", "T4-1=0"]
 
 
-def test_replicas_that_start_where_nobody_needs_them_are_not_waited_for_and_give_way() -> None:
-    before, after = on_slots({"T4-0": 2}), on_slots({"T4-0": 2, "T4-2": 1}, epoch=1)
-    found = steps(before, after, {"T4": 3}, runs(T4_0=2, T4_1=0), runs(T4_0=2, T4_1=1))
-    assert told(found) == ["T4-1=0", "T4-2=1", "await T4-2=1", "prepare", "switch"]
-
-
-def test_idle_replicas_that_nothing_needs_go_last() -> None:
-    before, after = on_slots({"T4-0": 1}), on_slots({"T4-0": 1}, epoch=1)
-    found = steps(before, after, {"T4": 3}, runs(T4_0=1, T4_2=2))
-    assert told(found) == ["prepare", "switch", "drain", "T4-2=0"]
-
-
-def test_one_that_the_next_plan_does_not_need_is_not() -> None:
-    before, after = on_slots({"T4-0": 3, "T4-1": 1}), on_slots({"T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 4}, runs(T4_0=2, T4_1=1))
-    assert told(found) == ["T4-0=2", "prepare", "switch", "drain", "T4-0=0"]
-
-
-def test_a_slot_of_the_present_plan_gets_its_only_replica_back_but_is_not_waited_for() -> None:
-    before, after = on_slots({"T4-0": 1, "T4-1": 1}), on_slots({"T4-1": 1}, epoch=1)
-    found = steps(before, after, {"T4": 2}, runs(T4_0=0, T4_1=1))
-    assert told(found) == ["T4-0=1", "prepare", "switch", "drain", "T4-0=0"]
-
-
-def test_slots_that_a_change_over_left_half_way_are_told_again() -> None:
-    before, after = on_slots({"T4-0": 3, "T4-1": 1}), on_slots({"T4-0": 3, "T4-1": 1}, epoch=2)
-    found = steps(before, after, {"T4": 5}, runs(T4_0=2, T4_1=2, T4_2=1))
-    log = ["T4-2=0", "T4-0=3", "await T4-0=3", "prepare", "switch", "drain", "T4-1=1"]
-    assert told(found) == log
-
-
-def test_more_than_there_is_is_refused() -> None:
+def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PlanError, match="need 4 T4, there are 3"):
         steps(None, on_slots({"T4-0": 3}, avoided={"slow": "T4-0"}), {"T4": 3}, {})
-
-
-def test_a_slot_of_an_unknown_accelerator_type_is_refused() -> None:
     with pytest.raises(PlanError, match="none of the accelerator types"):
         steps(None, on_slots({"T4-0": 1}), {"V100": 3}, {})

@@ -71,12 +71,6 @@ def test_a_gain_below_cost_and_least_gain_keeps_it() -> None:
     assert weighed(stages(10), stages(11), moved=9, least_gain=0.01).change
 
 
-def test_a_loss_is_told_as_one() -> None:
-    verdict = weighed(stages(10), stages(9), moved=0)
-    assert not verdict.change
-    assert verdict.words.startswith("keeps the plan: the new one would give 10.0% less")
-
-
 def test_without_a_plan_any_is_taken() -> None:
     verdict = weighed(None, stages(1), moved=1)
     assert verdict.change
@@ -113,12 +107,6 @@ def test_a_promise_that_the_new_plan_breaks_too_is_no_reason() -> None:
     assert not verdict.change
 
 
-def test_a_plan_on_an_accelerator_type_that_is_gone_is_left() -> None:
-    verdict = weighed(stages(10, device="V100"), stages(1), moved=1)
-    assert verdict.change
-    assert "unknown device 'V100'" in verdict.words
-
-
 @pytest.mark.parametrize(
     ("old", "new", "gain", "change"), [(10, 8, 0.2, True), (10, 10, 0.0, False), (8, 10, -0.25, False)]
 )
@@ -128,13 +116,6 @@ def test_where_cost_is_sought_the_gain_is_what_is_saved(old: int, new: int, gain
     assert verdict.gain == pytest.approx(gain)
     assert verdict.change is change
     assert ("save" if gain >= 0 else "cost 25.0% more") in verdict.words
-
-
-def test_where_the_rate_asked_for_is_out_of_reach_of_the_present_plan_money_is_no_object() -> None:
-    busy = replace(PROBLEM, objective=MinimizeCost(rate_per_s=150.0))
-    verdict = weighed(stages(5), stages(8), moved=3, problem=busy)
-    assert verdict.change
-    assert "does 100/s, 150/s are asked for" in verdict.words
 
 
 def test_both_plans_are_scored_by_the_reach_given() -> None:

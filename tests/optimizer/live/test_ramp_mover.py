@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from optimizer.live.best_ramps import affordable, best_ramps, fixed, of_ramps
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.ramp_mover import move, spread_out, utilities
+from optimizer.live.ramps import best_ramps, fixed, move, of_ramps, spread_out, utilities
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
-from profiles.table import LatencyTable
 
 NEVER = SCORES["confidence"].never
 NUM_BLOCKS = 11
@@ -55,13 +53,6 @@ def test_answers_are_released_after_the_blocks_and_active_ramps_before_them() ->
     assert times.mean_s(np.array([1, 2]), [1]) == (3.25 + 6.25) / 2
 
 
-def test_a_profile_gives_the_times_at_a_batch_size() -> None:
-    table = LatencyTable.of_rows([1, 2], [[1.0, 2.0], [3.0, 4.0]], [[0.1, 0.2]])
-    times = ExitTimes.of(table, (0,), 1.5)
-    assert times.block_s == (1.5, 3.5)
-    assert times.ramp_s[0] == pytest.approx(0.15)
-
-
 @pytest.mark.parametrize(
     ("block_s", "ramp_s", "says"),
     [
@@ -92,15 +83,6 @@ def test_ramps_that_cost_more_than_they_save_go_and_the_middle_of_an_interval_is
     assert moved.thresholds == {2: 0.9, 7: NEVER}
 
 
-def test_where_no_middle_promises_anything_later_places_are_looked_at() -> None:
-    times = ExitTimes(block_s=(1.0,) * NUM_BLOCKS, ramp_s={**dict.fromkeys(range(10), 0.2), 8: 0.01})
-    window = leaving({9: 1}, 100)
-    moved = move(window, at(9), times, kept_thresholds, BUDGET)
-    # One of 100 may leave at the middle of 0 to 8, place 4: it saves 6 s and costs 99 * 0.2 s. Nor do 6 and 7 pay; 8 is
-    # cheap.
-    assert moved.words == "drops ramps [9], tries ramp 8"
-
-
 def test_a_search_for_thresholds_may_save_the_ramps() -> None:
     window = leaving({2: 10}, 20)
     moved = move(window, {2: NEVER}, TIMES, kept_thresholds, BUDGET)
@@ -121,17 +103,6 @@ def test_without_budget_for_one_more_the_worst_moves_one_place_earlier() -> None
     assert (moved.active, moved.words) == ((3, 5, 7), "shifts ramp 8 to 7")
 
 
-def test_where_the_place_before_the_worst_is_taken_the_next_one_moves() -> None:
-    window = leaving({3: 40, 7: 30, 8: 25}, 100)
-    moved = move(window, at(3, 7, 8), TIMES, kept_thresholds, BUDGET)
-    assert (moved.active, moved.words) == ((3, 6, 8), "shifts ramp 7 to 6")
-
-
-def test_a_single_ramp_is_the_best_and_is_left_where_it_is() -> None:
-    moved = move(leaving({3: 30}, 100), at(3), TIMES, kept_thresholds, 0.01)
-    assert (moved.active, moved.words) == ((3,), "stays: no ramp can be added or shifted")
-
-
 def test_where_no_ramp_is_left_all_begins_anew() -> None:
     empty = of_ramps(leaving({3: 30}, 100), ())
     assert move(empty, {}, TIMES, kept_thresholds, BUDGET).active == spread_out(TIMES, BUDGET)
@@ -142,11 +113,6 @@ def test_where_no_ramp_is_left_all_begins_anew() -> None:
 )
 def test_at_first_as_many_ramps_as_the_budget_allows_are_spread_out(budget: float, ramps: tuple[int, ...]) -> None:
     assert spread_out(TIMES, budget) == ramps
-
-
-def test_affordable_are_all_sets_within_the_budget() -> None:
-    found = list(affordable(range(10), TIMES, 0.02))
-    assert found == [*combinations(range(10), 1), *combinations(range(10), 2)]
 
 
 def random_records(seed: int, number: int = 400) -> ExitRecords:

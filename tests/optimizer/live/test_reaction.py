@@ -13,7 +13,6 @@ from earlyexit.errors import PlanError
 from optimizer.live.reaction import (
     ExpectedShares,
     RateDeviation,
-    SurvivalDeviation,
     expected_shares,
     rate_deviation,
     survival_deviation,
@@ -50,10 +49,6 @@ def test_only_active_ramps_let_inputs_out() -> None:
     assert expected.high_N == (1.0, 1.0, 0.7, 0.7)
 
 
-def test_a_later_window_has_its_own_shares() -> None:
-    assert expected_shares(FORECAST, (0, 2), window=1).share_N == (1.0, 0.7, 0.7, 0.3)
-
-
 def test_joint_shares_move_the_interval_and_keep_its_width() -> None:
     expected = expected_shares(FORECAST, (1,), reach=lambda active: (1.0, 1.0, 0.95, 0.95))
     assert expected.share_N[2] == 0.95
@@ -66,22 +61,13 @@ def test_a_ramp_beyond_the_forecast_is_refused() -> None:
         expected_shares(FORECAST, (1, 3))
 
 
-def test_what_was_forecast_is_no_deviation() -> None:
-    assert survival_deviation(one_ramp(), left(500, 500)) is None
-
-
-def test_a_stream_that_turned_hard_is_told_in_words() -> None:
-    found = survival_deviation(one_ramp(), left(300, 700))
-    assert found is not None
-    assert found.words == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
-
-
 def test_the_bounds_of_what_is_seen_are_those_of_wilson() -> None:
     found = survival_deviation(one_ramp(), left(300, 700))
     assert found is not None
     # 1.96 standard deviations at 1000 inputs: (0.3 + 0.0019 -+ 1.96 * sqrt(0.00021 + 0.00000096)) / 1.00384
     assert (found.least_left, found.most_left) == pytest.approx((0.2724, 0.3291), abs=1e-4)
     assert found.beyond == pytest.approx(0.45 - 0.3291, abs=1e-4)
+    assert found.words == "30.0% of 1000 inputs left by ramp 0, 45.0% to 55.0% were expected"
 
 
 @pytest.mark.parametrize(
@@ -116,10 +102,6 @@ def test_the_ramp_that_is_furthest_off_is_named() -> None:
 def test_inputs_that_may_have_gone_either_way_widen_what_is_seen() -> None:
     assert survival_deviation(one_ramp(), left(700, 300)) is not None
     assert survival_deviation(one_ramp(), left(700, 300), unknown=400) is None
-
-
-def test_without_active_ramps_there_is_nothing_to_deviate() -> None:
-    assert survival_deviation(expected_shares(FORECAST, ()), {3: 1000}) is None
 
 
 def test_agreement_is_seldom_called_a_deviation() -> None:
@@ -193,10 +175,3 @@ def test_nothing_was_expected_above_an_endless_bound_but_what_the_plan_was_sized
     )
     assert rate_deviation(unsure, 500, 10.0, sized_for_rps=100.0) is None
     assert rate_deviation(unsure, 5000, 10.0, sized_for_rps=100.0) is not None
-
-
-def test_a_deviation_knows_how_far_it_is_beyond() -> None:
-    deviation = SurvivalDeviation(
-        ramp=0, left=0.3, least_left=0.28, most_left=0.32, expected=0.5, low=0.45, high=0.55, num_inputs=1000
-    )
-    assert deviation.beyond == pytest.approx(0.13)

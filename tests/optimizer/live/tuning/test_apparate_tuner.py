@@ -8,7 +8,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from optimizer.live.tuning.apparate import TUNED_ON, WINDOW, triggers
-from optimizer.live.tuning.rows import check_tunable
+from optimizer.live.tuning.base import check_tunable
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.plan import PolicySpec
 from tests.optimizer.live.tuning.logs import NOBODY, lying, mixed, question

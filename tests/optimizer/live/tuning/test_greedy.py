@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.errors import DataError
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.greedy import FoundThresholds, ThresholdGame, greedy, grid, worth
+from optimizer.live.tuning.apparate import ThresholdGame, greedy, grid, worth
 from profiles.records import ExitRecords
 
 
@@ -57,23 +57,12 @@ def test_it_goes_as_far_as_the_budget_allows() -> None:
     assert outcome.exits_N.tolist() == [0, 0, 0, 2]
 
 
-def test_with_room_for_one_loss_everybody_leaves() -> None:
-    assert greedy(ThresholdGame(WINDOW, times(1), 0.25)).errors == (1.0,)
-
-
 def test_of_an_entropy_the_error_is_its_share_of_the_largest() -> None:
     window = records([[0.05], [0.3], [0.6]], [[0], [0], [1]], score="entropy")
     found = greedy(ThresholdGame(window, times(1), 0.1))
     assert 0.5 <= found.errors[0] < 1
     assert 0.3 <= found.thresholds[0] < 0.6
     assert window.outcome(found.thresholds).exits_N.tolist() == [0, 0, 2]
-
-
-def test_a_ramp_that_is_wrong_about_everybody_stays_shut() -> None:
-    window = records([[0.9, 0.9]] * 4, [[1, 0]] * 4)
-    found = greedy(ThresholdGame(window, times(2), 0.1))
-    assert found.errors[0] < 0.11
-    assert window.outcome(found.thresholds).exits_N.tolist() == [1, 1, 1, 1]
 
 
 def test_a_step_is_worth_what_it_saves_per_loss() -> None:
@@ -90,22 +79,6 @@ def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) ->
     assert found.earlier_s >= 0.9 * best.earlier_s
     if num_ramps > 2:
         assert found.looked_at < best.looked_at / 5
-
-
-def test_the_grid_finds_the_best_of_its_vectors() -> None:
-    game = random_game(7, 2)
-    best: FoundThresholds = grid(game, 0.25)
-    steps = [0.0, 0.25, 0.5, 0.75, 1.0]
-    all_played = [game.play([first, second]) for first in steps for second in steps]
-    assert best.earlier_s == max(earlier_s for loss, earlier_s in all_played if loss <= 0.03)
-
-
-def test_what_was_found_is_what_the_policy_does_with_it() -> None:
-    for seed in range(5):
-        game = random_game(seed, 3)
-        found = greedy(game)
-        outcome = game.records.outcome(found.thresholds)
-        assert outcome.losses_N.mean() == pytest.approx(found.loss)
 
 
 def test_a_budget_of_nothing_is_refused() -> None:

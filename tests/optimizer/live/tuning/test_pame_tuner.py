@@ -58,13 +58,6 @@ def test_low_precision_raises_the_threshold_one_step() -> None:
     assert found.words == "precision was 89.0%, 90.0% is to be kept: ramp 0 from 0.55 to 0.6"
 
 
-def test_at_the_grids_end_the_exit_is_shut() -> None:
-    made = tuner({0: 0.999, 1: NEVER})
-    found = made.observe(stream([(1.0, 1.0)] * WINDOW, [(1, 1)] * WINDOW, {0: 0.999, 1: NEVER}))
-    assert found is not None
-    assert found.thresholds == NOBODY
-
-
 def test_nothing_is_judged_before_a_window_is_whole() -> None:
     made = tuner()
     assert made.observe(lying(WINDOW - 1, FIRST, first_s=0.0)) is None
@@ -73,28 +66,20 @@ def test_nothing_is_judged_before_a_window_is_whole() -> None:
     assert made.observe(lying(1, FIRST, first_s=99.0)) is not None
 
 
-def test_answers_under_older_thresholds_are_not_judged() -> None:
-    made = tuner()
-    made.observe(lying(WINDOW // 2, FIRST, first_s=0.0))
-    made.follow({0: 0.6, 1: NEVER}, 80.0)
-    assert made.observe(lying(WINDOW, FIRST, first_s=0.0)) is None
-    assert made.state.rows == 20
-
-
 def test_where_no_later_exit_is_bearable_nobody_leaves_until_one_is() -> None:
     made = tuner()
     unsure = stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, FIRST)
     found = made.observe(unsure)
     assert found is not None
     assert found.thresholds == NOBODY
-    assert found.words.endswith("nobody leaves, no later exit is bearable")
+    assert found.words.endswith("no input leaves, no later exit is bearable")
     made.follow(NOBODY, 100.0)
     assert made.state.safe
     assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NOBODY, first_s=100.0)) is None
     back = made.observe(batches(hard=1, thresholds=NOBODY, first_s=200.0))
     assert back is not None
     assert back.thresholds == {0: 0.5, 1: NEVER}
-    assert back.words.startswith("nobody left: ramp 0 at 0.5")
+    assert back.words.startswith("no input left: ramp 0 at 0.5")
 
 
 def test_after_four_calm_windows_the_exit_goes_back() -> None:
@@ -128,21 +113,12 @@ def test_an_exit_that_the_plan_has_off_is_not_told_again() -> None:
 def test_inputs_are_judged_in_the_batches_that_the_plan_has_now() -> None:
     made = tuner()
     made.serve(replace(BATCHING, size=1))
-    # One by one, who moves on takes 2.0 + 0.5 + 4.0 in the place of 6.0 for the whole model.
+    # One by one, an input that moves on takes 2.0 + 0.5 + 4.0 in the place of 6.0 for the whole model.
     half = batches(hard=1).take(np.arange(50, 100))
     assert made.state.next_test == 50
     found = made.observe(half)
     assert found is not None
     assert found.words.startswith("4.0% of the batches were slower than without exits")
-
-
-def test_what_waits_is_judged_in_new_batches_too() -> None:
-    made = tuner()
-    made.serve(replace(BATCHING, size=1))
-    assert made.observe(batches(hard=1).take(np.arange(51, 100))) is None
-    made.serve(BATCHING)
-    assert made.observe(batches(hard=0, first_s=100.0).take(np.arange(0, 50))) is None
-    assert (made.state.rows, made.state.next_test) == (99, 100)
 
 
 def test_a_tuner_without_the_seconds_of_batches_is_refused() -> None:

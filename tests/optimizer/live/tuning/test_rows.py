@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from optimizer.live.tuning.rows import answered_losses_N, outcome_of, records_of
+from optimizer.live.tuning.base import answered_losses_N, outcome_of, records_of
 from tests.optimizer.live.tuning.logs import NOBODY, mixed
 
 SEEN = replace(mixed(4, {0: 0.8, 1: 0.99}), probe_N=np.full(4, True), stayed_N=np.full(4, False))

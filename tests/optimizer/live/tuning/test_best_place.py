@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optimizer.live.exit_mover import best_place, place_at
+from optimizer.live.tuning.pame import best_place, place_at
 from optimizer.pame.on_batches import Batching
 from optimizer.pame.times import seconds_of
 from profiles.records import ExitRecords
@@ -42,10 +42,6 @@ def test_an_exit_that_many_pass_goes_later_though_it_would_be_quick() -> None:
     assert (bearable.ramp, bearable.violated, bearable.mean_s) == (0, 0.25, (3 * 4.0 + 10.0) / 4)
 
 
-def test_no_place_is_bearable_where_nobody_is_ever_sure() -> None:
-    assert best_place([records([(0.1, 0.1)] * 4)], BATCHING, 0.99, [0, 1]) is None
-
-
 def test_a_place_has_the_boldest_threshold_that_keeps_the_precision() -> None:
     found = records([(0.72, 0.9), (0.82, 0.9)] * 5, [(1, 0), (0, 0)] * 5)
     careful = place_at([found], BATCHING, 0.99, 0, {})
@@ -62,9 +58,3 @@ def test_in_several_windows_the_worst_counts() -> None:
     assert place is not None
     assert (place.precision, place.violated) == (0.75, 0.5)
     assert place_at([good, bad], BATCHING, 0.9, 0, {0: 0.5}) is not None, "at 0.98 nobody leaves, and nothing is lost"
-
-
-def test_exits_behind_it_stay_and_those_before_it_go() -> None:
-    place = place_at([records([EASY] * 4)], BATCHING, 0.99, 0, {0: 0.7, 1: 0.6})
-    assert place is not None
-    assert place.thresholds == {0: 0.5, 1: 0.6}
