@@ -69,7 +69,7 @@ from experiments.studies.study import (
 )
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, sought
-from optimizer.live.best_ramps import of_ramps
+from optimizer.live.ramps import of_ramps
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

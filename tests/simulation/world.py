@@ -34,7 +34,7 @@ from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
 from simulator.fleet import AcceleratorPool
-from tests.deployments.control.told_tuner import ToldTuner
+from tests.deployments.control.control_fakes import ToldTuner
 from tests.simulation.model import NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDevice, Watcher, ask, generate

@@ -1,15 +1,20 @@
+"""What reports say since the last look, and forecasts from that."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from deployments.controller.decide import questions
-from deployments.controller.intake import Interval
+from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake, latency_s, total
 from deployments.controller.observe import ObservedStream, window_rates, worth
 from deployments.controller.remember import State
+from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
+from earlyexit.engine.times import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.split import Split
 from optimizer.placement import initial_placement
@@ -18,6 +23,92 @@ from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanP
 from profiles.lengths import Lengths
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.control.control_fakes import POLICY, RAMPS, START_S, halves, probes, problem
+
+
+def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **counts: Any) -> IngressReport:
+    fields: dict[str, Any] = {"answered": arrived, "in_slo": arrived, "exits": {}, "drops": {}} | counts
+    return IngressReport(
+        name=name, epoch=epoch, oldest_epoch=epoch, at_s=0.0, unanswered=0, waiting=0, arrived=arrived, **fields
+    )
+
+
+def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
+    return ReplicaReport(
+        slot="split-cpu-0",
+        replica=name,
+        node="n",
+        pid=1,
+        device="cpu",
+        epoch=0,
+        waiting=0,
+        times=tuple(
+            TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, tokens=size * batches, seconds=seconds)
+            for size, (batches, seconds) in enumerate(times, start=1)
+        ),
+    )
+
+
+def test_the_first_look_only_sets_the_mark() -> None:
+    assert IngressIntake().take([ingress(arrived=1000)], 5.0) is None
+
+
+def test_counts_are_those_since_the_last_look_over_all_ingresses() -> None:
+    intake = IngressIntake()
+    intake.take([ingress("a", arrived=10), ingress("b", arrived=20)], 5.0)
+    newer = ingress("c", arrived=2)
+    interval = intake.take([ingress("a", arrived=13), ingress("b", arrived=24), newer], 10.0)
+    assert interval == Interval(since_s=5.0, at_s=10.0, arrived=9, answered=9, in_slo=9)
+    assert total([]) is None
+
+
+def test_a_report_that_is_lost_loses_nothing() -> None:
+    intake = IngressIntake()
+    intake.take([ingress(arrived=10)], 5.0)
+    assert intake.take([], 10.0) is None
+    interval = intake.take([ingress(arrived=16)], 15.0)
+    assert interval == Interval(since_s=5.0, at_s=15.0, arrived=6, answered=6, in_slo=6)
+
+
+def test_exits_are_counted_anew_under_every_plan() -> None:
+    intake = IngressIntake()
+    intake.take([ingress(epoch=1, exits={1: 50}, drops={"deadline": 2})], 5.0)
+    same = intake.take([ingress(epoch=1, exits={1: 53, 3: 1}, drops={"deadline": 2})], 10.0)
+    other = intake.take([ingress(epoch=2, exits={1: 4}, drops={"deadline": 3})], 15.0)
+    assert same is not None
+    assert other is not None
+    assert (same.exits, same.drops) == ({1: 3, 3: 1}, {})
+    assert (other.exits, other.drops) == ({1: 4}, {"deadline": 1})
+
+
+def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
+    assert latency_s({0: 98, 10: 2}, 0.5) == pytest.approx(BUCKET)
+    assert latency_s({0: 98, 10: 2}, 0.99) == pytest.approx(BUCKET**11)
+    assert latency_s({}, 0.5) is None
+
+
+def test_replicas_are_counted_since_the_mark() -> None:
+    intake = ReplicaIntake()
+    intake.mark([replica((10, 1.0), (4, 2.0))])
+    (ran,) = intake.since_mark(replica((15, 1.75), (4, 2.0)))
+    assert (ran.size, ran.batches, ran.seconds) == (1, 5, 0.75)
+
+
+def test_a_replica_newer_than_the_mark_began_at_zero() -> None:
+    intake = ReplicaIntake()
+    intake.mark([replica((10, 1.0))])
+    (ran,) = intake.since_mark(replica((3, 0.5), name="new"))
+    assert ran.batches == 3
+
+
+def test_crossings_are_those_since_the_last_look() -> None:
+    intake = IngressIntake()
+    intake.take([ingress(crossings={6: 10}, crossing_s={6: 1.0}, words={6: 100}, pruned_words={6: 14})], 5.0)
+    now = ingress(crossings={6: 14, 18: 2}, crossing_s={6: 1.5, 18: 0.5}, words={6: 150}, pruned_words={6: 20})
+    interval = intake.take([now], 10.0)
+    assert interval is not None
+    assert (interval.crossings, interval.crossing_s) == ({6: 4, 18: 2}, {6: 0.5, 18: 0.5})
+    assert (interval.words, interval.pruned_words) == ({6: 50}, {6: 6})
+
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 PERIOD_S = 120.0
@@ -106,19 +197,6 @@ def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
     assert near.outcome({1: 0.5}).survival == (1.0, 1.0, 0.5, 0.5)
 
 
-def test_probes_between_two_times_are_observed() -> None:
-    stream = known()
-    stream.add_probes(seen(START_S + 5.0, leaving=4, staying=0))
-    stream.add_probes(seen(START_S + 130.0, leaving=1, staying=3))
-    estimate = stream.observed(STATE, START_S + 100.0, START_S + 140.0)
-    assert estimate is not None
-    assert estimate.num_inputs == worth(estimate) == 4
-    assert estimate.survival is not None
-    assert [share.value for share in estimate.survival] == [1.0, 1.0, 0.75, 0.75]
-    assert estimate.agreement is not None
-    assert estimate.agreement.value == 1.0
-
-
 def test_inputs_that_are_no_probes_are_left_out() -> None:
     plain = Observations(
         shape=seen(START_S, leaving=1, staying=0).shape,
@@ -145,16 +223,6 @@ def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:
     return replace(
         sampled, probe_N=probe_N, stayed_N=~probe_N, scores_NR=sampled.scores_NR + unseen_NR, losses_NR=unseen_NR
     )
-
-
-def test_of_inputs_that_stayed_and_no_probe_nothing_is_known_of_ramps_that_were_off() -> None:
-    stream = known()
-    stream.add_probes(stayed(START_S + 5.0, leaving=50, staying=50))
-    for now_s in (START_S + 10.0, START_S + PERIOD_S + 10.0):
-        forecast = stream.forecast(STATE, now_s)
-        assert (forecast.num_probes, forecast.how) == (0, "expected")
-        assert forecast.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
-    assert stream.records(STATE, START_S + PERIOD_S + 10.0) is None
 
 
 def test_a_few_probes_among_many_inputs_that_stayed_are_worth_no_more_than_themselves() -> None:
@@ -213,10 +281,6 @@ def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
     assert asked.devices["cpu"].count == 0
 
 
-def test_before_anything_was_counted_the_named_rate_is_asked_for() -> None:
-    assert rates_asked(known(cheap(100.0)), START_S + 1.0) == [100.0, None]
-
-
 def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be_done() -> None:
     sooner = replace(problem(), objective=MinimizeLatency(rate_per_s=10.0, ramp_budget=0.02))
     stream = known(sooner)
@@ -272,9 +336,3 @@ def test_questions_are_of_the_lengths_that_are_answered_now() -> None:
     stream.add_counts(answered(400, 16000, START_S + 10.0))
     (question,) = asked_of(stream, START_S + 20.0, {"cpu": 4})
     assert question.lengths == Lengths.of([20, 20, 80])
-
-
-def test_a_problem_without_lengths_stays_one() -> None:
-    stream = known()
-    stream.add_counts(answered(400, 16000, START_S + 10.0))
-    assert stream.lengths(STATE, START_S + 20.0) is None

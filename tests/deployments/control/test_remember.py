@@ -1,3 +1,5 @@
+"""The controller's memory, and the state in it."""
+
 from __future__ import annotations
 
 import io
@@ -14,11 +16,14 @@ import numpy as np
 import pytest
 
 from deployments.controller.intake import Interval
-from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow
+from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
 from earlyexit.errors import DataError
-from optimizer.plan import Plan
+from earlyexit.network.split import Split
+from optimizer.live.trial import Blame
+from optimizer.placement import initial_placement
+from optimizer.plan import Plan, Stage
 from profiles.stream import COLUMNS
-from tests.deployments.control.control_fakes import POLICY, halves, probes
+from tests.deployments.control.control_fakes import POLICY, halves, probes, problem
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 
@@ -76,23 +81,17 @@ def test_probes_of_a_controller_that_kept_labels_become_losses(tmp_path: Path) -
     assert (back.shape, back.losses_NR.tolist()) == (seen.shape, [[1, 0, 1]])
 
 
-def test_what_pruning_changed_is_remembered(tmp_path: Path) -> None:
-    history = opened(tmp_path)
-    seen = replace(probes([1.0, 2.0], [True, False], PLAN), end_losses_N=np.array([1, np.nan], dtype=np.float32))
-    history.add_probes(5.0, seen)
-    (back,) = history.probes()
-    assert (back.pruned_agreement, len(back)) == (0.0, 2)
-
-
 def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
     history = opened(tmp_path)
     history.add_plan(row(1))
+    history.add_plan(row(1))  # an application with other settings begins at 0 again
     history.add_plan(row(2, "proposed"))
     history.gained(1, {"goodput_rps": 40.0})
     history.gained(2, {"goodput_rps": 99.0})
     assert [(each.epoch, each.outcome, each.gained) for each in history.plans(9)] == [
         (2, "proposed", None),
         (1, "in force", {"goodput_rps": 40.0}),
+        (1, "in force", None),
     ]
     assert [each.epoch for each in history.plans(1)] == [2]
 
@@ -132,14 +131,6 @@ def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
     assert opened(tmp_path).get("epoch") == 7
 
 
-def test_what_was_gained_is_the_last_plans_of_an_epoch(tmp_path: Path) -> None:
-    history = opened(tmp_path)
-    for _ in range(2):  # an application with other settings begins at 0 again
-        history.add_plan(row(0))
-    history.gained(0, {"goodput_rps": 40.0})
-    assert [each.gained for each in history.plans(9)] == [{"goodput_rps": 40.0}, None]
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -176,9 +167,32 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         History.check(tmp_path / "nowhere" / "control.db", "app")
 
 
-def test_looking_at_a_file_with_an_odd_name_makes_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "a#b%41?c.db"
-    History.open(path, "app").close()
-    with pytest.raises(DataError, match="belongs to application 'app', not 'shop'"):
-        History.check(path, "shop")
-    assert all(each.name.startswith(path.name) for each in tmp_path.iterdir())
+NETWORKS = (2, 4)
+
+
+def alone(epoch: int) -> Plan:
+    """The last network, without the first."""
+    split = Split(first=2, end=4, batch=4)
+    return Plan(
+        stages=(Stage(device="cpu", replicas=1, splits=(split,)),), policy=POLICY, networks=NETWORKS, epoch=epoch
+    )
+
+
+def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
+    chain = replace(problem(), networks=NETWORKS, survival_of={(1,): (1.0, 1.0, 1.0, 0.5)})
+    state = State(
+        placed=initial_placement(alone(3)),
+        reason="period",
+        at_s=1.0,
+        planned_s=1.0,
+        changed_s=0.0,
+        rate_changed_s=0.0,
+        followed=initial_placement(alone(2)),
+        blamed=(Blame(stages=alone(0).stages, problem=chain, until=9),),
+    )
+    back = parse_state(json.loads(json.dumps(state.document())))
+    assert (back.placed, back.followed) == (state.placed, state.followed)
+    assert back.placed.plan.used == (1,)
+    (blame,) = back.blamed
+    assert blame.stages == alone(0).stages
+    assert (blame.problem.networks, blame.problem.survival_of) == (NETWORKS, chain.survival_of)

@@ -1,4 +1,4 @@
-"""Thresholds that follow the stream: the tuner is the test's."""
+"""Thresholds that follow the stream: the tuner is the test's. Restarts, operators' plans and failures come between."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ from pathlib import Path
 import pytest
 
 from deployments.controller.description import describe
+from deployments.controller.observe import Tuning
 from earlyexit.network.split import Split
+from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, RAMPS, begun, halves, planned, whole
-from tests.deployments.control.told_tuner import (
+from tests.deployments.control.control_fakes import (
+    CHAIN,
+    EASY,
     LOWER,
+    POLICY,
+    QUESTION,
+    RAMPS,
     SAFE,
+    Scene,
     ToldTuner,
     alarm_while_replicas_start,
+    begun,
+    halves,
     on_trial,
+    planned,
+    probes,
+    problem,
     thresholds_of,
     tuned,
+    whole,
 )
+from tests.deployments.control.test_controller import settings
+from tests.optimizer.live.tuning.logs import lying, mixed, question
 
 
 async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Path) -> None:
@@ -32,16 +47,10 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Pat
     assert scene.said("alarm") == ["alarm!"]
     row = scene.history.plans(1)[0]
     assert (row.epoch, row.outcome, row.reason) == (1, "in force", "alarm")
+    # One replica does the second half for all inputs: 4 inputs in 20 ms.
+    assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
     assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
     assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when nobody leaves
-
-
-async def test_what_a_plan_does_by_new_thresholds_is_predicted_from_what_was_seen(tmp_path: Path) -> None:
-    scene, tuner = await tuned(tmp_path)
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
-    # One replica does the second half for everybody: 4 inputs in 20 ms.
-    assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
 
 
 async def test_a_change_of_thresholds_is_not_taken_for_a_drift(tmp_path: Path) -> None:
@@ -189,27 +198,6 @@ async def test_an_ingress_that_dies_at_that_moment_is_told_at_the_next_look(tmp_
     assert scene.fleet.log == ["decide 1"]
 
 
-async def test_a_plan_that_is_rolled_back_to_goes_by_the_present_thresholds(tmp_path: Path) -> None:
-    scene, tuner = await tuned(tmp_path)
-    tuner.says(LOWER, "tested")
-    await scene.ticks(1, EASY)
-    before = Plan(stages=whole(4), policy=POLICY)
-    assert scene.loop.service.decided(before, scene.loop.state).policy == PolicySpec(
-        name="confidence", thresholds=LOWER
-    )
-
-
-async def test_it_says_by_which_thresholds_answers_leave(tmp_path: Path) -> None:
-    from tests.deployments.control.test_controller import settings
-
-    scene, tuner = await tuned(tmp_path)
-    tuner.says(SAFE, "alarm")
-    await scene.ticks(1, EASY)
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
-    assert described["tuning"]["thresholds"] == {str(ramp): SAFE[ramp] for ramp in RAMPS}
-    assert (described["tuning"]["safe"], described["tuning"]["alarms"]) == (True, 1)
-
-
 async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
@@ -219,3 +207,216 @@ async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: P
         stages = (Stage(device="cpu", replicas=4, splits=(Split(first=0, end=4, batch=batch),)),)
         await scene.loop.apply(plan_document(Plan(stages=stages)), hold=True)
     assert tuner.served == [4, 2, 4]
+
+
+BOLD = dict.fromkeys(RAMPS, 0.1)
+OWN = dict.fromkeys(RAMPS, 0.9)
+
+
+def own(thresholds: dict[int, float]) -> dict[str, object]:
+    """Somebody's own plan, as a document."""
+    return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
+
+
+@pytest.mark.parametrize("name", TUNERS)
+async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_on(tmp_path: Path, name: str) -> None:
+    scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
+    scene.history.close()
+    scene.make_tuner = lambda shape: make_tuner(name, QUESTION)
+    scene.start()
+    await scene.ticks(3, (362, 241))
+    assert scene.said("error") == []
+    assert set(thresholds_of(scene)) == set(RAMPS)
+    state = scene.loop.tuning.state
+    assert state is not None
+    assert (state.safe, state.rows > 0) == (False, True)
+    # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of the plan's 4.
+    assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 4}[name]
+    scene.history.close()
+    scene.start()
+    await scene.ticks(2, EASY)
+    assert scene.said("error") == []
+
+
+async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says({1: 0.25}, "tested")
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == ["PlanError: tested!: no threshold for ramps [0, 2]"]
+    assert thresholds_of(scene) == POLICY.thresholds
+    scene.history.close()
+    scene.start()
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+
+
+async def test_answers_by_somebodys_own_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
+    scene = await begun(
+        tmp_path,
+        looks=6,
+        first=halves(3, 1),
+        best=halves(3, 1),
+        make_tuner=lambda _: make_tuner("guarantee", QUESTION),
+    )
+    await scene.loop.apply(own(BOLD), hold=True)
+
+    def all_wrong() -> None:
+        seen = probes([scene.clock.now_s()] * 100, [True] * 100, scene.fleet.followed.plan)
+        seen.losses_NR[:, 1] = 1.0
+        scene.fleet.pending.append(seen)
+
+    all_wrong()
+    await scene.ticks(1)
+    all_wrong()  # handed over when the controller's own are in force again
+    await scene.loop.replan()
+    await scene.ticks(3, EASY)
+    assert scene.said("alarm") == []
+    assert thresholds_of(scene) == POLICY.thresholds
+
+
+async def test_what_was_said_before_somebodys_own_plan_is_void_after_it(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(
+        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
+    )
+    await scene.ticks(1, EASY)
+    assert on_trial(scene)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)  # it waits for the end of the trial
+    await scene.loop.apply(own(OWN), hold=True)
+    await scene.ticks(30, EASY)
+    told = len(tuner.followed)
+    await scene.loop.replan()
+    await scene.ticks(2, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    assert tuner.followed[told:] == [POLICY.thresholds]
+
+
+async def test_an_alarm_is_not_lost_to_somebodys_own_plan(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    scene.inputs(*EASY)
+    await scene.loop.apply(own(OWN), hold=True)
+    assert thresholds_of(scene) == OWN
+    await scene.loop.replan()
+    assert thresholds_of(scene) == SAFE
+
+
+async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    await alarm_while_replicas_start(scene, tuner, broken="decide")
+    assert (thresholds_of(scene), on_disk(scene)) == (POLICY.thresholds, SAFE)
+    scene.fleet.broken.clear()
+    await scene.ticks(1, (10, 90))  # replicas still do not come
+    assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 4"]
+    assert thresholds_of(scene) == SAFE
+    assert scene.loop.state.placed.epoch == 5
+    assert tuner.followed[-1] == SAFE
+    assert scene.loop.changes["alarm"] == 1
+
+
+async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_is_not_half_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, tuner = await tuned(tmp_path)
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.loop, "_put_in_force", dies)
+    tuner.says(SAFE, "alarm")
+    with pytest.raises(KeyboardInterrupt):
+        await scene.ticks(1, EASY)
+    scene.history.close()
+    scene.start()
+    assert scene.loop._goes_by_ours(scene.loop.state.placed)
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tuning": "off"}, "tuning guarantee then, off now"),
+        ({"accuracy_budget": 0.005}, "budget 0.01 then, 0.005 now"),
+        ({"accuracy_confidence": 0.99}, "confidence 0.9 then, 0.99 now"),
+    ],
+)
+async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
+    tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
+    scene, tuner = await tuned(tmp_path, tuning="guarantee", accuracy_budget=0.01)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)
+    scene.history.close()
+    scene.start()
+    assert scene.loop.stream.thresholds(scene.loop.state) == LOWER
+    scene.history.close()
+    scene.settings = {**scene.settings, **changed}
+    scene.start()
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+    assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    assert scene.fleet.log[-1].startswith("decide")
+    scene.history.close()
+    scene.start()
+    assert len(scene.said("thresholds")) == 2  # the test's, and that
+
+
+async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path: Path) -> None:
+    scene, _ = await tuned(tmp_path)
+    scene.loop.become(thresholds={1: 0.25})
+    scene.history.close()
+    scene.start()
+    assert scene.loop.stream.thresholds(scene.loop.state) == POLICY.thresholds
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == []
+
+
+async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_the_next_look(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(tmp_path, (750, 500), first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner)
+    scene.fleet.stuck.add("split-cpu-1")
+    scene.fleet.replicas["split-cpu-1"] = 0
+    tries = 0
+
+    def meanwhile() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 40:
+            tuner.says(SAFE, "alarm")
+            scene.best = whole(4)
+        if tries == 80:
+            scene.fleet.replicas["split-cpu-1"] = 1
+            scene.fleet.stuck.clear()
+        if tries % 20 == 0:
+            scene.inputs(*((750, 500) if tries <= 40 else (0, 1250)))
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, (750, 500))
+    assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (halves(3, 1), SAFE)
+    await scene.ticks(1, (0, 1250))
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.history.plans(1)[0].reason == "after an alarm"
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
+    assert described["tuning"]["alarms"] == 1
+
+
+def on_disk(scene: Scene) -> dict[int, float]:
+    """The thresholds that are remembered."""
+    return {int(ramp): threshold for ramp, threshold in scene.history.get("standing")["thresholds"].items()}
+
+
+BOLD = {0: 0.8, 1: 0.8}
+
+
+def test_an_alarm_that_nobody_acted_on_stays_urgent_when_new_thresholds_pass_a_test() -> None:
+    tuning = Tuning(lambda _: make_tuner("guarantee", question()), pytest.fail, problem())
+    tuning.follow(BOLD, 0.0)
+    tuning.observe([mixed(100, BOLD)])
+    tuning.observe([lying(10, BOLD, first_s=100.0)])
+    alarm = tuning.alarm
+    assert alarm is not None
+    tuning.observe([mixed(60, BOLD, first_s=110.0)])
+    assert tuning.alarm is not None
+    assert tuning.alarm.thresholds != alarm.thresholds
+    assert tuning.alarm.words.startswith(f"{alarm.words}; tested on the last ")
