@@ -19,7 +19,6 @@ from offramp.cli.app import COMMANDS, app
 from offramp.cli.fields import build
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
-from tests.metrics_page import documented
 from tests.reference import TABLES, renewed, routes
 
 ROOT = Path(__file__).parents[1]
@@ -199,16 +198,6 @@ def test_the_tables_are_what_make_docs_writes() -> None:
 def test_a_document_without_a_place_for_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="routes"):
         renewed("# API", {"routes": routes})
-
-
-def test_the_table_of_metrics_that_the_readme_leads_to_is_that_of_the_source() -> None:
-    kinds = {"Counter": "counter", "Gauge": "gauge", "histogram": "histogram"}
-    source = "".join(read(path) for path in sorted((ROOT / "deployments").rglob("*.py")))
-    counted = {
-        (name, kinds[kind]) for kind, name in re.findall(r'(Counter|Gauge|histogram)\(\s*"(offramp_\w+)"', source)
-    }
-    rows = [(row.declared, row.kind) for row in documented()]
-    assert sorted(rows) == sorted(counted)
 
 
 def test_the_table_of_folders_names_every_package() -> None:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.local_ray.processes import (
     MARK,
     Identity,
     RunNotes,
-    SeenProcess,
-    boot_id,
     clear_left,
     end,
     identity_of,
-    look,
     noted_run,
     notes_folder,
+    processes_of,
 )
 
-GONE = Identity(pid=2**22 + 1, started=1)
+GONE = Identity(pid=2**22 + 1, started_s=1.0)
 """No system gives such a number."""
+Child = subprocess.Popen[bytes]
+Start = Callable[..., Child]
 
 
 @pytest.fixture(autouse=True)
@@ -36,36 +37,44 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    yield processes
+def start() -> Iterator[Start]:
+    """Starts a process that sleeps, in a run, or does not end when it is asked to."""
+    processes: list[Child] = []
+
+    def sleeper(words: str = "echo; exec sleep 60", *, run: str = "") -> Child:
+        process = subprocess.Popen(["sh", "-c", words], env=os.environ | {MARK: run}, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield sleeper
     for each in processes:
-        with each:  # closes what it says, and waits
+        with each:  # closes its output, and waits
             each.kill()
 
 
-def sleeper(
-    started: list[subprocess.Popen[bytes]], *, run: str = "", stubborn: bool = False
-) -> subprocess.Popen[bytes]:
-    words = "trap '' TERM; echo; while :; do sleep 1; done" if stubborn else "echo; exec sleep 60"
-    process = subprocess.Popen(["sh", "-c", words], env=os.environ | {MARK: run}, stdout=subprocess.PIPE)
-    started.append(process)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+STUBBORN = "trap '' TERM; echo; while :; do sleep 1; done"
+PARENT = "env -u OFFRAMP_RUN sleep 60 & echo; wait"
+"""Its child has no mark."""
+
+
+def known(child: Child, later_s: float = 0.0) -> Identity:
+    found = identity_of(psutil.Process(child.pid))
+    return found.model_copy(update={"started_s": found.started_s + later_s})
 
 
 def leave(folder: Path, run: str, owner: Identity = GONE, *noted: Identity) -> Path:
     file = folder / f"{run}.json"
-    file.write_text(RunNotes(boot=boot_id(), run=run, owner=owner, noted=noted).model_dump_json(), encoding="utf-8")
+    file.write_text(RunNotes(run=run, owner=owner, noted=noted).model_dump_json(), encoding="utf-8")
     return file
 
 
 def test_what_a_killed_run_left_is_ended_and_forgotten(
-    folder: Path, started: list[subprocess.Popen[bytes]], caplog: pytest.LogCaptureFixture
+    folder: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marked, others, noted = sleeper(started, run="left"), sleeper(started, run="another"), sleeper(started)
-    file = leave(folder, "left", GONE, identity_of(noted.pid))
+    marked, others, noted = start(run="left"), start(run="another"), start()
+    file = leave(folder, "left", GONE, known(noted))
     clear_left()
     assert (marked.wait(5), noted.wait(5), others.poll()) == (-signal.SIGTERM, -signal.SIGTERM, None)
     assert not file.exists()
@@ -74,14 +83,36 @@ def test_what_a_killed_run_left_is_ended_and_forgotten(
     assert f"sleep {noted.pid}" in line
 
 
-def test_a_run_whose_owner_is_there_is_left_alone(folder: Path, started: list[subprocess.Popen[bytes]]) -> None:
-    owner, marked = sleeper(started), sleeper(started, run="runs")
-    file = leave(folder, "runs", identity_of(owner.pid))
+def test_a_run_has_what_was_noted_or_marked_and_their_children_but_not_this_process(start: Start) -> None:
+    noted, marked, parent, later, other = start(), start(run="mine"), start(PARENT, run="mine"), start(), start()
+    me = identity_of(psutil.Process())
+    notes = RunNotes(run="mine", owner=GONE, noted=(known(noted), known(later, -60.0), me, GONE))
+    [child] = psutil.Process(parent.pid).children()
+    found = {each.pid for each in processes_of(notes)}
+    assert {noted.pid, marked.pid, parent.pid, child.pid} <= found
+    assert found & {os.getpid(), os.getppid()} == set()
+    child.kill()
+    unmarked = RunNotes(run="none", owner=GONE, noted=(known(later, -60.0),))
+    assert processes_of(unmarked) == [], "its number was used again"
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(("later_s", "runs"), [(0.0, True), (-60.0, False)], ids=["it-runs", "its-number-is-anothers"])
+def test_a_run_whose_owner_is_there_is_left_alone(folder: Path, start: Start, later_s: float, runs: bool) -> None:
+    owner, marked = start(), start(run="runs")
+    file = leave(folder, "runs", known(owner, later_s))
     clear_left()
-    assert (marked.poll(), file.exists()) == (None, True)
+    assert file.exists() == runs
+    assert marked.poll() is None if runs else marked.wait(5) == -signal.SIGTERM
 
 
-def test_a_file_of_somebody_else_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_of_an_earlier_process_with_this_number_is_not_this_ones(folder: Path) -> None:
+    file = leave(folder, "mine", identity_of(psutil.Process()))
+    clear_left()
+    assert not file.exists()
+
+
+def test_a_file_of_another_program_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = folder / "strange.json"
     file.write_text("{}", encoding="utf-8")
     clear_left()
@@ -90,35 +121,28 @@ def test_a_file_of_somebody_else_is_left_alone(folder: Path, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("grace_s", [0.05, 0.0])
-def test_who_does_not_end_when_asked_is_ended(started: list[subprocess.Popen[bytes]], grace_s: float) -> None:
-    stubborn = sleeper(started, stubborn=True)
-    end([look()[stubborn.pid]], grace_s=grace_s)
+def test_a_process_that_does_not_end_when_asked_is_killed(start: Start, grace_s: float) -> None:
+    stubborn = start(STUBBORN)
+    end([psutil.Process(stubborn.pid)], grace_s=grace_s)
     assert stubborn.wait(5) == -signal.SIGKILL
+    end([])
 
 
-def test_a_number_that_is_a_later_processes_is_not_ended(started: list[subprocess.Popen[bytes]]) -> None:
-    later = sleeper(started)
-    before = identity_of(later.pid).model_copy(update={"started": 1})
-    end([SeenProcess(identity=before, parent=1, name="sleep"), SeenProcess(identity=GONE, parent=1, name="gone")])
-    assert later.poll() is None
-
-
-def test_a_run_notes_and_ends_what_it_started_and_no_other(
-    folder: Path, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_run_notes_and_ends_what_it_started_and_no_other(folder: Path, start: Start) -> None:
     run = noted_run()
     with run.starting():
-        inside = sleeper(started, run=os.environ[MARK])
-    outside = sleeper(started)
+        inside = start(run=os.environ[MARK])
+    outside = start()
     [file] = folder.glob("*.json")
     assert MARK not in os.environ
-    assert RunNotes.model_validate_json(file.read_bytes()).noted == (identity_of(inside.pid),)
+    [noted] = RunNotes.model_validate_json(file.read_bytes()).noted
+    assert noted == known(inside)
     run.end()
     assert (inside.wait(5), outside.poll()) == (-signal.SIGTERM, None)
     assert list(folder.iterdir()) == []
 
 
-def test_who_cannot_note_anything_is_told_so_once_and_starts(
+def test_a_run_that_cannot_be_noted_is_told_so_once_and_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,3 +1,5 @@
+"""What a tracer records of calls, and the spans that follow; whole requests are in test_traced_requests.py."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -8,9 +10,18 @@ import numpy as np
 
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing.otlp import OtlpExporter
-from deployments.ops.tracing.spans import Attributes, Span, Visit, request_spans
+from deployments.ops.tracing.spans import (
+    MOST_INPUTS,
+    Attributes,
+    InputRecord,
+    RequestRecord,
+    Sent,
+    Span,
+    Visit,
+    request_spans,
+)
 from deployments.ops.tracing.tracer import Tracer
-from deployments.wire.messages import Chunk, SplitRun
+from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
 from earlyexit.network.wire import Encoded
@@ -39,55 +50,48 @@ class FakeExporter(OtlpExporter):
 
 
 class Scene:
-    def __init__(self, starts: tuple[int, ...] = ()) -> None:
+    """A sampled request with inputs of some serial numbers."""
+
+    def __init__(self, *serials: int, starts: tuple[int, ...] = ()) -> None:
         self.clock = ManualClock(100.0)
         self.exporter = FakeExporter()
         self.tracer = Tracer(self.exporter, self.clock, starts)
-
-    def follow(self, *serials: int) -> None:
+        self.record = self.begun()
         self.tracer.follow([self.flight(serial) for serial in serials])
+
+    def begun(self) -> RequestRecord:
+        record = self.tracer.begin("POST /predict", {}, {})
+        assert record is not None
+        return record
 
     def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
         return PendingInput(serial, 0.0, 1.0, encoded.length, encoded, request_id="r")
 
 
-def test_a_sampled_request_is_told_with_what_became_of_it() -> None:
-    scene = Scene()
-    record = scene.tracer.begin("POST /predict", {}, {})
-    assert record is not None
-    scene.follow(1, 2)
+def test_a_request_is_exported_once_and_its_inputs_are_then_forgotten() -> None:
+    scene = Scene(1, 2)
     scene.clock.advance(2.0)
-    assert scene.tracer.headers(record) == {"traceparent": "root at 100"}
-    scene.tracer.end(record, {"http.response.status_code": 200}, "r-1", failure=None)
+    assert scene.tracer.headers(scene.record) == {"traceparent": "root at 100"}
+    scene.tracer.end(scene.record, {"http.response.status_code": 200}, "r-1", failure=None)
     attributes = {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
     assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes, None)]
-
-
-def test_what_is_not_sampled_leaves_nothing_behind() -> None:
-    scene = Scene()
-    scene.tracer.begin("POST /predict", {}, {})
-    assert scene.tracer.begin("POST /other", {}, {}) is None
-    scene.follow(1)
+    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+    assert scene.tracer.begin("POST /other", {}, {}) is None  # not sampled
+    scene.tracer.follow([scene.flight(1)])
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
 
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
-    scene = Scene()
-    scene.tracer.begin("POST /predict", {}, {})
-    scene.follow(2)
     call = call_of([FIRST, SECOND])
-    traced = scene.tracer.sent("slot", "r1", call)
+    traced = Scene(2).tracer.sent("slot", "r1", call)
     assert traced is not None
     assert traced.call == replace(call, traced=(1,))
 
 
-def visits_of(*chunks: Chunk, reason: str | None = None) -> list[Visit]:
-    """What is noted of input a, a second before every part of the reply."""
-    scene = Scene()
-    record = scene.tracer.begin("POST /predict", {}, {})
-    assert record is not None
-    scene.follow(1)
+def visit_of(*chunks: Chunk, reason: str | None = None) -> Visit:
+    """What is noted of input a, a second before each part of the reply."""
+    scene = Scene(1)
     traced = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
     assert traced is not None
     heard: list[Chunk] = []
@@ -98,47 +102,25 @@ def visits_of(*chunks: Chunk, reason: str | None = None) -> list[Visit]:
     if reason is not None:
         traced.fail(reason)
     assert heard == list(chunks)
-    return record.inputs[0].visits
+    [visit] = scene.record.inputs[0].visits
+    return visit
 
 
-def test_an_answer_ends_a_visit_with_its_exit_times_and_runs() -> None:
-    [visit] = visits_of(answered([SECOND]), replace(answered([FIRST]), runs=((FIRST, (RUN,)),)))
+def test_a_visit_ends_by_an_answer_a_survivor_an_early_answer_or_a_loss() -> None:
+    visit = visit_of(answered([SECOND]), replace(answered([FIRST]), runs=((FIRST, (RUN,)),)))
     assert (visit.ended_s, visit.exit, visit.timing, visit.runs, visit.error) == (102.0, 1, TIMING, (RUN,), None)
     assert (visit.sent.replica, visit.sent.attempt, visit.sent.call_inputs, visit.sent.at_s) == ("r1", 0, 2, 100.0)
-
-
-def test_a_survivor_ends_a_visit_without_an_exit() -> None:
-    [visit] = visits_of(going_on([FIRST, SECOND]))
+    visit = visit_of(going_on([FIRST, SECOND]))
     assert (visit.ended_s, visit.exit, visit.timing, visit.error) == (101.0, None, TIMING, None)
-
-
-def test_a_probes_early_answer_is_its_answer() -> None:
-    [visit] = visits_of(Chunk(early=answered([FIRST]).answers), going_on([FIRST, SECOND]))
+    visit = visit_of(Chunk(early=answered([FIRST]).answers), going_on([FIRST, SECOND]))
     assert (visit.ended_s, visit.exit) == (101.0, 1)
+    assert visit_of(Chunk(lost=((FIRST, DeadlineError("too late")),))).error == "deadline: too late"
+    assert visit_of(answered([SECOND]), reason="the replica died").error == "the replica died"
 
 
-def test_a_loss_and_a_failure_say_why() -> None:
-    [dropped] = visits_of(Chunk(lost=((FIRST, DeadlineError("too late")),)))
-    [died] = visits_of(answered([SECOND]), reason="the replica died")
-    assert (dropped.error, died.error) == ("deadline: too late", "the replica died")
-
-
-def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
-    scene = Scene()
-    record = scene.tracer.begin("POST /predict", {}, {})
-    assert record is not None
-    scene.follow(1)
-    scene.tracer.end(record, {}, None, failure="the caller left before the response")
-    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
-    assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "the caller left before the response")
-
-
-def way_of(*steps: tuple[str, int, Chunk | None], starts: tuple[int, ...]) -> list[str]:
+def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
-    scene = Scene(starts)
-    record = scene.tracer.begin("POST /predict", {}, {})
-    assert record is not None
-    scene.follow(1)
+    scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
         traced = scene.tracer.sent("slot", "r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         assert traced is not None
@@ -148,17 +130,66 @@ def way_of(*steps: tuple[str, int, Chunk | None], starts: tuple[int, ...]) -> li
         else:
             traced.listening(lambda _: None)(chunk)
         scene.clock.advance(1.0)
-    [_, of_input, _] = request_spans(record, scene.clock.now_s())
+    [_, of_input, _] = request_spans(scene.record, scene.clock.now_s())
     return [span.name for span in of_input.children]
 
 
-def test_what_was_encoded_anew_between_two_networks_has_a_span_of_that() -> None:
-    on = going_on([FIRST])
-    names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])), starts=(0, 4))
+def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_again_waited() -> None:
+    on, again = going_on([FIRST]), "a#i.1.1"
+    names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])))
     assert names == ["queue", "stage slot", "queue", "stage slot", "crossing", "stage slot"]
-
-
-def test_who_starts_again_waited_and_did_not_cross() -> None:
-    again = "a#i.1.1"
-    names = way_of((FIRST, 0, going_on([FIRST])), (FIRST, 4, None), (again, 4, answered([again])), starts=(0, 4))
+    names = way_of((FIRST, 0, on), (FIRST, 4, None), (again, 4, answered([again])))
     assert names == ["queue", "stage slot", "crossing", "stage slot", "queue", "stage slot"]
+
+
+# Spans
+
+
+def sent(at_s: float) -> Sent:
+    return Sent(slot="cpu-0", replica="r1", epoch=3, attempt=0, block=0, call_inputs=4, at_s=at_s)
+
+
+def spans_of(*inputs: InputRecord, ended_s: float) -> tuple[Span, ...]:
+    return request_spans(RequestRecord(root=None, began_s=10.0, inputs=list(inputs)), ended_s)
+
+
+def flat(spans: Sequence[Span]) -> list[tuple[str, float, float]]:
+    return [(span.name, span.begin_s, span.end_s) for span in spans]
+
+
+def test_a_stage_is_half_of_its_hop_what_it_says_itself_and_the_other_half() -> None:
+    told = Visit(sent=sent(12.0), ended_s=20.0, timing=Timing(queue_s=1.0, compute_s=3.0), exit=1)
+    [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=20.0)
+    waiting, stage = each.children
+    assert flat((waiting, stage)) == [("queue", 11.0, 12.0), ("stage cpu-0", 12.0, 20.0)]
+    hops = [("hop", 12.0, 14.0), ("stage queue", 14.0, 15.0), ("compute", 15.0, 18.0), ("hop", 18.0, 20.0)]
+    assert flat(stage.children) == hops
+    assert stage.attributes == {
+        **{"offramp.slot": "cpu-0", "offramp.replica": "r1", "offramp.plan_epoch": 3, "offramp.attempt": 1},
+        **{"offramp.block": 0, "offramp.call_inputs": 4, "offramp.exit": 1},
+        **{"offramp.queue_s": 1.0, "offramp.compute_s": 3.0, "offramp.hop_s": 4.0},
+    }
+
+
+def test_a_replica_whose_clock_is_fast_leaves_no_hop_below_zero() -> None:
+    told = Visit(sent=sent(12.0), ended_s=13.0, timing=Timing(queue_s=0.5, compute_s=0.75), exit=1)
+    [_, each, _] = spans_of(InputRecord(submitted_s=11.0, visits=[told]), ended_s=13.0)
+    assert each.children[-1].attributes["offramp.hop_s"] == 0.0
+    assert [span.seconds for span in each.children[-1].children] == [0.0, 0.5, 0.75, 0.0]
+
+
+def test_inputs_that_are_not_awaited_any_more_end_with_the_request() -> None:
+    lost, waiting = InputRecord(submitted_s=11.0, under_way=sent(12.0)), InputRecord(submitted_s=11.0)
+    prepare, first, second, reply = spans_of(lost, waiting, ended_s=20.0)
+    assert flat(first.children) == [("queue", 11.0, 12.0), ("stage cpu-0", 12.0, 20.0)]
+    assert flat(second.children) == [("queue", 11.0, 20.0)]
+    assert (first.error, first.children[1].error, second.error) == ("no answer", "given up", "no answer")
+    assert (prepare.seconds, reply.seconds) == (1.0, 0.0)
+
+
+def test_of_many_inputs_the_slowest_have_spans_and_the_reply_begins_after_them() -> None:
+    visits = (Visit(sent=sent(11.0), ended_s=12.0 + k, exit=0) for k in range(MOST_INPUTS + 5))
+    spans = spans_of(*(InputRecord(submitted_s=11.0, visits=[each]) for each in visits), ended_s=50.0)
+    inputs = [span for span in spans if span.name == "input"]
+    assert [span.attributes["offramp.input"] for span in inputs] == list(range(5, MOST_INPUTS + 5))
+    assert flat(spans[-1:]) == [("reply", 12.0 + MOST_INPUTS + 4, 50.0)]
