@@ -29,7 +29,7 @@ from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
 from offramp.client.protocol import predict_body
-from offramp.commands.calibrate import read_calibration
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.packaged import resolve_backbone
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from optimizer.plan import PolicySpec

@@ -19,7 +19,7 @@ COMMANDS = {
     "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
     "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
     "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
-    "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate:run"),
+    "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),
     "doctor": Command("commands.jobs:DoctorJob", "commands.doctor:run"),
     "predict": Command("commands.jobs:PredictOptions", "commands.predict:run"),
     "generate": Command("commands.jobs:GenerateJob", "commands.generate:run"),

@@ -1,68 +1,74 @@
-"""`offramp calibrate`: temperatures, thresholds with a guarantee, exit records."""
+"""The calibration of a model: exit records, thresholds with a guarantee, and their files.
+
+One pipeline for single models, chains, decoders and records from elsewhere: the rows are recorded, part of them lays
+the path of thresholds, and the rest tests it (`Recorded.card`).
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
+import numpy as np
 
 from earlyexit.codecs import find_codec
-from earlyexit.data.rows import LabelledRows
-from earlyexit.errors import DataError, InputError
-from earlyexit.network.store import read_card
+from earlyexit.codecs.prompt import PromptCodec
+from earlyexit.errors import DataError
+from earlyexit.network.chain import Chain
+from earlyexit.network.chain_card import check_prunable
+from earlyexit.network.store import ModelCard, load_model, read_card, save_model
+from earlyexit.policies import make_policy
+from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks import find_task
-from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibrate_chain import calibrate_chain
-from offramp.commands.calibrated import (
-    card_of,
-    check_ramps,
-    check_rows,
-    facts_of,
-    fitted_exits,
-    forget_calibration,
-    outcome_figures,
-    parts_of,
-    read_calibration,
-    recorded,
-    save_calibration,
-)
-from offramp.commands.jobs import CalibrateJob, CalibrateOptions
-from offramp.commands.output import make_table, show, warn
-from offramp.commands.profile import measured_costs
-from offramp.commands.progress import progress_bars
+from earlyexit.tasks.token import TokenTask, first_token
+from earlyexit.training.ramps import no_progress
+from offramp.commands.calibrated import fitted_exits, forget_calibration, members_of, read_calibration, save_calibration
+from offramp.commands.jobs import CalibrateJob
+from offramp.commands.profile import measured_costs, parameters_by_block
+from offramp.commands.progress import provenance
+from offramp.commands.pruning import run_pruned
 from offramp.commands.recording import (
+    Ensemble,
     Outputs,
     batches_of_outputs,
-    record_exits,
+    chain_outputs,
+    find_ensemble,
+    join_records,
+    records_of_chosen_shares,
+    records_of_ensemble,
     score_of,
+    task_figures,
     tokens_of,
 )
-from offramp.commands.train import make_folder
-from offramp.commands.worth import calibration_warnings
-from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard, beside_of, read_calibration_file
+from offramp.commands.train import prompts_of
+from offramp.commands.worth import constant_accuracy, likely_thresholds, work_share
+from optimizer.calibration_file import AMONG, MEMBERS, PRUNED, REFERENCE, CalibrationCard
+from optimizer.few_ramps import few_ramps
 from optimizer.plan import policy_of_score
+from optimizer.risk import Metric
+from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
+from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from profiles.networks import ALONE_FILE, DECAY, decay_of, subsets
+from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
-from profiles.records_table import read_records
 from profiles.scores import SCORES, Score
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.data.rows import LabelledRows
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.tasks.base import IntArray, ValueArray
+    from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
 
-__all__ = [
-    "RECORDS_FILE",
-    "calibrate",
-    "calibrate_records",
-    "forget_calibration",
-    "outcome_figures",
-    "read_calibration",
-    "save_calibration",
-]
+Ramps = tuple[int, ...] | Literal["all", "ends"] | None
+"""As of a job."""
+OWN = ""
+"""The chain's own calibration, which no folder is named for."""
+ANSWER = 64
+"""Tokens of an answer, where neither is said how many nor did ramps learn of answers."""
 
 
 def calibrate(
@@ -71,53 +77,219 @@ def calibrate(
     job: CalibrateJob,
     *,
     outputs: Iterable[Outputs] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Fit temperatures, find thresholds, and write them, with the exit records, into the model's folder.
+    """Find thresholds, and write them, with the exit records, into the model's folder.
 
     `outputs` are the model's of these rows, without temperatures, where they are known already.
-    Raises DataError where the inputs are too few for the guarantee.
+    Raises DataError where the inputs are too few for the guarantee, and for options that are not of such a model.
     """
-    import torch
-
-    from earlyexit.network.store import load_model, save_model
-    from earlyexit.training.ramps import no_progress
-
     check_rows(data, job)
-    chain = read_card(folder)
-    if chain.task["name"] == TokenTask.name:
-        from offramp.commands.calibrate_tokens import calibrate_tokens
-
-        return calibrate_tokens(folder, data, job, progress or no_progress)
+    card = read_card(folder)
+    if card.task["name"] == TokenTask.name:
+        return _calibrate_decoder(folder, data, job, progress)
     if job.decay is not None:
-        raise DataError(f"thresholds fall along answers of tokens, and {chain.name} answers none: leave decay out")
-    if not chain.chain.is_one:
-        return calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
+        raise DataError(f"thresholds fall along answers of tokens, and {card.name} answers none: leave decay out")
+    if not card.chain.is_one:
+        return _calibrate_chain(folder, card, data, job, outputs, progress)
     if job.prune is not None:
-        raise DataError(f"words are pruned where inputs go on to another network, and {chain.name} is a single one")
+        raise DataError(f"words are pruned where inputs go on to another network, and {card.name} is a single one")
     if job.ensemble:
         raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
-    check_ramps(job, chain.ramps)
+    return _calibrate_model(folder, card, data, job, outputs, progress)
+
+
+def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
+    """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
+
+    Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
+    """
+    check_rows(records, job)
+    check_ramps(job, records.ramps)
+    if job.decay is not None:
+        raise DataError("a decay is in the scores already where exit records are of one: leave it out")
+    if records.sequences_N is not None:
+        return _card_of_sequences(records, job, facts_of(job))
+    policy_of_score(records.score, {}, records.confidences)  # or no input could leave by the thresholds found
+    costs = measured_costs(job.latency, records)
+    return Recorded(job=job, views=[records], parts=parts_of(records, job), facts=facts_of(job), costs=costs).card()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Rows that were recorded, and everything else that thresholds are found by."""
+
+    job: CalibrateJob
+    views: Sequence[ExitRecords]
+    """The rows as thresholds are found by them, and as other plans see them, for which the promise holds as well."""
+    parts: tuple[IntArray, IntArray]
+    """The rows that lay the path of thresholds, and those that test it."""
+    facts: dict[str, Any]
+    """How they were recorded, for the provenance."""
+    task: Task | None = None
+    labels: ValueArray | None = None
+    """The truth of all rows, as the task has it."""
+    costs: Sequence[float] | None = None
+    """Of every block. None: alike."""
+    first: int = 0
+    """The first block of the full model, which is the last of a chain."""
+
+    def card(self, ramps: Ramps = None, *, entry: int = 0, prune: Mapping[int, float] | None = None) -> CalibrationCard:
+        """Returns thresholds of `ramps`, else of the job's, for inputs that enter at block `entry`."""
+        job, own = self.job if ramps is None else self.job.model_copy(update={"ramps": ramps}), self.views[0]
+        promised, *others = (promised_of(each, job) for each in self.views)
+        design, tested = (promised.subset(rows) for rows in self.parts)
+        seen = [each.subset(self.parts[1]) for each in others]
+        found = learn_then_test(design, tested, job.guarantee, self.costs, others=seen)
+        return CalibrationCard(
+            policy=own.score,
+            thresholds=found.thresholds,
+            confidences=None if own.confidences is None else dict(own.confidences),
+            metric=job.metric,
+            prune=None if prune is None else dict(prune),
+            budget=job.guarantee.budget,
+            confidence=job.guarantee.confidence,
+            tested=self._tested_figures(found, entry),
+            provenance=self.facts if job.guarantee.among == 1 else self.facts | {AMONG: job.guarantee.among},
+        )
+
+    def few(self, always: Sequence[int], first: int = 0) -> tuple[int, ...]:
+        """Of the last network or of all, the few ramps that are worth a promise, by the rows that lay the path.
+
+        Inputs enter at block `first`.
+        """
+        records = self.views[0]
+        if first:
+            records = records.of_ramps([ramp for ramp in records.ramps if ramp >= first])
+        design, num_tested = promised_of(records, self.job).subset(self.parts[0]), len(self.parts[1])
+        return few_ramps(design, self.job.guarantee, num_tested, always, first=first, block_costs=self.costs)
+
+    def _tested_figures(self, found: Calibration, entry: int) -> dict[str, Any]:
+        """What the thresholds did on the rows that tested them, with all ramps active and with the worst subset."""
+        rows, metric = self.parts[1], self.job.metric
+        outcome = self.views[0].subset(rows).outcome(found.thresholds)
+        worst = {"worst_harm": found.worst_loss} if metric == "harm" else {"worst_agreement": 1 - found.worst_loss}
+        dull = None if self.task is None or self.labels is None else constant_accuracy(self.task, self.labels[rows])
+        return {
+            **outcome_figures(outcome, self.task, metric),
+            **worst,
+            "mean_blocks": outcome.mean_blocks - entry,
+            "num_blocks": outcome.num_blocks - entry,
+            "work_share": work_share(outcome.survival, self.costs, first=self.first, entry=entry),
+            **({} if dull is None else {"constant_accuracy": dull}),
+        }
+
+
+def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
+    """An outcome's figures as plain data; `task` has figures of its own, where there are tallies for them."""
+    return {
+        "inputs": len(outcome.exits_N),
+        "agreement": outcome.agreement,
+        **({"harm": outcome.harm} if metric == "harm" else {}),
+        "accuracy": outcome.accuracy,
+        "full_accuracy": outcome.full_accuracy,
+        "mean_blocks": outcome.mean_blocks,
+        "num_blocks": outcome.num_blocks,
+        "survival": list(outcome.survival),
+        "exits": outcome.exit_counts,
+        **({} if task is None else task_figures(outcome, task)),
+    }
+
+
+def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
+    """The rows that lay the path, and those that test it."""
+    return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
+
+
+def facts_of(job: CalibrateJob) -> dict[str, Any]:
+    """How it was found, for its provenance."""
+    computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
+    priced_by = {} if job.latency is None else {"latency": str(job.latency)}
+    return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in, **priced_by)
+
+
+def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
+    """The losses and ramps that the promise is of; raises DataError for what is not there."""
+    try:
+        promised = view if job.metric == "agreement" else view.of_harm()
+    except DataError as error:
+        raise DataError(f"{job.source or 'the data'}: {error}") from error
+    return promised.of_ramps(job.taken(view.ramps))
+
+
+def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
+    """Before anything runs; raises DataError for ramps that are asked for and are not there."""
+    if job.ramps == "ends":
+        raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
+    unknown = sorted(set(job.ramps) - set(ramps)) if isinstance(job.ramps, tuple) else []
+    if unknown:
+        raise DataError(f"there are no ramps {unknown} to find thresholds for, but {list(ramps)}")
+
+
+def check_rows(data: Sized, job: CalibrateJob) -> None:
+    """Raise DataError for too few to promise anything."""
+    promise = job.guarantee
+    if len(data) >= job.least_rows:
+        return
+    said = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.4g}"
+    several = (
+        "" if promise.among == 1 else f", of {promise.among} calibrations; ramps that are named, or `all`, have one"
+    )
+    raise DataError(
+        f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise {said} with "
+        f"confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows lay the path of thresholds, "
+        f"{promise.least_inputs} rows test it{several}"
+    )
+
+
+def _recorded(
+    outputs: Iterable[Outputs],
+    policy: Score,
+    task: Task,
+    labels: ValueArray,
+    parts: tuple[IntArray, IntArray],
+    job: CalibrateJob,
+    facts: dict[str, Any],
+) -> ExitRecords:
+    """Exit records of outputs with their temperatures; the rows that lay the path choose confidences of shares."""
+    if policy != "share":
+        return join_records(outputs, policy, task, labels, provenance=facts)
+    return records_of_chosen_shares(outputs, task, labels, design=parts[0], budget=job.budget, provenance=facts)
+
+
+def _calibrate_model(
+    folder: Path,
+    card: ModelCard,
+    data: LabelledRows,
+    job: CalibrateJob,
+    outputs: Iterable[Outputs] | None,
+    progress: Progress,
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Fit temperatures too, which are written with the weights."""
+    import torch
+
+    check_ramps(job, card.ramps)
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
-    parts = parts_of(data, job)
+    parts, facts = parts_of(data, job), facts_of(job)
     policy = score_of(model.task, job.policy)
     if outputs is None:
         computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
         computing.temperatures_E.fill_(1.0)
-        outputs = batches_of_outputs(computing, encoded, progress or no_progress)
+        outputs = batches_of_outputs(computing, encoded, progress)
     outputs = _scaled(model, outputs, labels, parts[0])
-    facts = facts_of(job)
-    records = recorded(outputs, policy, model.task, labels, design=parts[0], job=job, facts=facts)
+    records = _recorded(outputs, policy, model.task, labels, parts, job, facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
     costs = measured_costs(job.latency, records)
-    card = card_of(records, parts, job, facts, task=model.task, labels=labels, block_costs=costs)
+    found = Recorded(
+        job=job, views=[records], parts=parts, facts=facts, task=model.task, labels=labels, costs=costs
+    ).card()
     forget_calibration(folder)
     save_model(model, folder)
-    save_calibration(card, records, folder)
-    return card, records
+    save_calibration(found, records, folder)
+    return found, records
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
@@ -138,174 +310,206 @@ def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray,
     return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
 
 
-def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
-    """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
+def _calibrate_chain(
+    folder: Path,
+    chain: ModelCard,
+    data: LabelledRows,
+    job: CalibrateJob,
+    outputs: Iterable[Outputs] | None,
+    progress: Progress,
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Thresholds of the networks' ends and of ramps, together; the models stay as they are.
 
-    Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
+    Where the job names no ramps, they are of the ends and of the few that are worth it (`few_ramps`); a calibration
+    beside that, of the same outputs, is of a few of the last network's. Plans pick one of all calibrations, so these
+    keep the confidence together. Temperatures are those of each model's own calibration, so models without one are
+    refused. Where words are to be pruned, the chain that prunes them is calibrated besides, and that is returned.
     """
-    check_rows(records, job)
-    check_ramps(job, records.ramps)
-    if job.decay is not None:
-        raise DataError("a decay is in the scores already where exit records are of one: leave it out")
-    if records.sequences_N is not None:
-        from offramp.commands.calibrate_tokens import card_of_sequences
+    job = _checked(job, folder, chain)
+    check_rows(data, job)
+    task, network = find_task(chain.task), chain.chain
+    labels, parts = task.targets(data.labels), parts_of(data, job)
+    facts = facts_of(job) | {MEMBERS: members_of(folder, chain)}
+    tokens_N = None
+    if outputs is None:
+        run, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
+        outputs = [run]
+    outputs = list(outputs)
+    records = _recorded(outputs, score_of(task, job.policy), task, labels, parts, job, facts)
+    records = replace(records, tokens_N=tokens_N)
+    costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
+    whole = Recorded(
+        job=job,
+        views=[records],
+        parts=parts,
+        facts=facts,
+        task=task,
+        labels=labels,
+        costs=costs,
+        first=network.starts[-1],
+    )
+    mixed, ensemble = (whole, None) if not job.ensemble else _mixed_where_it_pays(whole, outputs[0][1], network)
+    cards = _cards_of_whole_texts(mixed, network)
+    if ensemble is not None:
+        weights = ensemble.weights if ensemble.is_on else None
+        cards = {name: card.with_ensemble(weights, ensemble.document()) for name, card in cards.items()}
+    forget_calibration(folder)
+    if len(mixed.views) > 1:
+        records.save(folder / ALONE_FILE)
+    for name, card in cards.items():
+        save_calibration(card, None if name else mixed.views[0], folder / name)
+    if job.prune is None:
+        return cards[OWN], mixed.views[0]
+    return _calibrate_pruned(whole, folder, chain, data, outputs[0], progress)
 
-        return card_of_sequences(records, job, facts_of(job))
-    policy_of_score(records.score, {}, records.confidences)  # or no input could leave by the thresholds found
-    return card_of(
-        records, parts_of(records, job), job, facts_of(job), block_costs=measured_costs(job.latency, records)
+
+def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
+    """The job with its ramps by their blocks, and all calibrations counted; raises what the job cannot be."""
+    for member in chain.members(folder):
+        read_calibration(member)
+    if job.ramps == "ends":
+        job = job.model_copy(update={"ramps": chain.chain.end_ramps})
+    check_ramps(job, chain.ramps)
+    if job.prune is not None:
+        check_prunable(folder, chain.chain.end_ramps)
+    among = 1 + _has_reference(job, chain.chain) + (job.prune is not None)
+    return job.model_copy(update={"among": among})
+
+
+def _has_reference(job: CalibrateJob, chain: Chain) -> bool:
+    """Whether the last network alone is calibrated besides; known before anything is run, so that it can be counted."""
+    return job.ramps is None and bool(chain.ramps_of(len(chain.lengths) - 1))
+
+
+def _cards_of_whole_texts(recorded: Recorded, chain: Chain) -> dict[str, CalibrationCard]:
+    """The chain's own calibration, and that of the last network alone."""
+    job, last = recorded.job, chain.starts[-1]
+    cards = {OWN: recorded.card(recorded.few(chain.end_ramps) if job.ramps is None else job.ramps)}
+    if _has_reference(job, chain):
+        cards[REFERENCE] = recorded.card(recorded.few((), last), entry=last)
+    return cards
+
+
+def _mixed_where_it_pays(whole: Recorded, outputs: Mapping[int, Tensor], chain: Chain) -> tuple[Recorded, Ensemble]:
+    """An ensemble, and the rows as every choice of networks answers them, all networks first; unmixed where it is off.
+
+    Its weights and its gain are found on the rows that lay the path, so that what is promised is tested on rows that
+    chose nothing. Rerouted are inputs that no exit up to an end is sure of by likely thresholds. Raises DataError for
+    scores that are shares.
+    """
+    [alone], design = whole.views, whole.parts[0]
+    assert whole.task is not None
+    assert whole.labels is not None
+    promised = promised_of(alone, whole.job)
+    likely = likely_thresholds(promised.subset(design), whole.job.guarantee.budget, whole.costs)
+    if alone.score == "share":
+        raise DataError("an ensemble's exits leave by entropy or confidence, not by share")
+    sure_NR = alone.sure_NR(likely)
+    until = [np.array(alone.ramps) <= end for end in chain.end_ramps]
+    goes_on_NE = np.stack([~sure_NR[:, columns].any(1) for columns in until], axis=1)
+    found = find_ensemble(outputs, chain, whole.labels, goes_on_NE, design)
+    if not found.is_on:
+        return whole, found
+    choices = sorted(subsets(chain), key=len, reverse=True)
+    views = [
+        records_of_ensemble(outputs, alone, chain, whole.task, whole.labels, found.weights, used) for used in choices
+    ]
+    return replace(whole, views=views), found
+
+
+def _calibrate_pruned(
+    whole: Recorded, folder: Path, chain: ModelCard, data: LabelledRows, run: Outputs, progress: Progress
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Thresholds of what later networks say to pruned texts, promised of whole ones too, whose outputs are `run`.
+
+    For plans may leave the networks out whose words would be pruned.
+    """
+    job, task, labels, [unpruned], (rows, outputs) = whole.job, whole.task, whole.labels, whole.views, run
+    assert job.prune is not None
+    assert task is not None
+    assert labels is not None
+    pruned = run_pruned(
+        folder, chain, data, outputs, share=job.prune, parts=whole.parts, dtype=job.dtype, progress=progress
+    )
+    facts = whole.facts | pruned.facts()
+    made = [(rows, pruned.records_of(outputs))]
+    records = replace(
+        _recorded(made, unpruned.score, task, labels, whole.parts, job, facts),
+        tokens_N=unpruned.tokens_N,
+        end_losses_N=pruned.end_losses_N(task, outputs),
+        end_true_losses_N=pruned.end_true_losses_N(task, labels),
+    )
+    both = replace(whole, views=[records, unpruned], facts=facts)
+    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=pruned.prune)
+    save_calibration(card, records, folder / PRUNED)
+    return card, records
+
+
+def _calibrate_decoder(
+    folder: Path, data: LabelledRows, job: CalibrateJob, progress: Progress
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Record the full model's answers to prompts, every ramp looking, and find thresholds.
+
+    Prompts are texts or what a user says in a chat, as those were that ramps learned of.
+    """
+    if job.metric == "harm" or job.ensemble or job.prune is not None:
+        raise DataError("what is promised of a decoder is how far its answers are from the full model's")
+    model = load_model(folder)
+    check_ramps(job, model.ramp_indices)
+    codec = find_codec(model.info.codec, folder)
+    assert isinstance(codec, PromptCodec)
+    assert isinstance(model.task, TokenTask)
+    learned = model.info.provenance
+    chat, answers = bool(learned.get("chat")), job.answers or learned.get("answers") or ANSWER
+    facts = facts_of(job) | {"answers": answers, "chat": chat} | ({} if job.decay is None else {DECAY: job.decay})
+    prompts = prompts_of(codec, data, model.task, chat=chat)
+    score = job.policy or "foreseen"
+    policy = make_policy(score, **policy_of_score(score, SCORES[score].never, None, decay=job.decay).settings)
+    asked = Asked(max_tokens=answers, ends=frozenset(model.task.ends), policy=policy, look=True)
+    records = _records_of_generations(generate(model, prompts, asked, progress), score, model, facts)
+    card = _card_of_sequences(records, job, facts)
+    forget_calibration(folder)
+    save_calibration(card, records, folder)
+    return card, records
+
+
+def _records_of_generations(
+    generations: Sequence[Generated], score: Score, model: EarlyExitModel, facts: dict[str, Any]
+) -> ExitRecords:
+    """A row for every token that the full model says, greedily: what every ramp that can look says in its place."""
+    looks = [look for each in generations for look in each.looks]
+    ramps = tuple(block for block in model.ramp_indices if all(block in look for look in looks))
+    exits = (*ramps, model.num_blocks - 1)
+    return ExitRecords.of_answers(
+        np.array([[first_token(look[block].value) for block in exits] for look in looks], dtype=np.int64),
+        score=score,
+        num_blocks=model.num_blocks,
+        ramps=ramps,
+        sample_ids=tuple(f"{k}-{place}" for k, each in enumerate(generations) for place in range(len(each.answer))),
+        scores_NR=np.array([[look[block].score for block in ramps] for look in looks], dtype=np.float32),
+        tokens_N=np.array(
+            [length for each in generations for length in [len(each.prompt)] + [1] * (len(each.answer) - 1)]
+        ),
+        sequences_N=np.array([k for k, each in enumerate(generations) for _ in each.answer]),
+        provenance=facts,
     )
 
 
-def run(job: CalibrateOptions) -> None:
-    """Calibrate, and print thresholds, what they do, and what speaks against using them."""
-    if job.records is not None:
-        card, report = _calibrate_records(job.records, job)
-    else:
-        assert job.model is not None, "the job checks it"
-        assert job.data is not None, "the job checks it"
-        card, report = _calibrate_model(job.model, job.data, job)
-    if job.as_json:
-        print(json.dumps(report))
-    else:
-        show(*calibration_tables(card.policy, report))
-    for each in report["warnings"]:
-        warn(each)
-
-
-def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    """Rows of a model whose answers are tokens are prompts, without labels."""
-    labels = {"label_column": None} if read_card(model).task["name"] == TokenTask.name else {}
-    rows, held_out = job.read(data, **labels), None
-    if job.test is not None:
-        held_out = _known_rows(model, job.read(job.test, part=job.test_part, **labels))
-    with progress_bars() as progress:
-        card, _ = calibrate(model, rows, job, progress=progress)
-        report = _report(card)
-        beside = {each.name: read_calibration_file(each / CALIBRATION_FILE) for each in beside_of(model)}
-        if beside:
-            report["beside"] = {name: _report(each) for name, each in beside.items()}
-        if held_out is not None:
-            found = record_exits(
-                model,
-                held_out,
-                card.policy,
-                confidences=card.confidences,
-                weights=card.weights,
-                dtype=job.dtype,
-                progress=lambda what, done, total: progress(f"test {what}", done, total),
-            )
-            task = find_task(read_card(model).task)
-            report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
-    info = read_card(model)
-    reference = None if info.chain.is_one else info.chain.names[-1]
-    report["warnings"] = calibration_warnings(card, beside, info.provenance, reference)
-    return card, report
-
-
-def _report(card: CalibrationCard) -> dict[str, Any]:
-    confidences = {} if card.confidences is None else {"confidences": card.confidences}
-    return {"thresholds": card.thresholds, **confidences, "tested": card.tested}
-
-
-def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    found = read_records(path, scale=job.scale)
-    if job.policy not in (None, found.score):
-        raise InputError(f"--policy {job.policy}: {path} holds scores of {found.score}")
-    card = calibrate_records(found, job)
-    if job.out is not None:
-        make_folder(job.out)
-        save_calibration(card, found, job.out)
-    return card, _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
-
-
-def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
-    """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
-    card = read_card(model)
-    if card.task["name"] == TokenTask.name:
-        raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
-    rows.targets(find_task(card.task), find_codec(card.codec, model))
-    return rows
-
-
-TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "mean IoU"}
-"""What tasks with maps tell beside accuracy, which is a mean over inputs."""
-
-
-def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
-    """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
-    beside = [_beside(report["beside"])] if "beside" in report else []
-    return [_by_block(policy, report), _figures(report), *beside]
-
-
-def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
-    """Calibrations of which plans may pick another one."""
-    table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
-    for name, report in reports.items():
-        tested = report["tested"]
-        worst = tested["worst_agreement"] if "worst_agreement" in tested else tested["worst_harm"]
-        ramps = ", ".join(map(str, report["thresholds"])) or "-"
-        table.add_row(name, ramps, f"{tested['mean_blocks']:.2f} of {tested['num_blocks']}", f"{worst:.4f}")
-    return table
-
-
-def _by_block(policy: Score, report: dict[str, Any]) -> Table:
-    confidences = report.get("confidences")
-    above = [] if confidences is None else ["of values above"]
-    table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
-    thresholds = report["thresholds"]
-    for block, share in enumerate(report["tested"]["survival"]):
-        counted = [] if confidences is None else [_share(confidences.get(block))]
-        table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
-    return table
-
-
-def leave_text(policy: Score, threshold: float | None) -> str:
-    """A ramp's threshold in a table; in a word where no score passes it, or every one."""
-    if threshold is None:
-        return "-"
-    rule = SCORES[policy]
-    if threshold == rule.never:
-        return "never"
-    passed = threshold <= rule.lowest if rule.larger_is_surer else threshold >= rule.highest
-    return "always" if passed else f"{threshold:.4f}"
-
-
-Figure = Callable[[dict[str, Any]], str]
-_AGREEMENT: dict[str, Figure] = {
-    "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
-}
-_HARM: dict[str, Figure] = {
-    "wrong where the full model is right": lambda figures: _share(figures["harm"]),
-    "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
-}
-_SEQUENCES: dict[str, Figure] = {
-    "sequences": lambda figures: f"{figures['sequences']}",
-    "mean share of their tokens that may differ": lambda figures: _share(figures.get("sequence_loss")),
-    "sequences that are the full model's": lambda figures: _share(figures.get("same_sequences")),
-}
-
-
-def _figures(report: dict[str, Any]) -> Table:
-    columns = [name for name in ("tested", "test") if name in report]
-    table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
-    rows: dict[str, Figure] = {
-        "inputs": lambda figures: f"{figures['inputs']}",
-        **(_SEQUENCES if "sequences" in report[columns[0]] else {}),
-        "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
-        **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
-        "accuracy": lambda figures: _share(figures["accuracy"]),
-        "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
-        "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",
-    }
-    for label, text in rows.items():
-        table.add_row(label, *(text(report[name]) for name in columns))
-    for figure, label in TASK_FIGURES.items():
-        if figure in report[columns[0]]:
-            table.add_row(label, *(_share(report[name][figure]) for name in columns))
-            table.add_row(f"{label} of the full model", *(_share(report[name][f"full_{figure}"]) for name in columns))
-    return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
+    """Thresholds by records of generations; some sequences lay the path, the others test it."""
+    kept = records.of_ramps(job.taken(records.ramps))
+    design, tested = (of_sequences(kept, part) for part in parts_of(sequences_of(kept), job))
+    found = learn_then_test_sequences(design, tested, job.guarantee)
+    figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(found.thresholds))
+    whole = float((bounded_losses(tested, found.thresholds) == 0).mean())
+    sequences = {"sequences": found.num_sequences, "sequence_loss": found.mean_loss, "same_sequences": whole}
+    return CalibrationCard(
+        policy=records.score,
+        thresholds=found.thresholds,
+        decay=decay_of(records),
+        metric="sequences",
+        budget=job.guarantee.budget,
+        confidence=job.guarantee.confidence,
+        tested=figures | sequences | {"work_share": work_share(figures["survival"], None)},
+        provenance=facts,
+    )

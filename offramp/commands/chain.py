@@ -10,7 +10,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError
 from earlyexit.network.chain_card import ModelFolder, chain_card, check_members
 from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, read_card
-from offramp.commands.calibrate import read_calibration
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ChainJob, check_name
 from offramp.commands.progress import provenance
 from offramp.commands.train import in_place_of

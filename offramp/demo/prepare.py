@@ -8,7 +8,8 @@ from pathlib import Path
 
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.network.store import read_card
-from offramp.commands.calibrate import calibrate, read_calibration
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars

@@ -14,7 +14,7 @@ from deployments.keys import KEYS_VARIABLE, AccessSettings
 from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
 from earlyexit.network.store import read_card
-from offramp.commands.calibrate import read_calibration
+from offramp.commands.calibrated import read_calibration
 from offramp.spec.documents import BUILT_IN, PlanOptions
 from optimizer.plan import early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan

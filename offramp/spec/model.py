@@ -17,8 +17,7 @@ from earlyexit.data.source_file import Source, read_source
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, read_card
-from offramp.commands.calibrate import read_calibration
-from offramp.commands.calibrated import check_members
+from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.plan import is_worth_more
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of

@@ -11,7 +11,8 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import no_progress
-from offramp.commands.calibrate import calibrate, calibrate_records, read_calibration
+from offramp.commands.calibrate import calibrate, calibrate_records
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, record_exits
 from optimizer.calibration_file import CalibrationCard

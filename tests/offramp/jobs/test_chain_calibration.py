@@ -16,8 +16,8 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import calibrate, read_calibration
-from offramp.commands.calibrated import check_members
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.jobs import CalibrateJob, TrainJob
 from offramp.commands.profile import parameters_by_block
 from offramp.commands.recording import record_exits

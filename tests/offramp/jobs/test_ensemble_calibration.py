@@ -14,7 +14,8 @@ from torch import Tensor
 from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.network.store import read_card
-from offramp.commands.calibrate import calibrate, read_calibration
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from optimizer.calibration_file import RECORDS_FILE
 from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of

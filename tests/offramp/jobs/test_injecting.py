@@ -21,7 +21,8 @@ from earlyexit.named import NamedSpec
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import calibrate, read_calibration
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.foreign import TorchForeign, answer_names, check_names, read_foreign
 from offramp.commands.inject import Injected, Times, crossing_sites, inject, ramps_worth_their_time, time_exits
 from offramp.commands.jobs import CalibrateJob, InjectJob

@@ -15,7 +15,8 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
-from offramp.commands.calibrate import calibrate, calibration_tables
+from offramp.commands.calibrate import calibrate
+from offramp.commands.calibrate_command import calibration_tables
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.worth import Worth, calibration_warnings, constant_accuracy, warnings_of, work_share

@@ -1,0 +1,184 @@
+"""`offramp calibrate`: thresholds of a model, or of exit records from elsewhere, and what they do, as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from earlyexit.codecs import find_codec
+from earlyexit.errors import InputError
+from earlyexit.network.store import read_card
+from earlyexit.tasks import find_task
+from earlyexit.tasks.token import TokenTask
+from offramp.commands.calibrate import calibrate, calibrate_records, outcome_figures
+from offramp.commands.calibrated import save_calibration
+from offramp.commands.jobs import CalibrateOptions
+from offramp.commands.output import make_table, show, warn
+from offramp.commands.progress import progress_bars
+from offramp.commands.recording import record_exits
+from offramp.commands.train import make_folder
+from offramp.commands.worth import calibration_warnings
+from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
+from profiles.records_table import read_records
+from profiles.scores import SCORES, Score
+
+if TYPE_CHECKING:
+    from earlyexit.data.rows import LabelledRows
+
+
+def run(job: CalibrateOptions) -> None:
+    """Calibrate, and print thresholds, what they do, and what speaks against using them."""
+    if job.records is not None:
+        card, report = _calibrate_records(job.records, job)
+    else:
+        assert job.model is not None, "the job checks it"
+        assert job.data is not None, "the job checks it"
+        card, report = _calibrate_model(job.model, job.data, job)
+    if job.as_json:
+        print(json.dumps(report))
+    else:
+        show(*calibration_tables(card.policy, report))
+    for each in report["warnings"]:
+        warn(each)
+
+
+def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
+    """Rows of a model whose answers are tokens are prompts, without labels."""
+    labels = {"label_column": None} if read_card(model).task["name"] == TokenTask.name else {}
+    rows, held_out = job.read(data, **labels), None
+    if job.test is not None:
+        held_out = _known_rows(model, job.read(job.test, part=job.test_part, **labels))
+    with progress_bars() as progress:
+        card, _ = calibrate(model, rows, job, progress=progress)
+        report = _report(card)
+        beside = {each.name: read_calibration_file(each / CALIBRATION_FILE) for each in beside_of(model)}
+        if beside:
+            report["beside"] = {name: _report(each) for name, each in beside.items()}
+        if held_out is not None:
+            found = record_exits(
+                model,
+                held_out,
+                card.policy,
+                confidences=card.confidences,
+                weights=card.weights,
+                dtype=job.dtype,
+                progress=lambda what, done, total: progress(f"test {what}", done, total),
+            )
+            task = find_task(read_card(model).task)
+            report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
+    info = read_card(model)
+    reference = None if info.chain.is_one else info.chain.names[-1]
+    report["warnings"] = calibration_warnings(card, beside, info.provenance, reference)
+    return card, report
+
+
+def _report(card: CalibrationCard) -> dict[str, Any]:
+    confidences = {} if card.confidences is None else {"confidences": card.confidences}
+    return {"thresholds": card.thresholds, **confidences, "tested": card.tested}
+
+
+def _calibrate_records(path: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
+    found = read_records(path, scale=job.scale)
+    if job.policy not in (None, found.score):
+        raise InputError(f"--policy {job.policy}: {path} holds scores of {found.score}")
+    card = calibrate_records(found, job)
+    if job.out is not None:
+        make_folder(job.out)
+        save_calibration(card, found, job.out)
+    return card, _report(card) | {"warnings": calibration_warnings(card, {}, None, None)}
+
+
+def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
+    """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+    card = read_card(model)
+    if card.task["name"] == TokenTask.name:
+        raise InputError("--test is of rows with labels; of a decoder part of the prompts tests the thresholds already")
+    rows.targets(find_task(card.task), find_codec(card.codec, model))
+    return rows
+
+
+TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "mean IoU"}
+"""What tasks with maps tell beside accuracy, which is a mean over inputs."""
+
+
+def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
+    """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
+    beside = [_beside(report["beside"])] if "beside" in report else []
+    return [_by_block(policy, report), _figures(report), *beside]
+
+
+def _beside(reports: Mapping[str, dict[str, Any]]) -> Table:
+    """Calibrations of which plans may pick another one."""
+    table = make_table("in the folder", "ramps after blocks", "mean blocks", "worst of all subsets", title="Besides")
+    for name, report in reports.items():
+        tested = report["tested"]
+        worst = tested["worst_agreement"] if "worst_agreement" in tested else tested["worst_harm"]
+        ramps = ", ".join(map(str, report["thresholds"])) or "-"
+        table.add_row(name, ramps, f"{tested['mean_blocks']:.2f} of {tested['num_blocks']}", f"{worst:.4f}")
+    return table
+
+
+def _by_block(policy: Score, report: dict[str, Any]) -> Table:
+    confidences = report.get("confidences")
+    above = [] if confidences is None else ["of values above"]
+    table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
+    thresholds = report["thresholds"]
+    for block, share in enumerate(report["tested"]["survival"]):
+        counted = [] if confidences is None else [_share(confidences.get(block))]
+        table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
+    return table
+
+
+def leave_text(policy: Score, threshold: float | None) -> str:
+    """A ramp's threshold in a table; in a word where no score passes it, or every one."""
+    if threshold is None:
+        return "-"
+    rule = SCORES[policy]
+    if threshold == rule.never:
+        return "never"
+    passed = threshold <= rule.lowest if rule.larger_is_surer else threshold >= rule.highest
+    return "always" if passed else f"{threshold:.4f}"
+
+
+Figure = Callable[[dict[str, Any]], str]
+_AGREEMENT: dict[str, Figure] = {
+    "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
+}
+_HARM: dict[str, Figure] = {
+    "wrong where the full model is right": lambda figures: _share(figures["harm"]),
+    "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
+}
+_SEQUENCES: dict[str, Figure] = {
+    "sequences": lambda figures: f"{figures['sequences']}",
+    "mean share of their tokens that may differ": lambda figures: _share(figures.get("sequence_loss")),
+    "sequences that are the full model's": lambda figures: _share(figures.get("same_sequences")),
+}
+
+
+def _figures(report: dict[str, Any]) -> Table:
+    columns = [name for name in ("tested", "test") if name in report]
+    table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
+    rows: dict[str, Figure] = {
+        "inputs": lambda figures: f"{figures['inputs']}",
+        **(_SEQUENCES if "sequences" in report[columns[0]] else {}),
+        "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
+        **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
+        "accuracy": lambda figures: _share(figures["accuracy"]),
+        "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
+        "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",
+    }
+    for label, text in rows.items():
+        table.add_row(label, *(text(report[name]) for name in columns))
+    for figure, label in TASK_FIGURES.items():
+        if figure in report[columns[0]]:
+            table.add_row(label, *(_share(report[name][figure]) for name in columns))
+            table.add_row(f"{label} of the full model", *(_share(report[name][f"full_{figure}"]) for name in columns))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
