@@ -23,8 +23,7 @@ from earlyexit.named import NamedSpec, is_own
 from earlyexit.network.boundary import why_no_exit
 from earlyexit.network.model import EarlyExitModel, ModelInfo, begin_bridges, bridge_of
 from earlyexit.ramps import BRIDGE, RampStyle, build_ramp
-from earlyexit.ramps.bridge import BridgeRamp
-from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask

@@ -20,8 +20,7 @@ from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import Segment
 from earlyexit.network.wire import Lengths
 from earlyexit.ramps import RampStyle
-from earlyexit.ramps.bridge import BridgeRamp
-from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
 from earlyexit.sequences.memory import Memory

@@ -1,4 +1,4 @@
-"""Exit policies: when an input may leave; `base.py` holds the contract. Without torch, until one is made."""
+"""Exit policies: when an input may leave. `base.py` holds the contract; torch is imported when a policy is made."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ class PolicyKind:
     """One kind of exit policy."""
 
     make: str
-    """Where its factory is."""
+    """The place of its factory."""
     takes: frozenset[str]
-    """The fields of a plan's policy that it needs, all of them and no others."""
+    """The fields of a plan's policy that it requires; it takes no other required fields."""
     leaves: str
-    """When an input may leave, for readers of plans."""
+    """When an input may leave, in words, for readers of plans."""
     mixes: bool
-    """Whether it can judge what the networks of a chain say together, and so takes an ensemble's `weights` as well."""
+    """Whether it can judge the mixed answers of a chain's networks, and so also takes an ensemble's `weights`."""
     decays: bool
-    """Whether its scores are from 0 to 1, larger is surer, so that it takes a `decay` as well, where answers are
-    tokens."""
+    """Whether its scores are from 0 to 1, larger is surer. It then also takes a `decay` where answers are tokens."""
 
     @property
     def may_take(self) -> tuple[str, ...]:
-        """The fields that it can do without."""
+        """The optional fields."""
         return (*(["weights"] if self.mixes else []), *(["decay"] if self.decays else []))
 
 
@@ -105,16 +104,16 @@ else:  # what reads files refuses other names, and lists these
 
 
 def kind_of(name: str) -> PolicyKind:
-    """Raises PlanError with the known names."""
+    """Returns the kind of that name; raises PlanError that lists the known names."""
     if name not in POLICIES:
         raise PlanError(f"unknown exit policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name]
 
 
 def make_policy(name: str, *, weights: Mapping[int, float] | None = None, **settings: Any) -> ExitPolicy:
-    """The policy of that name, imported now; with an ensemble's `weights` it judges what networks say together.
+    """Returns a policy by its name. With an ensemble's `weights` it judges the mixed answers of a chain's networks.
 
-    Raises PlanError for settings that it refuses.
+    Raises PlanError for an unknown name, and for settings that the policy refuses.
     """
     policy: ExitPolicy = imported(kind_of(name).make)(**settings)
     if weights is None:

@@ -1,4 +1,4 @@
-"""What the networks of a chain say together, judged by another policy (Tabi, section 4.3, equation 6)."""
+"""The mixed answers of a chain's networks, judged by another policy (Tabi, section 4.3, equation 6)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CARRIED = torch.float16
 
 
 class EnsemblePolicy(ExitPolicy):
-    """Mixes what networks before said into what every later exit says; another policy sees the mixture only.
+    """Mixes the answers of earlier networks into those of every later exit; another policy judges the mixture.
 
-    The state is the probabilities said at the last network's end that is active, times their weight: what is left to 1
-    is the weight of the network at hand. Of inputs that came by no such end it is 0, and nothing is mixed, as under a
-    plan that skips the networks before. It is half precision wherever it is, so that an answer does not depend on where
-    a chain is cut: probabilities keep 3 digits, and one is off by at most 2.5e-4.
+    The state is the probabilities at the last active end of a network, times their weight; the current network has the
+    rest of the weight. The state is 0 for inputs that passed no such end, as under a plan that skips the earlier
+    networks, and nothing is mixed then. It always has half precision, so that an answer does not depend on where a
+    chain is cut: probabilities keep 3 digits, and their error is at most 2.5e-4.
     """
 
     name = "ensemble"
@@ -33,7 +33,7 @@ class EnsemblePolicy(ExitPolicy):
     state_dtype: ClassVar[torch.dtype] = CARRIED
 
     def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
-        """Raises PlanError for weights out of range, and for a judge that carries something of its own."""
+        """Raises PlanError for weights out of range, and for a judge that carries a state of its own."""
         check_weights(weights)
         if judge.foreknows or judge.state_width(2):
             raise PlanError(
@@ -81,17 +81,17 @@ class EnsemblePolicy(ExitPolicy):
         return self._judge.conclude(mixed(opinion, state_BS), state_BS[:, :0], sample_ids)
 
     def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
-        """Those of the last network by itself."""
+        """Returns the answers of the last network alone."""
         return self._judge.full_answers(opinion, sample_ids)
 
 
 def carried(outputs_BC: Tensor, weight: float) -> Tensor:
-    """What an exit's outputs leave for those after it, (B, C)."""
+    """Returns the state that an exit's outputs leave for later exits, (B, C)."""
     return (weight * outputs_BC.softmax(-1)).to(CARRIED)
 
 
 def mixed(opinion: Opinion, state_BS: Tensor) -> Opinion:
-    """The opinion with what is carried, as logarithms of probabilities; of inputs that carry nothing as it was."""
+    """Returns the opinion mixed with the state, as logarithms of probabilities; unchanged where the state is 0."""
     carried_B1 = state_BS.float().sum(-1, keepdim=True)
     if not carried_B1.any():
         return opinion

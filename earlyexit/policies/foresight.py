@@ -1,6 +1,6 @@
 """Policies that decide before an exit's outputs are computed: CALM's other two confidences (Schuster et al. 2022, 3.4).
 
-A vocabulary of 49,152 tokens costs what blocks do; who does not leave need not pay for it.
+A vocabulary of 49,152 tokens costs as much as blocks do. So it is computed only for inputs that leave.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from earlyexit.policies.threshold import ThresholdPolicy
 
 
 class Foreseen(Opinion):
-    """What a ramp says of a set of inputs: how sure it is at once, its outputs when somebody asks, of whom they ask."""
+    """A ramp's scores, and its outputs, which are computed when they are read and only for the inputs asked for."""
 
     def __init__(self, network: EarlyExitModel, ramp: int, before: Piece, after: Tensors) -> None:
-        """`before` and `after` the segment that the ramp is at the end of."""
+        """`before`, `after`: what crosses the boundaries of the segment that ends with the ramp."""
         self.task = network.task
         self._network, self._ramp = network, ramp
         self._before, self._after = before, after
 
     @cached_property
     def gathered(self) -> Tensor:
-        """What the ramp's head looks at, (B, ...), where it was computed."""
+        """The input of the ramp's head, (B, ...), on the device where it was computed."""
         return self._network.gathered(self._ramp, self._after, self._before.lengths_B)
 
     @cached_property
     def score_B(self) -> Tensor:
-        raise AssertionError("who decides before outputs are known says by what")
+        raise AssertionError("a policy that decides before outputs are known asks for a score by name")
 
     @property
     def outputs_BC(self) -> Tensor:
@@ -53,17 +53,17 @@ class Foreseen(Opinion):
         return to_host(self.task.answer(outputs_KC))
 
     def before_head(self, rows: Sequence[int]) -> Tensor | None:
-        """Of some inputs, what the head that all exits share looks at; None where it does not look here."""
+        """Returns the input of the shared head for some inputs; None where the ramp has a head of its own."""
         index_K = to_device(torch.tensor(rows), self.gathered.device)
         return self._network.before_head(self._ramp, self.gathered.index_select(0, index_K))
 
     def by_classifier(self) -> Tensor:
-        """How likely the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
+        """Returns the probability that the ramp's answer is the full model's, (B,), from 0 to 1; in host memory."""
         self.score_B = to_host(self._network.foresee(self._ramp, self.gathered).sigmoid())
         return self.score_B
 
     def by_states(self) -> Tensor:
-        """Cosine of the angle between the states before and after the ramp's block, (B,), 0 where they are opposed."""
+        """Returns the cosine similarity of the states before and after the ramp's block, (B,), at least 0."""
         before = self._network.gathered(self._ramp, self._before.tensors, self._before.lengths_B)
         alike_B = torch.cosine_similarity(before.flatten(1).float(), self.gathered.flatten(1).float())
         self.score_B = to_host(alike_B.clamp(0, 1))
@@ -71,7 +71,7 @@ class Foreseen(Opinion):
 
 
 class ForeseenPolicy(ThresholdPolicy):
-    """Leave where the ramp's classifier is sure enough that its answer will be the full model's."""
+    """Inputs leave if the ramp's classifier predicts surely enough that its answer is the full model's."""
 
     name = "foreseen"
     larger_is_surer = True
@@ -83,7 +83,7 @@ class ForeseenPolicy(ThresholdPolicy):
 
 
 class SimilarPolicy(ThresholdPolicy):
-    """Leave where the block before the ramp hardly changed the state: CALM's saturation."""
+    """Inputs leave if the block before the ramp hardly changed the state (CALM's hidden-state saturation)."""
 
     name = "similar"
     larger_is_surer = True

@@ -18,19 +18,19 @@ from earlyexit.policies.threshold import ThresholdPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswers:
-    """What every ramp, and the full model, said of N known inputs."""
+    """Recorded scores and answers of every ramp and of the full model for N known inputs."""
 
     row_of: Mapping[str, int]
-    """Sample id -> row. Ids are looked up up to their last `#`, so that one record can be asked many times."""
+    """Sample id -> row. Ids are looked up without their last `#` and what follows, so a record can be used often."""
     ramps: tuple[int, ...]
     scores_NR: npt.NDArray[np.float32]
-    """In the unit of the policy that judges them; one column per ramp."""
+    """Scores in the unit of the policy that judges them; one column per ramp."""
     answers_NE: npt.NDArray[Any]
-    """(N, E, ...), the full model's last."""
+    """(N, E, ...); the full model's answers are last."""
 
 
 class RecordedPolicy(ExitPolicy):
-    """Takes scores and answers from records, keyed by sample id, and lets a threshold policy judge the scores."""
+    """Takes scores and answers from records, by sample id; a threshold policy judges the scores."""
 
     name = "recorded"
     foreknows = True

@@ -1,4 +1,4 @@
-"""Tabi's dispatch rule (EuroSys'23, section 4.1, equation 4): who goes on to the next network. Without torch."""
+"""Tabi's dispatch rule (EuroSys'23, section 4.1, equation 4): which inputs go on to the next network. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANTISSA_BITS = 53
 
 
 def check_rule(c: float, k: float) -> None:
-    """Raise PlanError for a cut-off that is no probability, and for a slope that would favour the unsure."""
+    """Raise PlanError for a cut-off that is no probability, or a slope that would favour unsure inputs."""
     if not 0 <= c <= 1:
         raise PlanError(f"c, the confidence below which every input goes on, must be from 0 to 1, not {c}")
     if not 0 <= k < np.inf:
@@ -29,9 +29,9 @@ def check_rule(c: float, k: float) -> None:
 
 
 def reroute_probability(confidence_N: npt.NDArray[np.floating], c: float, k: float = SLOPE) -> FloatArray:
-    """How likely each input is to go on, (N,): 1 up to confidence c, above it 1/(1+exp(k((con-c)/(1-c)-1/2))).
+    """Returns the probability to go on, (N,): 1 up to confidence c, above it 1/(1+exp(k((con-c)/(1-c)-1/2))).
 
-    At c = 1 everything goes on. Never rises with confidence. Raises PlanError as `check_rule` does.
+    It never rises with confidence; at c = 1 all inputs go on. Raises PlanError as `check_rule` does.
     """
     check_rule(c, k)
     confidence_N = np.asarray(confidence_N, dtype=np.float64)
@@ -46,16 +46,16 @@ def reroute_probability(confidence_N: npt.NDArray[np.floating], c: float, k: flo
 def reroutes(
     confidence_N: npt.NDArray[np.floating], sample_ids: Sequence[str], ramp: int, c: float, k: float = SLOPE
 ) -> npt.NDArray[np.bool_]:
-    """Who goes on, bool (N,): where the input's coin at that ramp falls below its probability."""
+    """Returns whether each input goes on, bool (N,): its coin at that ramp is below its probability."""
     probability_N = reroute_probability(confidence_N, c, k)
     coins_N = np.array([coin(sample_id, ramp) for sample_id in sample_ids], dtype=np.float64)
     return np.asarray(coins_N < probability_N)
 
 
 def coin(sample_id: str, ramp: int) -> float:
-    """A number in [0, 1) that an input keeps at a ramp: another attempt at it, or a replay, decides alike.
+    """Returns a number in [0, 1) that an input keeps at a ramp, so that another attempt or a replay decides alike.
 
-    A hash of the sample id, without the attempt that the ingress ends it with; every ramp has a coin of its own.
+    It is a hash of the ramp and the sample id, without the attempt that the ingress appends to the id.
     """
     key, mark, tail = sample_id.rpartition("#")
     known = f"{key}{mark}{ATTEMPT.sub('', tail)}" if mark else sample_id

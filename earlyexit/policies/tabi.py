@@ -12,16 +12,16 @@ from earlyexit.policies.reroute import check_rule, reroutes
 
 
 class TabiPolicy(ExitPolicy):
-    """Go on up to confidence c, above it by the input's coin, with a chance that falls with confidence (equation 4).
+    """Inputs go on up to confidence c, and above it by a coin whose probability falls with confidence (equation 4).
 
-    Meant for the ends of networks; an inner ramp is judged alike, by a coin of its own. Nothing is promised of it.
+    It is meant for the ends of networks. An inner ramp is judged alike, by a coin of its own. It has no guarantee.
     """
 
     name = "tabi"
     labels_only = True
 
     def __init__(self, c: float, k: float) -> None:
-        """Raises PlanError for a c outside 0 to 1, and for a k that is no slope."""
+        """Raises PlanError for a c outside 0 to 1, and for a negative or infinite k."""
         check_rule(c, k)
         self.c = c
         self.k = k
@@ -34,5 +34,5 @@ class TabiPolicy(ExitPolicy):
         return opinion.verdict(torch.from_numpy(~goes_on_B), state_BS)
 
     def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The calibrated confidence."""
+        """Returns the calibrated confidence and the answers."""
         return opinion.score_B, opinion.value_B

@@ -16,22 +16,22 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask
 
 ADDED = 0.1
-"""CALM's: of a threshold at an answer's beginning, how much does not depend on it."""
+"""CALM's constant: the part of a threshold at the beginning of an answer that is the same for all thresholds."""
 
 
 class ThresholdPolicy(ExitPolicy):
-    """Leave where the score is sure enough."""
+    """Inputs leave if their score passes the ramp's threshold."""
 
     larger_is_surer: ClassVar[bool]
 
     def __init__(self, thresholds: float | Mapping[int, float], *, decay: float | None = None) -> None:
-        """One number for all ramps, or one per ramp; `decay`: see `decayed`, None: thresholds hold at every place."""
+        """`thresholds`: one number for all ramps, or one each. `decay`: see `decayed`; None for constant thresholds."""
         self.thresholds = thresholds
         self.decay = decay
 
     @abstractmethod
     def score(self, ramp: int, opinion: Opinion) -> Tensor:
-        """How sure a ramp is, (B,), in the policy's own unit; in host memory."""
+        """Returns the ramp's scores, (B,), in the policy's own unit; in host memory."""
 
     @property
     def counts_places(self) -> bool:
@@ -73,26 +73,26 @@ class ThresholdPolicy(ExitPolicy):
 
 
 def decayed(score_B: Tensor, place_B: Tensor, decay: float) -> Tensor:
-    """Scores that pass a threshold where raw ones pass the one that CALM makes of it at a token's place, (B,).
+    """Returns scores (B,) that pass a constant threshold if the raw scores pass CALM's threshold for that position.
 
-    There a threshold l in [0, 1] is `(1 - ADDED) l + ADDED exp(-tau t / N)` for token t of at most N (Schuster et al.
-    2022, equation 5): first tokens, on which all others hang, are asked for more. `decay` is N / tau, the tokens in
-    which what is added falls to 1/e, so that it does not depend on how long a caller lets an answer be. Solved for l,
-    at most 1, and so thresholds, the records of scores, and all that is found by them stay one number per ramp.
+    CALM's threshold for token t of at most N is `(1 - ADDED) l + ADDED exp(-tau t / N)`, with l in [0, 1] (Schuster et
+    al. 2022, equation 5). It is stricter for the first tokens, on which all others depend. `decay` is N / tau, the
+    number of tokens after which the extra part has fallen to 1/e; it does not depend on the length of an answer. The
+    score is the equation solved for l, at most 1. So thresholds and records of scores stay one number per ramp.
     """
     added_B = ADDED * torch.exp(place_B / -decay)
     return ((score_B - added_B) / (1 - ADDED)).clamp(max=1)
 
 
 def of_ramp(numbers: float | Mapping[int, float], ramp: int) -> float:
-    """A ramp's number, of one for all or one per ramp."""
+    """Returns a ramp's number, from one number for all ramps or one per ramp."""
     return numbers[ramp] if isinstance(numbers, Mapping) else numbers
 
 
 class EntropyPolicy(ThresholdPolicy):
-    """DeeBERT's rule and E3's default: leave when the entropy of the prediction is small. Thresholds in nats.
+    """Inputs leave if the entropy of the prediction is small: DeeBERT's rule, E3's default. Thresholds are in nats.
 
-    E3 section 5 uses 0.4 unless it says otherwise.
+    E3 section 5 mostly uses 0.4.
     """
 
     name = "entropy"
@@ -105,7 +105,7 @@ class EntropyPolicy(ThresholdPolicy):
 
 
 class ConfidencePolicy(ThresholdPolicy):
-    """Leave when the exit is sure enough of its answer; for labels, when the likeliest is likely enough."""
+    """Inputs leave if the exit's score is high enough; for labels, the probability of the likeliest label."""
 
     name = "confidence"
     larger_is_surer = True
@@ -115,16 +115,16 @@ class ConfidencePolicy(ThresholdPolicy):
 
 
 class SharePolicy(ThresholdPolicy):
-    """PAME's rule (section 5.3): leave when enough of the exit's principal values lie above a confidence.
+    """Inputs leave if enough of the exit's principal values are above a confidence: PAME's rule (section 5.3).
 
-    Its count threshold is here a share of them, so that it is a score like others; confidences are settings.
+    PAME's threshold is a count; here it is a share, so that it is a score as in other policies.
     """
 
     name = "share"
     larger_is_surer = True
 
     def __init__(self, thresholds: float | Mapping[int, float], confidences: float | Mapping[int, float]) -> None:
-        """One number for all ramps, or one per ramp, of both."""
+        """Both are one number for all ramps, or one per ramp."""
         super().__init__(thresholds)
         self.confidences = confidences
 
@@ -149,12 +149,12 @@ class SharePolicy(ThresholdPolicy):
 
 
 def share_above(principal_BP: Tensor, confidence: float) -> Tensor:
-    """The share of each input's principal values that exceed a confidence, float32 (B,)."""
+    """Returns the share of each input's principal values that exceed a confidence, float32 (B,)."""
     return (principal_BP > confidence).sum(1) / principal_BP.shape[1]
 
 
 def shares_above(principal_BP: Tensor, confidences_L: Tensor) -> Tensor:
-    """`share_above` for several confidences, ascending, at once, (B, L); what is no number exceeds none."""
+    """Returns `share_above` for several ascending confidences, (B, L); NaN exceeds none."""
     below_BP = torch.bucketize(principal_BP.nan_to_num(-torch.inf), confidences_L.to(principal_BP.device))
     counts = below_BP.new_zeros(len(below_BP), len(confidences_L) + 1)
     counts.scatter_add_(1, below_BP, torch.ones_like(below_BP))

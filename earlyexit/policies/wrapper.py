@@ -1,4 +1,4 @@
-"""Anybody's own exit logic (E3 section 3.4, `exit-wrapper`)."""
+"""Exit policies from a user's own function (E3 section 3.4, `exit-wrapper`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from earlyexit.named import imported
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 IndependentRule = Callable[[int, Tensor], Tensor]
-"""(ramp, outputs (B, C), logits where answers are labels) -> who leaves, bool (B,)."""
+"""(ramp, outputs (B, C), logits where answers are labels) -> which inputs leave, bool (B,)."""
 DependentRule = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(ramp, outputs (B, C), state (B, S)) -> who leaves, bool (B,), and the new state (B, S)."""
+"""(ramp, outputs (B, C), state (B, S)) -> which inputs leave, bool (B,), and the new state (B, S)."""
 
 
 class OwnExit(ExitPolicy):
-    """A rule of anybody's; its state, `state_width` float32 zeros at first, travels with every input."""
+    """A user's rule. Its state, initially `state_width` float32 zeros, travels with every input."""
 
     name = "own"
     state_dtype: ClassVar[torch.dtype] = torch.float32
@@ -45,11 +45,11 @@ def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], OwnExit]: ...
 def exit_wrapper(
     rule: IndependentRule | None = None, *, state_width: int | None = None
 ) -> OwnExit | Callable[[DependentRule], OwnExit]:
-    """Make an exit policy of a function; plans name it as `own: "module:name"`.
+    """Returns an exit policy made of a function; plans name it as `own: "module:name"`.
 
-    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps, which can be switched off without changing what
-    others decide; `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` dependent ones. A rule must judge
-    every row by itself.
+    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps: one can be switched off without changing the
+    decisions of others. `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` gives dependent ramps. A rule
+    must judge every row by itself.
     """
     if rule is None:
         if state_width is None:
@@ -59,7 +59,7 @@ def exit_wrapper(
 
 
 def own_policy(own: str) -> ExitPolicy:
-    """The policy that `module:name` is; raises PlanError for what cannot be imported, or is none."""
+    """Returns the policy that `module:name` names; raises PlanError if it cannot be imported or is no policy."""
     try:
         policy = imported(own)
     except (ImportError, AttributeError) as error:

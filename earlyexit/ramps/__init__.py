@@ -1,4 +1,4 @@
-"""Exit heads: `heads.py` holds the contract and every style. Without torch, until one is built."""
+"""Exit heads; `heads.py` holds the contract. torch is imported when a head is built."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from earlyexit.ramps.heads import Ramp
 
 BRIDGE = "bridge"
-"""The style of ramps that are a copy of some blocks and a head of the full model's style."""
+"""The style of ramps that consist of copies of some blocks and a head of the full model's style."""
 
-# Style -> where its Ramp is. A style is one class there and one line here.
+# Style -> the place of its Ramp. A style is one class and one line here.
 RAMPS = {
     "adapted": "earlyexit.ramps.vocabulary:AdaptedRamp",
-    BRIDGE: "earlyexit.ramps.bridge:BridgeRamp",
+    BRIDGE: "earlyexit.ramps.heads:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
     "deconv": "earlyexit.ramps.maps:DeconvRamp",
     "given": "earlyexit.ramps.heads:GivenHead",
@@ -38,10 +38,9 @@ else:  # what reads files refuses other names, and lists these
 
 
 def build_ramp(style: RampStyle, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> Ramp:
-    """An untrained ramp on a hidden state whose rows have this shape: (D,), or a map's (C, H, W).
+    """Returns an untrained ramp on hidden states whose rows have this shape: (D,), or (C, H, W) for a map.
 
-    `output_shape` is what it gives for an input, as its task has it. Raises ModelFolderError where the style or the
-    pooling does not fit the one or the other.
+    `output_shape` is the task's. Raises ModelFolderError if the style or the pooling does not fit one of the shapes.
     """
     ramp: Ramp = imported(RAMPS[style])(row, output_shape, pooling)
     return ramp

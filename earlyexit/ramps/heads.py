@@ -1,9 +1,10 @@
-"""Exit heads: an input's hidden state pooled to one vector, and the exit's outputs of it."""
+"""Exit heads, which turn an input's hidden state, mostly pooled to one vector, into the exit's outputs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +14,19 @@ from earlyexit.network.layout import Layout
 from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
 
 WIDTH = 64
-"""Of `MlpRamp`'s hidden layer. ResNet-20 on CIFAR-10, a grid, budget 1 %: 6.6 of 9 blocks, 7.1 with a linear ramp."""
+"""Width of `MlpRamp`'s hidden layer. ResNet-20 on CIFAR-10, grid pooling, budget 1 %: inputs run a mean of 6.6 of 9
+blocks; 7.1 with a linear ramp."""
 MAP_SIDES = 2
-"""Height and width: what a convolution goes over."""
+"""The dimensions of a map that a convolution goes over: height and width."""
 DROPOUT = 0.1
-"""The share of numbers that training leaves out before the last layer."""
+"""Dropout probability before the last layer."""
 
 
 class Ramp(nn.Module, ABC):
-    """An exit head after a block; the full model's head is one too."""
+    """An exit head after a block. The full model's head is one too."""
+
+    pools: ClassVar[bool] = True
+    """Whether it pools maps to vectors before `classify`; if not, training keeps whole hidden states."""
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()
@@ -29,23 +34,23 @@ class Ramp(nn.Module, ABC):
 
     @abstractmethod
     def classify(self, gathered: Tensor) -> Tensor:
-        """Outputs (B, *output_shape) of what `gather` gives: pooled hidden states (B, D), unless a style says else."""
+        """Returns the outputs (B, *output_shape) for what `gather` returns, mostly pooled hidden states (B, D)."""
 
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """What the head looks at, one row per input, of a packed hidden state; it has no weights that are trained."""
+        """Returns the head's input, one row per input, from a packed hidden state. It uses no trained weights."""
         return self.gather_rows(of_inputs(hidden, layout, self.pooling))
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The same of rows that are whole inputs', (B, ...)."""
-        return rows if rows.ndim == 2 else pool_maps(rows, self.pooling)
+        """Returns the head's input from rows of whole inputs, (B, ...)."""
+        return pool_maps(rows, self.pooling) if self.pools and rows.ndim > 2 else rows
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Outputs (B, *output_shape) of a packed hidden state (N, D), or (N, ...)."""
+        """Returns the outputs (B, *output_shape) for a packed hidden state (N, D), or (N, ...)."""
         return self.classify(self.gather(hidden, layout))
 
 
 def flat_outputs(output_shape: Sequence[int]) -> int:
-    """How many numbers a flat head gives for an input; raises ModelFolderError where a task has maps."""
+    """Returns how many numbers a flat head gives for an input; raises ModelFolderError for tasks with maps."""
     if len(output_shape) != 1:
         raise ModelFolderError(
             f"such a head gives numbers, and the task has {_in_words(output_shape)}: take the style maps or deconv"
@@ -58,7 +63,7 @@ def _in_words(shape: Sequence[int]) -> str:
 
 
 class LightRamp(Ramp):
-    """One linear layer. Apparate's (section 3.1) pools the first token; a frozen sentence encoder wants the mean."""
+    """One linear layer. Apparate (section 3.1) pools the first token; frozen sentence encoders need the mean."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -70,7 +75,7 @@ class LightRamp(Ramp):
 
 
 class MlpRamp(Ramp):
-    """One narrow hidden layer: what a linear ramp cannot tell from early features, at a fraction of a block."""
+    """One narrow hidden layer, for early features that are not linearly separable, at a fraction of a block's cost."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -87,7 +92,7 @@ class MlpRamp(Ramp):
 
 
 class PoolerRamp(Ramp):
-    """DeeBERT's: BERT's whole pooler, then linear (Apparate section 3.1 compares it). BERT's classifiers end so."""
+    """BERT's pooler and a linear layer, as in DeeBERT and BERT's classifiers (Apparate section 3.1 compares it)."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -105,17 +110,17 @@ class PoolerRamp(Ramp):
 
 
 class ReluPoolerRamp(PoolerRamp):
-    """The same with the activation of DistilBERT's classifiers."""
+    """A pooler with the activation of DistilBERT's classifiers."""
 
     def activation(self, values: Tensor) -> Tensor:
         return torch.relu(values)
 
 
 class GivenHead(Ramp):
-    """None at all: what crosses before it is the outputs already, of a network that brings its own classifier."""
+    """A head without layers, for a network whose last block already gives the outputs."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
-        """Raise ModelFolderError where what is given is not what the task has: one number per output, or maps."""
+        """Raises ModelFolderError unless the hidden state has the shape of the task's outputs."""
         super().__init__(pooling)
         self._maps = len(output_shape) > 1
         given = list(row) if self._maps else [pooled_size(row, pooling)]
@@ -130,7 +135,7 @@ class GivenHead(Ramp):
 
 
 class ReducedRamp(Ramp):
-    """Two layers of falling width before the last: Apparate's first dearer style for texts (section 3.1, figure 9)."""
+    """Two layers of falling width before the last: Apparate's costlier style for texts (section 3.1, figure 9)."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -147,10 +152,12 @@ class ReducedRamp(Ramp):
 
 
 class ConvRamp(Ramp):
-    """A convolution before pooling: Apparate's dearer style for images (section 3.1, figure 9).
+    """A convolution before pooling: Apparate's costlier style for images (section 3.1, figure 9).
 
     Training keeps whole maps, N * C * H * W * 4 bytes per ramp.
     """
+
+    pools = False
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -160,10 +167,31 @@ class ConvRamp(Ramp):
         self.convolution = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
         self.classifier = nn.Linear(pooled_size(row, pooling), flat_outputs(output_shape))
 
-    def gather_rows(self, rows: Tensor) -> Tensor:
-        return rows
-
     def classify(self, gathered: Tensor) -> Tensor:
         maps_BCHW = torch.relu(self.convolution(gathered))
         outputs_BC: Tensor = self.classifier(pool_maps(maps_BCHW, self.pooling))
         return outputs_BC
+
+
+class BridgeRamp(Ramp):
+    """A bridge and a head, as PAME builds ramps (ICS'22, section 5.1).
+
+    The bridge turns an early hidden state into one like the last block's; the head has the full model's style. Training
+    on a frozen backbone keeps whole hidden states, N * C * H * W * 4 bytes per ramp.
+    """
+
+    pools = False
+
+    def __init__(self, bridge: nn.Module, head: Ramp) -> None:
+        """`bridge` takes rows of whole inputs, (B, ...), and returns the input of `head`."""
+        super().__init__(head.pooling)
+        self.bridge = bridge
+        self.head = head
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        return self.head.classify(self.head.gather_rows(self.bridge(gathered)))
+
+    def transfer(self, bridge: nn.Module, head: Ramp) -> None:
+        """Load the weights of modules with the same structure (section 5.2, parameter transfer)."""
+        self.bridge.load_state_dict(bridge.state_dict())
+        self.head.load_state_dict(head.state_dict())

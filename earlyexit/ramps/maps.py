@@ -1,4 +1,4 @@
-"""Exit heads that give maps: logits of every pixel, heatmaps.
+"""Exit heads whose outputs are maps: logits of every pixel, or heatmaps.
 
 Tensor legend: B inputs, C channels, H and W the sides of a map.
 """
@@ -19,28 +19,27 @@ from earlyexit.ramps.heads import MAP_SIDES, Ramp
 from earlyexit.ramps.pooling import Pooling
 
 WIDTH = 64
-"""Channels of these heads' inner maps."""
+"""Channels of the inner maps of these heads."""
 
 
 class MapHead(Ramp):
-    """What heads that give maps have in common; they look at whole maps, of whole inputs.
+    """Base of heads whose outputs are maps. Their inputs are the whole maps of whole inputs.
 
-    Training on a frozen backbone keeps these, N * C * H * W * 4 bytes per ramp.
+    Training on a frozen backbone keeps these maps, N * C * H * W * 4 bytes per ramp.
     """
 
+    pools = False
+
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
-        """Raise ModelFolderError where what comes in, or what is to come out, is no map."""
+        """Raises ModelFolderError unless hidden states and outputs are maps."""
         super().__init__(pooling)
         for called, shape in (("hidden states", row), ("outputs", output_shape)):
             if len(shape) != MAP_SIDES + 1:
                 raise ModelFolderError(f"such a head makes maps (C, H, W) of maps; {called} are of shape {list(shape)}")
         self._sides = tuple(output_shape[1:])
 
-    def gather_rows(self, rows: Tensor) -> Tensor:
-        return rows
-
     def _fitted(self, maps_BCHW: Tensor) -> Tensor:
-        """The same maps with the sides that are asked for, by bilinear interpolation where they have others."""
+        """Returns the maps in the size of the outputs, by bilinear interpolation if necessary."""
         if tuple(maps_BCHW.shape[2:]) == self._sides:
             return maps_BCHW
         return F.interpolate(maps_BCHW, size=self._sides, mode="bilinear", align_corners=False)
@@ -49,8 +48,8 @@ class MapHead(Ramp):
 class MapsRamp(MapHead):
     """A 3 x 3 convolution, its norm, a rectifier, a 1 x 1 convolution, and upsampling.
 
-    The 1 x 1 convolution comes before the upsampling: interpolation weighs pixels by shares that add up to 1, so either
-    order gives the same, and this one has fewer pixels, and fewer channels to interpolate.
+    The 1 x 1 convolution comes before the upsampling. The weights of an interpolation sum to 1, so both orders give the
+    same result, and this order has fewer pixels and fewer channels to interpolate.
     """
 
     folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
@@ -69,7 +68,7 @@ class MapsRamp(MapHead):
 class DeconvRamp(MapHead):
     """Deconvolutions that double the sides, then a 1 x 1 convolution: Simple Baselines' head (Xiao et al., ECCV 2018).
 
-    Where maps are as large as what is asked for, or nearly, a 3 x 3 convolution takes their place.
+    If the hidden maps are about as large as the outputs, a 3 x 3 convolution takes the place of the deconvolutions.
     """
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
@@ -96,10 +95,10 @@ class DeconvRamp(MapHead):
 
 
 def _steps(before: Sequence[int], after: Sequence[int], doublings: int) -> list[tuple[int, ...] | None]:
-    """What each doubling keeps of the sides, None for all.
+    """Returns the sides that are kept after each doubling; None for all.
 
-    Strides of 2 round up halves, so doubling them again may give a row or column too many, the last; that is left out,
-    and every pixel stays where it was. Sides that are no such halves are doubled whole, and interpolated in the end.
+    Strides of 2 round halves up, so that doubling may give one row or column too many. The last one is left out, and
+    every pixel stays at its place. Sides that are no such halves are doubled as they are and interpolated at the end.
     """
     if not doublings:
         return [None]

@@ -1,4 +1,4 @@
-"""How an exit head makes one vector of an input's hidden state. Needs no torch to be imported."""
+"""Pooling of an input's hidden state to one vector. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from earlyexit.network.layout import Layout
 
 CELLS = 4
-"""Of a grid, along each side of a map. Measured, ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: the mean of the
-whole map 8.1 of 9 blocks, 2 x 2 cells 7.7, 4 x 4 cells 7.3, 8 x 8 cells 7.5."""
+"""Cells of a grid along each side of a map. ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: with the mean of the
+whole map inputs run 8.1 of 9 blocks, with 2 x 2 cells 7.7, 4 x 4 cells 7.3, and 8 x 8 cells 7.5."""
 MOST_SIDES = 3
-"""Of a map that torch divides into cells."""
+"""Most dimensions of a map that torch can divide into cells."""
 
 
 def _mean_of_tokens(hidden: Tensor, layout: Layout) -> Tensor:
@@ -51,19 +51,19 @@ def _means_of_cells(values_BCHW: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     of_tokens: Callable[[Tensor, Layout], Tensor]
-    """Packed rows to one row per input."""
+    """From packed rows to one row per input."""
     of_map: Callable[[Tensor], Tensor] | None = None
-    """A map, float32, to its numbers; None where maps are not pooled so."""
+    """From a float32 map to its numbers; None if it does not pool maps."""
     in_cells: bool = False
-    """Whether a map gives a number per channel and cell, not one per channel."""
+    """Whether a map gives a number per channel and cell rather than per channel."""
 
 
 def _cells(sides: Sequence[int]) -> list[int]:
     return [min(CELLS, side) for side in sides]
 
 
-# The mean of an input's tokens, or map; its first token; its last, as decoders need; the means of a map's cells, or the
-# mean of its tokens.
+# The mean of an input's tokens or map; its first token; its last token, for decoders; the means of a map's cells, or of
+# its tokens.
 POOLINGS = {
     "mean": _Kind(_mean_of_tokens, _mean_of_map),
     "first": _Kind(_first_token),
@@ -77,9 +77,9 @@ else:  # what reads files refuses other names, and lists these
 
 
 def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
-    """Length of the vector that `pool` makes of rows of this shape: (D,), or a map's channels and sides, (C, H, W).
+    """Returns the length of the vector that `pool` makes of rows of this shape: (D,), or (C, H, W) for a map.
 
-    Raises ModelFolderError where it makes none.
+    Raises ModelFolderError if the pooling does not apply to such rows.
     """
     channels, *sides = row
     if sides and (POOLINGS[pooling].of_map is None or len(sides) > MOST_SIDES):
@@ -90,18 +90,18 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
 
 
 def pool(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """One vector per input, (B, D), of rows (N, D) or maps (N, C, H, W) that are packed tokens', or whole inputs'."""
+    """Returns one vector per input, (B, D), from rows (N, D) or maps (N, C, H, W) of packed tokens or whole inputs."""
     rows = of_inputs(hidden, layout, pooling)
     return rows if rows.ndim == 2 else pool_maps(rows, pooling)
 
 
 def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """One row per input, (B, ...), of packed rows (N, ...)."""
+    """Returns one row per input, (B, ...), from packed rows (N, ...)."""
     return hidden if layout.per_input(hidden) else POOLINGS[pooling].of_tokens(hidden, layout)
 
 
 def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
-    """One vector per map, (B, D), of maps (B, C, ...)."""
+    """Returns one vector per map, (B, D), from maps (B, C, ...)."""
     of_map = POOLINGS[pooling].of_map
     assert of_map is not None
     return of_map(maps.float()).flatten(1).to(maps.dtype)

@@ -1,8 +1,9 @@
-"""Exits of decoders: a head of every token of a vocabulary, which all of them share.
+"""Exits of decoders: a head over the vocabulary, which all exits share.
 
-Of SmolLM2 that layer is a fifth of all weights and costs what eight blocks do, so a ramp has none of its own, and a
-small classifier, trained to know when the ramp says what the full model would, can tell before it is computed whether
-it is worth it (Schuster et al. 2022, CALM, section 3.4). Legend: B inputs, D hidden size, V tokens, R rank.
+In SmolLM2 that layer has a fifth of all weights and costs as much as eight blocks, so ramps have no such layer of their
+own. A small classifier, trained to predict whether the ramp's answer equals the full model's, decides before the layer
+is computed whether it is worth it (Schuster et al. 2022, CALM, section 3.4). Legend: B inputs, D hidden size, V tokens,
+R rank.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from earlyexit.ramps.heads import Ramp, flat_outputs
 from earlyexit.ramps.pooling import Pooling, pooled_size
 
 RANK = 64
-"""Of an adapter: of SmolLM2's 576 numbers a ninth, 74,000 weights."""
+"""Rank of an adapter: a ninth of SmolLM2's hidden size of 576, 74,000 weights."""
 HIDDEN = 64
-"""Of the classifier."""
+"""Width of the classifier."""
 NORM_EPS = 1e-5
 
 
 class VocabularyHead(Ramp):
-    """A linear layer without a bias, to every token's logit; its weights may be those of the embedding."""
+    """A linear layer without a bias, to the logits of all tokens; it may share its weights with the embedding."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -37,7 +38,7 @@ class VocabularyHead(Ramp):
 
 
 class BiasedVocabularyHead(VocabularyHead):
-    """With a bias of every token, as Marian has it; of those that are never said minus infinity."""
+    """A vocabulary head with a bias for every token, as in Marian: minus infinity for tokens that are never generated."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)
@@ -48,15 +49,15 @@ class BiasedVocabularyHead(VocabularyHead):
 
 
 class ForeseeingRamp(Ramp):
-    """One that says how sure it is before it says of what."""
+    """A ramp whose score is known before its answer."""
 
     @abstractmethod
     def foresee(self, gathered: Tensor) -> Tensor:
-        """How likely its answer is the full model's, by what `gather` gives; log-odds, (B,)."""
+        """Returns the log-odds that its answer is the full model's, (B,), from what `gather` returns."""
 
 
 class NormedRamp(ForeseeingRamp):
-    """A norm, and the full model's head, as CALM has it: what it learns is a norm's weights and the classifier."""
+    """A norm and the full model's head, as in CALM. It learns the norm's weights and the classifier."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(pooling)
@@ -69,15 +70,15 @@ class NormedRamp(ForeseeingRamp):
         self._shared: tuple[VocabularyHead, ...] = ()  # in a tuple, so that its weights do not count as the ramp's own
 
     def share(self, head: VocabularyHead) -> None:
-        """Answer by this head from now on."""
+        """Use this head for answers from now on."""
         self._shared = (head,)
 
     def adapted(self, gathered: Tensor) -> Tensor:
-        """The state made more like one that has run all blocks, before the norm: here as it is."""
+        """Returns the state adapted to the shared head, before the norm; here the state itself."""
         return gathered
 
     def prepared(self, gathered: Tensor) -> Tensor:
-        """What the shared head looks at."""
+        """Returns the input of the shared head."""
         rows_BD: Tensor = self.norm(self.adapted(gathered))
         return rows_BD
 
@@ -91,7 +92,7 @@ class NormedRamp(ForeseeingRamp):
 
 
 class AdaptedRamp(NormedRamp):
-    """The same behind two thin layers that are added to the state, as adapters are (Hu et al. 2021, LoRA)."""
+    """A normed ramp behind an adapter: two thin layers whose result is added to the state (Hu et al. 2021, LoRA)."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)
@@ -100,7 +101,7 @@ class AdaptedRamp(NormedRamp):
         self.widen = nn.Linear(RANK, size, bias=False)
 
     def adapted(self, gathered: Tensor) -> Tensor:
-        # Of the state's own scale, which grows from block to block: the norm behind it takes out what is too much.
+        # In the state's own scale, which grows from block to block; the norm behind it removes the scale again.
         scale_B1 = gathered.square().mean(-1, keepdim=True).sqrt()
         change_BD: Tensor = self.widen(F.silu(self.narrow(F.rms_norm(gathered, gathered.shape[-1:], eps=NORM_EPS))))
         return torch.addcmul(gathered, scale_B1, change_BD)

@@ -14,8 +14,7 @@ from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel, begin_bridges
 from earlyexit.network.piece import Tensors
 from earlyexit.network.wire import Encoded, entering
-from earlyexit.ramps.bridge import BridgeRamp
-from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.descent import Descent
 

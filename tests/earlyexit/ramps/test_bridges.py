@@ -17,7 +17,7 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
 from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.ramps.bridge import BridgeRamp
+from earlyexit.ramps.heads import BridgeRamp
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.checkpoints import resnet_state
