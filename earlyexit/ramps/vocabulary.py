@@ -38,7 +38,7 @@ class VocabularyHead(Ramp):
 
 
 class BiasedVocabularyHead(VocabularyHead):
-    """A vocabulary head with a bias for every token, as in Marian: minus infinity for tokens that are never generated."""
+    """A vocabulary head with a bias per token, as in Marian: minus infinity for tokens that are never generated."""
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)

@@ -1,4 +1,4 @@
-"""Images changed anew each time that training sees them, and their right answers with them.
+"""Random changes of images, and of their right answers, each time that training uses them.
 
 Tensor legend: B images, H rows, W columns, C channels.
 """
@@ -19,27 +19,28 @@ from earlyexit.training.moves import Moves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
-    """How far images are moved at most; what comes in from outside is black."""
+    """The largest changes of images. Pixels from outside the image are black."""
 
     shift: float = 0.125
-    """Share of a side, either way, in whole pixels. An eighth is the four pixels of He et al. (2016, section 4.2)."""
+    """Largest shift in each direction, as a share of the side, in whole pixels. An eighth of 32 is the four pixels of He
+    et al. (2016, section 4.2)."""
     mirror: bool = True
-    """Whether every second image is mirrored, left and right."""
+    """Whether every second image is mirrored horizontally."""
     turn: float = 0.0
-    """Degrees, either way."""
+    """Largest rotation in each direction, in degrees."""
     zoom: float = 0.0
-    """Share by which images grow or shrink."""
+    """Largest share by which images grow or shrink."""
     patch: float = 0.0
-    """Share of the batches whose images get a rectangle of another one (CutMix, Yun et al. 2019). Their right answers
-    are not known: it is for exits that imitate."""
+    """Share of the batches whose images get a rectangle of another image (CutMix, Yun et al. 2019). The right answers
+    of such images are unknown, so it is only for exits that imitate."""
 
     def check(self, inputs: Boundary) -> None:
-        """Raise ModelFolderError for a network that takes no images."""
+        """Raise ModelFolderError for a network whose inputs are not images."""
         if not takes_images(inputs):
             raise ModelFolderError("augmentation is of images; the model takes something else")
 
     def draw(self, num_images: int, height: int, width: int) -> Moves:
-        """At random, by torch's generator."""
+        """Returns random moves from torch's generator."""
         mirrored_B = torch.rand(num_images) < 0.5 if self.mirror else torch.zeros(num_images, dtype=torch.bool)
         half = torch.tensor([width, height]) * self.shift
         shift_B2 = (_around_zero(num_images, 2) * half).round()
@@ -51,7 +52,7 @@ class Augmentation:
         )
 
     def patched(self, images_BHWC: Tensor) -> Tensor:
-        """In some batches one rectangle of all images is that of the next one."""
+        """Returns the images; in some batches a rectangle of each image is replaced by that of the next image."""
         share, where = torch.rand(2).tolist(), torch.rand(2).tolist()
         if share[0] >= self.patch:
             return images_BHWC
@@ -64,19 +65,19 @@ class Augmentation:
 
 
 def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Images and their right answers, moved alike."""
+    """Returns images and their right answers after the same random moves."""
     _, height, width, _ = images_BHWC.shape
     moves = augmentation.draw(len(images_BHWC), height, width)
     return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
 
 
 def _around_zero(*shape: int) -> Tensor:
-    """From -1 to 1."""
+    """Returns uniform numbers from -1 to 1."""
     return torch.rand(shape) * 2 - 1
 
 
 def _stretch(side: int, share: float, at: float) -> tuple[int, int]:
-    """First and end of so much of a side, at a place from 0 to 1."""
+    """Returns the first pixel and the end of a share of a side, at a position from 0 to 1."""
     length = round(side * share)
     first = round((side - length) * at)
     return first, first + length

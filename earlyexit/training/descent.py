@@ -1,9 +1,10 @@
-"""Steps down a loss: optimizer, one-cycle schedule, and the order of the inputs."""
+"""Gradient descent: options, optimizer, one-cycle schedule, and the order of the inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,27 +13,35 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 Parameters = Sequence[torch.nn.Parameter]
 Groups = list[dict[str, Any]]
-"""Of parameters, each with a learning rate of its own."""
+"""Groups of parameters, each with its own learning rate."""
 RISING = 0.1
-"""The share of all steps in which steps grow larger, before they grow smaller (Smith and Topin 2018)."""
+"""Share of all steps in which the learning rate rises before it falls (Smith and Topin 2018)."""
 
 
-class Pace(Protocol):
-    """How long and how fast to learn: as `TrainOptions` has it."""
-
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
+Progress = Callable[[str, int, int], None]
+"""Called with a description of the work, the number of units done, and their total."""
 
 
-OPTIMIZERS: Mapping[str, Callable[[Groups, Pace], Optimizer]] = {
+def no_progress(what: str, done: int, total: int) -> None:
+    """The default of `progress`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """Length, learning rate and other options of training."""
+
+    epochs: int = 40
+    batch: int = 256
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
+    label_smoothing: float = 0.0
+    imitate: bool = False
+    """Whether ramps on a frozen backbone learn from the full model's outputs rather than from labels."""
+    seed: int = 0
+    progress: Progress = field(default=no_progress)
+
+
+OPTIMIZERS: Mapping[str, Callable[[Groups, TrainOptions], Optimizer]] = {
     "adamw": lambda parameters, options: AdamW(parameters, lr=options.learning_rate, weight_decay=options.weight_decay),
     "sgd": lambda parameters, options: SGD(
         parameters, lr=options.learning_rate, momentum=0.9, nesterov=True, weight_decay=options.weight_decay
@@ -41,34 +50,35 @@ OPTIMIZERS: Mapping[str, Callable[[Groups, Pace], Optimizer]] = {
 
 
 class Descent:
-    """A training run's steps, epoch by epoch; its state can be kept and taken up again."""
+    """The steps of a training run, epoch by epoch. Its state can be saved and restored."""
 
     def __init__(
         self,
         parameters: Parameters,
         num_inputs: int,
-        options: Pace,
+        options: TrainOptions,
         *,
         optimizer: str = "adamw",
         least_batch: int = 1,
         slower: Parameters = (),
         pace: float = 1.0,
     ) -> None:
-        """Parameters take gradients from now on, until `done`; those that are `slower` in steps of this share.
+        """Parameters take gradients from now on, until `done`. `pace`: factor on the learning rate of `slower` ones.
 
-        An epoch's last batch, if it is of fewer than `least_batch` inputs, is one with that before it.
+        If the last batch of an epoch has fewer than `least_batch` inputs, it is joined with the batch before it.
         """
         self.parameters = [*parameters, *slower]
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.num_inputs = num_inputs
+        self.options = options
         self.sizes = _batch_sizes(num_inputs, options.batch, least_batch)
-        """Of an epoch's batches."""
+        """The sizes of an epoch's batches."""
         groups = [{"params": list(each)} for each in (parameters, slower) if each]
         largest = [options.learning_rate, options.learning_rate * pace][-len(groups) :] if slower else None
         self.optimizer = OPTIMIZERS[optimizer](groups, options)
         self.generator = torch.Generator().manual_seed(options.seed)
-        steps = max(3, options.epochs * len(self.sizes))  # two that rise, one that falls: of less, torch divides by 0
+        steps = max(3, options.epochs * len(self.sizes))  # two rise, one falls: with fewer, torch divides by 0
         self.schedule = OneCycleLR(
             self.optimizer,
             max_lr=largest or options.learning_rate,
@@ -77,7 +87,7 @@ class Descent:
         )
 
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:
-        """A step for every batch of inputs, drawn anew; the mean loss. `loss` is of the inputs at given positions."""
+        """Train one epoch in random batches; returns the mean loss. `loss`: of the inputs at the given positions."""
         total = 0.0
         for rows in self._batches():
             self.optimizer.zero_grad(set_to_none=True)
@@ -88,16 +98,23 @@ class Descent:
             total += float(value.detach()) * len(rows)
         return total / self.num_inputs
 
+    def run(self, loss: Callable[[Tensor], Tensor], what: str = "epochs") -> None:
+        """Train all epochs, telling `progress` about each as `what`; then parameters take no gradients any more."""
+        for epoch in range(self.options.epochs):
+            self.epoch(loss)
+            self.options.progress(what, epoch + 1, self.options.epochs)
+        self.done()
+
     def _batches(self) -> Iterator[Tensor]:
         return iter(torch.split(torch.randperm(self.num_inputs, generator=self.generator), self.sizes))
 
     def done(self) -> None:
-        """Parameters take no gradients any more."""
+        """Stop gradients of the parameters."""
         for parameter in self.parameters:
             parameter.requires_grad_(False)
 
     def state(self) -> dict[str, Any]:
-        """All that the next epoch depends on, but for the parameters."""
+        """Returns all that the next epoch depends on, except the parameters."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
@@ -105,7 +122,7 @@ class Descent:
         }
 
     def take_up(self, state: Mapping[str, Any]) -> None:
-        """Go on as `state` of an equal run would."""
+        """Continue from the `state` of an equal run."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])

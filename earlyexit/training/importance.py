@@ -1,4 +1,4 @@
-"""What attention the tokens of many inputs receive in a whole network, for calibration and studies."""
+"""The attention that the tokens of inputs receive in a whole network, for calibration and studies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from earlyexit.training.ramps import Progress
 
 TIMED_INPUTS, TIMED_BATCH = 32, 8
-"""Few, so that calibrating takes no longer; in batches such as replicas run."""
+"""Inputs that are timed, few so that calibration stays short, and their batch size, similar to a replica's."""
 
 
 @torch.inference_mode()
 def importance_of(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> list[npt.NDArray[np.float32]]:
-    """Of every input, (N,): summed over blocks, heads and queries. Raises PlanError where the network cannot tell."""
+    """Returns the attention of every input's tokens, (N,), summed over blocks, heads and queries.
+
+    Raises PlanError for networks that do not measure it.
+    """
     check_measures(model)
     found: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
     for rows in batches_by_length(encoded, batch):
@@ -42,9 +45,9 @@ def importance_of(
 
 @torch.inference_mode()
 def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds: int = 5) -> float:
-    """How many times as long a network takes that sums attention up, by processor time; never below 1.
+    """Returns the factor by which measuring attention increases a network's processor time; at least 1.
 
-    The median of rounds in turns, over some inputs of all lengths.
+    It is the median over rounds that alternate with and without the measurement, on inputs of all lengths.
     """
     step = max(1, len(encoded) // TIMED_INPUTS)
     some = sorted(encoded, key=lambda each: each.length)[::step][-TIMED_INPUTS:]
@@ -62,7 +65,7 @@ def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds:
 
 
 def check_measures(model: EarlyExitModel) -> None:
-    """Raise PlanError for a network that cannot tell how much attention tokens receive."""
+    """Raise PlanError for a network that does not measure how much attention tokens receive."""
     if not model.measures_importance:
         raise PlanError(
             f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "

@@ -1,4 +1,4 @@
-"""Images shifted, turned, mirrored, grown or shrunk, and places and maps of classes with them.
+"""Geometric changes of images, and of the places and class maps that belong to them.
 
 Tensor legend: B images, H rows, W columns, C channels, J places in an image.
 """
@@ -14,23 +14,23 @@ from torch.nn.functional import affine_grid, grid_sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What becomes of each image: mirrored, turned about its middle, grown or shrunk, then shifted."""
+    """The changes of each image: it is mirrored, rotated about its middle, scaled, and then shifted, in this order."""
 
     mirrored_B: Tensor
     shift_B2: Tensor
-    """To the right and down, pixels."""
+    """To the right and down, in pixels."""
     turn_B: Tensor
-    """Clockwise, radians."""
+    """Clockwise, in radians."""
     zoom_B: Tensor
-    """A factor."""
+    """The scale factor."""
 
     @property
     def only_shifts(self) -> bool:
-        """Then a pixel goes onto a pixel."""
+        """Whether every pixel moves onto exactly one pixel."""
         return not self.turn_B.any() and bool((self.zoom_B == 1).all())
 
     def of_images(self, images_BHWC: Tensor) -> Tensor:
-        """The images so moved, of the same type."""
+        """Returns the moved images, of the same type."""
         maps_BCHW = self._mirrored(images_BHWC.permute(0, 3, 1, 2))
         mode = "nearest" if self.only_shifts else "bilinear"
         moved_BCHW = self._sampled(maps_BCHW.float(), mode)
@@ -39,14 +39,14 @@ class Moves:
         return moved_BCHW.permute(0, 2, 3, 1).to(images_BHWC.dtype).contiguous()
 
     def of_classes(self, classes_BHW: Tensor, outside: int) -> Tensor:
-        """Maps of class ids so moved; `outside` is the class of what comes in."""
+        """Returns the moved maps of class ids; `outside` is the class of pixels from outside the image."""
         maps_B1HW = self._mirrored(classes_BHW[:, None]).float() - outside
         return (self._sampled(maps_B1HW, "nearest") + outside).round()[:, 0].to(classes_BHW.dtype)
 
     def of_places(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
-        """Places x, y in pixels so moved, but for mirroring; NaN for those that leave the image.
+        """Returns the moved places, x and y in pixels, without mirroring; NaN for places that leave the image.
 
-        An image's pixels reach half a pixel further than the middles of the outer ones, which 0 and the side - 1 are.
+        0 and side - 1 are the middles of the outer pixels, so the image extends half a pixel beyond them.
         """
         middle_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
         cos_B, sin_B = (self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B)
@@ -62,11 +62,11 @@ class Moves:
         return torch.where(self.mirrored_B[:, None, None, None].to(maps_BCHW.device), maps_BCHW.flip(3), maps_BCHW)
 
     def _sampled(self, maps_BCHW: Tensor, mode: str) -> Tensor:
-        """Each pixel from where it comes from; zeros from outside."""
+        """Returns each pixel sampled at its place before the moves; zero outside the image."""
         *_, height, width = maps_BCHW.shape
         sides_2 = torch.tensor([width, height]) / 2
         cos_B, sin_B = self.turn_B.cos() / self.zoom_B, self.turn_B.sin() / self.zoom_B
-        # Back from a place of the result, in units of half a side from the middle, as torch has them.
+        # From a place in the result back to the source, in torch's units: half a side, from the middle.
         back_B22 = torch.stack([torch.stack([cos_B, sin_B], -1), torch.stack([-sin_B, cos_B], -1)], -2)
         shift_B2 = -(back_B22 @ self.shift_B2[..., None])[..., 0] / sides_2
         back_B22 = back_B22 * sides_2 / sides_2[:, None]

@@ -1,9 +1,8 @@
-"""What exits give on known inputs, and the training of ramps on a frozen backbone."""
+"""The outputs of exits for known inputs, and the training of ramps on a frozen backbone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -17,34 +16,16 @@ from earlyexit.network.wire import Encoded, entering
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.descent import Descent
+from earlyexit.training.descent import Progress as Progress
+from earlyexit.training.descent import TrainOptions as TrainOptions
+from earlyexit.training.descent import no_progress as no_progress
 
-Progress = Callable[[str, int, int], None]
-"""(what is done, how much, of how much)."""
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of an exit's outputs (B, C) for the inputs at the given positions (B,)."""
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Say nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
-    """How long and how fast to learn."""
-
-    epochs: int = 40
-    batch: int = 256
-    learning_rate: float = 1e-2
-    weight_decay: float = 0.1
-    label_smoothing: float = 0.0
-    imitate: bool = False
-    """Whether ramps learn of the full model's outputs, not of the labels; of ramps on a frozen backbone."""
-    seed: int = 0
-    progress: Progress = field(default=no_progress)
+"""(outputs (B, C) of an exit, positions (B,) of the inputs) -> loss."""
 
 
 def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[int]]:
-    """Positions in batches of similar length, longest first, so that the largest memory is asked for at once."""
+    """Yields the positions of inputs in batches of similar length, longest first, so that memory peaks at the start."""
     order = sorted(range(len(encoded)), key=lambda k: -encoded[k].length)
     for start in range(0, len(order), batch):
         yield order[start : start + batch]
@@ -59,7 +40,7 @@ def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Lay
 def after_every_block(
     model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
 ) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
-    """Positions of a batch's inputs, a block, and what crosses after it; `progress` is told how many are done."""
+    """Yields the positions of a batch's inputs, a block, and the tensors after it; `progress` counts inputs."""
     done = 0
     for rows in batches_by_length(encoded, batch):
         hidden, layout = pack([encoded[row] for row in rows], model.device)
@@ -74,7 +55,7 @@ def after_every_block(
 def exit_outputs(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
-    """Temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model's head, by block."""
+    """Returns temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model, by block."""
     exits = [*model.ramp_indices, model.num_blocks - 1]
     outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
     for rows, of_batch in outputs_by_batch(model, encoded, batch=batch, progress=progress):
@@ -86,7 +67,7 @@ def exit_outputs(
 def outputs_by_batch(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
-    """Positions of a batch's inputs, and what `exit_outputs` gives of them, on the model's device."""
+    """Yields the positions of a batch's inputs, and their `exit_outputs` on the model's device."""
     exits, outputs = {*model.ramp_indices, model.num_blocks - 1}, dict[int, Tensor]()
     with torch.inference_mode():
         for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
@@ -101,9 +82,9 @@ def outputs_by_batch(
 def exit_features(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[int, Tensor]:
-    """What every exit's head looks at, (N, ...), mostly the pooled hidden state; by block.
+    """Returns the inputs of every exit's head, (N, ...), mostly pooled hidden states, by block.
 
-    One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
+    They are float32 in host memory, N * D * 4 bytes per exit, from one pass over the backbone.
     """
     exits = {*model.ramp_indices, model.num_blocks - 1}
     features: dict[int, Tensor] = {}
@@ -122,12 +103,12 @@ def train_ramps(
     *,
     features: Mapping[int, Tensor] | None = None,
 ) -> None:
-    """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
+    """Train all ramps, and the full model's head unless it came from a checkpoint, on the frozen backbone.
 
-    Every input trains every ramp, and nothing of one reaches another, neither by its gradients nor by what is drawn at
-    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1). Bridges begin as copies of
-    the backbone's blocks, and their heads as the full model's (PAME section 5.2). `features` are those of
-    `exit_features`, where they are known already.
+    Every input trains every ramp. Ramps do not influence each other, neither by gradients nor by random numbers, so a
+    ramp trained alone is equal to the ramp trained among others (Apparate section 3.1). Bridges are initialised from
+    the backbone's blocks, and their heads from the full model's (PAME section 5.2). `features`: of `exit_features`, if
+    they are known already.
     """
     options = options or TrainOptions()
     features = features or exit_features(model, encoded, progress=options.progress)
@@ -160,28 +141,25 @@ def _train_heads(
         step = next(steps)
         losses = []
         for at, head in heads.items():
-            if at in dropping:  # what a head leaves out does not hang on the others
+            if at in dropping:  # dropout does not depend on other heads
                 torch.manual_seed(draw(options.seed, at, step))
             losses.append(loss_of(head.classify(features[at][rows].to(device)), rows))
         return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
 
     for at, head in heads.items():
         if not isinstance(head, BridgeRamp):
-            _begin(head, draw(options.seed, at))
+            draw_anew(head, draw(options.seed, at))
         head.train()
     begin_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     descent = Descent(parameters, len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for epoch in range(options.epochs):
-            descent.epoch(loss)
-            options.progress("epochs", epoch + 1, options.epochs)
-    descent.done()
+        descent.run(loss)
     model.eval()
 
 
-def _begin(head: Ramp, seed: int) -> None:
-    """Draw its weights anew, by a seed of its own; norms forget what they have seen."""
+def draw_anew(head: nn.Module, seed: int) -> None:
+    """Initialise a module's weights and the statistics of its norms again, with the given seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in head.modules():
@@ -190,7 +168,7 @@ def _begin(head: Ramp, seed: int) -> None:
 
 
 def draw(*numbers: int) -> int:
-    """A seed of its own for each row of numbers."""
+    """Returns a seed derived from the numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 

@@ -1,14 +1,14 @@
-"""Training of a decoder's ramps: on its own answers, at every token of texts, all blocks and the head frozen.
+"""Training of a decoder's ramps on its own answers, at every token of texts, with blocks and head frozen.
 
-What a ramp should say of a token is what the full model says there, whatever the text goes on with. Adapters learn it
-by cross entropy, over the tokens that occur, which of SmolLM2's 49,152 are a few thousand; then each ramp's classifier
-learns when the ramp says the same (Schuster et al. 2022, CALM, section 3.4). Legend: N tokens of all texts, D hidden
-size, V tokens of the vocabulary, W of those that occur.
+The target at a token is the full model's answer there, whatever the text's next token is. Adapters learn it by cross
+entropy over the tokens that occur, a few thousand of SmolLM2's 49,152. Then each ramp's classifier learns when the
+ramp's answer equals the full model's (Schuster et al. 2022, CALM, section 3.4). Legend: N tokens of all texts, D hidden
+size, V tokens of the vocabulary, W those that occur.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,18 +21,18 @@ from earlyexit.network.model import EarlyExitModel
 from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
 from earlyexit.sequences.sequence import step_of
-from earlyexit.training.descent import Descent
-from earlyexit.training.ramps import TrainOptions
+from earlyexit.training.descent import Descent, TrainOptions
+from earlyexit.training.ramps import draw_anew
 
 TOKEN_OPTIONS = TrainOptions(epochs=10, batch=256, learning_rate=2e-3, weight_decay=0.01)
 CLASSIFIER_EPOCHS = 6
 ROWS = 256
-"""Of the vocabulary's layer at once: 50 MB of SmolLM2's logits."""
+"""Rows of logits that are computed at once: 50 MB with SmolLM2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStates:
-    """What exits look at, of every token of some texts, (N, D) by block, and what the full model says, (N,)."""
+    """The inputs of exits for every token of texts, (N, D) by block, and the full model's answers, (N,)."""
 
     states: Mapping[int, Tensor]
     full_N: Tensor
@@ -42,7 +42,7 @@ class TokenStates:
 def token_states(
     model: EarlyExitModel, texts: Sequence[Sequence[int]], given: Sequence[int], options: TrainOptions
 ) -> TokenStates:
-    """Of texts of token ids; the first `given` of each, its prompt, are context alone, but for the last of them."""
+    """Returns the states of texts of token ids. Of a prompt, a text's first `given` tokens, only the last counts."""
     last = model.num_blocks - 1
     kept: dict[int, list[Tensor]] = {block: [] for block in (*model.ramp_indices, last)}
     done, prompts = 0, iter(given)
@@ -65,9 +65,9 @@ def token_states(
 
 
 def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: TrainOptions = TOKEN_OPTIONS) -> None:
-    """Norms and adapters begin as the last norm and nothing, classifiers at random by the seed; all ramps learn.
+    """Train all ramps. Norms start as copies of the last norm, adapters at zero, and classifiers at random by the seed.
 
-    A model whose blocks end in norms of their own, as Marian's do, has no last one: norms then begin as ones.
+    A model whose blocks end in norms of their own, such as Marian, has no last norm; norms then start as ones.
     """
     ramps = {block: _shared(model.exit_head(block)) for block in model.ramp_indices}
     for block, ramp in ramps.items():
@@ -88,7 +88,7 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
         ).sum()
 
     spoken = [p for ramp in ramps.values() for name, p in ramp.named_parameters() if not name.startswith("sureness")]
-    _descend(spoken, answers, len(target_N), options, "ramps")
+    Descent(spoken, len(target_N), options).run(answers, "ramps")
     with torch.no_grad():
         right = {block: (_said(ramp, learned.states[block]) == learned.full_N).float() for block, ramp in ramps.items()}
 
@@ -100,18 +100,8 @@ def train_token_ramps(model: EarlyExitModel, learned: TokenStates, options: Trai
         return torch.stack(losses).sum()
 
     unsure = [p for ramp in ramps.values() for p in ramp.sureness.parameters()]
-    _descend(unsure, sureness, len(target_N), replace(options, epochs=CLASSIFIER_EPOCHS), "classifiers")
+    Descent(unsure, len(target_N), replace(options, epochs=CLASSIFIER_EPOCHS)).run(sureness, "classifiers")
     model.eval()
-
-
-def _descend(
-    parameters: list[torch.nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, options: TrainOptions, what: str
-) -> None:
-    descent = Descent(parameters, count, options)
-    for epoch in range(options.epochs):
-        descent.epoch(loss)
-        options.progress(what, epoch + 1, options.epochs)
-    descent.done()
 
 
 def _shared(ramp: object) -> NormedRamp:
@@ -120,11 +110,8 @@ def _shared(ramp: object) -> NormedRamp:
 
 
 def _begin(ramp: NormedRamp, norm: torch.nn.Module, seed: int) -> None:
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        for module in ramp.modules():
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+    draw_anew(ramp, seed)
+    with torch.no_grad():
         if isinstance(norm, RmsNorm):
             ramp.norm.weight.copy_(norm.weight)
         if isinstance(ramp, AdaptedRamp):
@@ -133,6 +120,6 @@ def _begin(ramp: NormedRamp, norm: torch.nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def _said(head: VocabularyHead | NormedRamp | torch.nn.Module, states_ND: Tensor) -> Tensor:
-    """What an exit answers, (N,)."""
+    """Returns the answers of an exit, (N,)."""
     assert isinstance(head, VocabularyHead | NormedRamp)
     return torch.cat([head.classify(rows).argmax(-1) for rows in torch.split(states_ND, ROWS)])
