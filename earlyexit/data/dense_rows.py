@@ -1,8 +1,7 @@
-"""Images with right answers that are more than a label: joints from a table, maps of classes from files beside them."""
+"""Images whose right answers are joints, from a table, or maps of classes, from files beside them."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -14,40 +13,41 @@ from PIL import Image
 from earlyexit.codecs import image as decoding
 from earlyexit.codecs.image import ImageSize
 from earlyexit.data.images import ImageFiles, check_file, open_images
+from earlyexit.data.text_tables import csv_rows
 from earlyexit.errors import DataError, UnprocessableInputError
 from earlyexit.tasks.checks import Mask, read_mask
 
 Places = npt.NDArray[np.float32]
-"""(J, 2): x and y of an image's joints in its pixels once it is upright, 0 the middle of the first; NaN where one
-cannot be seen."""
+"""(J, 2): x and y of an image's joints, in pixels of the upright image; 0 is the middle of the first pixel. NaN for
+joints that cannot be seen."""
 Sides = tuple[int, int]
-"""Width and height of an image, upright, in pixels."""
+"""Width and height of the upright image, in pixels."""
 JOINT_COLUMNS = ("image", "joint", "x", "y", "visible")
 CLASS_COLUMNS = ("id", "name")
 IMAGES, MASKS = "image", "label"
-"""Folders of a part: of the images, and of the maps with the same names."""
+"""The folders of a part with the images, and with maps of the same names."""
 
 
 class Dense(NamedTuple):
-    """What a reader of this file found."""
+    """The rows that a reader of this module found."""
 
     images: tuple[bytes, ...]
     labels: tuple[Any, ...]
-    """`Places`, or the bytes of an index image."""
+    """`Places`, or the bytes of an index image, of each image."""
     files: tuple[str, ...]
     names: tuple[str, ...]
-    """Of the joints, or the classes, in the order of a label's."""
+    """The names of the joints or classes, in the order of a label's parts."""
     sides: tuple[Sides, ...] | None
-    """Of each image, where labels are places in it."""
+    """The sides of each image, if labels are places in it."""
 
 
 def read_joints(path: Path, table: Path, *, part: str | None = None) -> Dense:
-    """A folder or .zip of images, and a table `image,joint,x,y,visible` with a line for every joint of each.
+    """Reads a folder or .zip of images, and a table `image,joint,x,y,visible` with a line for every joint of an image.
 
-    `image` is the file's name inside the folder or archive; x and y are empty where `visible` is 0. They are places in
-    the image as it is seen, turned upright where its EXIF block says how it was taken. Joints are named,
-    in the order of the first image's lines. Images of other parts may be in the table too. Raises DataError, naming
-    the line, for a joint outside its image, and for an image that lacks one.
+    `image` is the file's name inside the folder or archive; x and y may be empty where `visible` is 0. They refer to
+    the upright image, after the rotation by its EXIF block. The order of the joints is that of the first image's lines.
+    The table may also contain images of other parts. Raises DataError, with the line, for a joint outside its image and
+    for an image without one of the joints.
     """
     lines = _lines_by_image(table)
     with open_images(path, part=part) as files:
@@ -62,11 +62,11 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Dense:
 
 
 def read_maps(path: Path, table: Path, *, part: str | None = None) -> Dense:
-    """A folder or .zip with the folders `image` and `label`, and a table `id,name` of the classes.
+    """Reads a folder or .zip with the folders `image` and `label`, and a table `id,name` of the classes.
 
-    To each image belongs an index image of the same path inside its folder, but for the ending: a PNG file with a class
-    id for every pixel. `part` names a folder above the two. Raises DataError for an image without one or with two, and
-    for one that its EXIF block turns: whether its map is turned too cannot be told.
+    Each image has an index image of the same path and name, except its ending: a PNG file with a class id per pixel.
+    `part` names a folder above the two. Raises DataError for an image with none or two of them, and for an image that
+    its EXIF block rotates, since it is unknown whether its map is rotated too.
     """
     above = "" if part is None else f"{part.rstrip('/')}/"
     with open_images(path, part=f"{above}{IMAGES}") as files, open_images(path, part=f"{above}{MASKS}") as maps:
@@ -87,7 +87,7 @@ def read_maps(path: Path, table: Path, *, part: str | None = None) -> Dense:
 
 
 def read_classes(table: Path) -> tuple[str, ...]:
-    """The names of classes 0, 1, ... of a table `id,name`; raises DataError, naming the line."""
+    """Returns the names of classes 0, 1, ... from a table `id,name`; raises DataError, with the line."""
     names: list[str] = []
     for line, row in _rows(table, CLASS_COLUMNS):
         if row["id"].strip() != str(len(names)):
@@ -100,7 +100,7 @@ def read_classes(table: Path) -> tuple[str, ...]:
 
 
 def fitted(places: Places, sides: Sides, size: ImageSize) -> Places:
-    """Places in an image so large, once it is brought to a size; NaN for those that are cut off."""
+    """Returns the places of an image with these sides after it is resized to `size`; NaN for those that are cut off."""
     left, top, right, bottom = size.source_box(*sides)
     scale = np.array([size.width / (right - left), size.height / (bottom - top)])
     moved = ((places + 0.5 - (left, top)) * scale - 0.5).astype(np.float32)
@@ -109,9 +109,9 @@ def fitted(places: Places, sides: Sides, size: ImageSize) -> Places:
 
 
 def fitted_mask(label: Any, image: bytes, size: ImageSize, *, row: int) -> Mask:
-    """A map of an image's sides as the image is brought to a size: nearest neighbours of what is kept of it.
+    """Returns a class map resized and cut as its image is, by nearest neighbours.
 
-    `label` is what `read_mask` takes; raises DataError, naming the row, for a map of other sides.
+    `label`: as `read_mask` takes it. Raises DataError, with the row, for a map of other sides than its image.
     """
     width, height, _ = _sides(image, f"row {row}: the image")
     mask = read_mask(
@@ -171,24 +171,14 @@ def _places(lines: Sequence[_Line], names: Sequence[str], sides: Sides, table: P
 
 
 def _rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines of a CSV file with these columns, and maybe others."""
+    """Yields the rows of a CSV file with these columns; raises DataError if there are none."""
     check_file(table)
-    empty = True
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DataError(f"{table}: no column {missing[0]!r}; the columns {', '.join(columns)} are needed")
-            for row in reader:
-                if any(row[name] is None for name in columns):
-                    raise DataError(f"{table}:{reader.line_num}: too few columns")
-                empty = False
-                yield reader.line_num, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{table}: no table of UTF-8 text: {error}") from error
-    if empty:
+    rows = csv_rows(table, columns)
+    first = next(rows, None)
+    if first is None:
         raise DataError(f"{table}: no rows")
+    yield first
+    yield from rows
 
 
 def _sides(content: bytes, name: str) -> decoding.UprightSides:
@@ -211,7 +201,7 @@ def _check_unturned(content: bytes, name: str) -> None:
 
 
 def _inside(name: str, folder: str) -> str:
-    """A file's path in a folder, without its ending."""
+    """Returns a file's path in a folder, without its ending."""
     return str(PurePosixPath(name).relative_to(folder).with_suffix(""))
 
 

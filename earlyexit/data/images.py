@@ -1,4 +1,4 @@
-"""Image files of a folder or a zip archive, in the order of their names, read one by one as they are asked for."""
+"""Image files of a folder or a zip archive, in the order of their names. Each is read when it is asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from earlyexit.errors import DataError, InputError
 
 
 def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = "") -> None:
-    """Raise `raises` where nothing is there, with `hint` behind it; for a folder; and for what cannot be looked at."""
+    """Raise `raises` if the file does not exist, with `hint` at the end; if it is a folder; or if it cannot be read."""
     try:
         if path.is_dir():
             raise raises(f"{path}: is a folder, not a file")
@@ -27,7 +27,7 @@ def check_file(path: Path, raises: type[InputError] = DataError, *, hint: str = 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 ALLOWED = "JPEG, PNG and WebP files (.jpg, .jpeg, .png, .webp)"
 LARGEST_BYTES = 100_000_000
-"""Of one file; an archive's member may say that it is small and unpack to any size."""
+"""Most bytes of one file. An archive's member may claim to be small and unpack to any size."""
 UNREADABLE = (
     OSError,
     EOFError,
@@ -37,20 +37,20 @@ UNREADABLE = (
     zlib.error,
     lzma.LZMAError,
 )
-"""What reading a file or a member of an archive may raise."""
+"""The exceptions that reading a file or a member of an archive may raise."""
 IGNORED = ("__MACOSX", ".")
-"""Beginnings of names that archives and file managers leave behind."""
+"""Prefixes of files that archivers and file managers leave behind."""
 
 
 class ImageFiles:
-    """Names of images, and their bytes; a context manager, because an archive stays open."""
+    """Names and bytes of images. It is a context manager, because an archive stays open."""
 
     def __init__(
         self, source: Path, names: tuple[str, ...], read: Callable[[str], bytes], close: Callable[[], None]
     ) -> None:
         self.source = source
         self.names = names
-        """As paths inside the folder or archive, with `/`."""
+        """Paths inside the folder or archive, with `/`."""
         self._read = read
         self._close = close
 
@@ -69,7 +69,7 @@ class ImageFiles:
         self._close()
 
     def read(self, index: int) -> bytes:
-        """One file's bytes, whatever they are; raises DataError where they cannot be read."""
+        """Returns the bytes of one file; raises DataError if they cannot be read."""
         name = self.names[index]
         try:
             return self._read(name)
@@ -78,9 +78,9 @@ class ImageFiles:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The name of the folder that each image lies in.
+        """The name of each image's folder.
 
-        Raises DataError where an image lies in none, or where class folders lie in different folders (train, test).
+        Raises DataError if an image is in no folder, or if class folders are in different folders (train, test).
         """
         paths = [PurePosixPath(name) for name in self.names]
         loose = next((path for path in paths if len(path.parts) < 2), None)
@@ -93,9 +93,9 @@ class ImageFiles:
 
 
 def open_images(path: Path, *, part: str | None = None) -> ImageFiles:
-    """The images of a folder, a zip archive, or the one image that a path is; `part` names a folder inside.
+    """Returns the images of a folder or a zip archive, or a single image; `part` names a folder inside.
 
-    Raises DataError for what is none of these, holds other files than images, or none at all.
+    Raises DataError for any other path, for other files among the images, and if there are no images.
     """
     if path.is_dir():
         files = sorted(each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file())
@@ -108,7 +108,7 @@ def open_images(path: Path, *, part: str | None = None) -> ImageFiles:
 
 
 def is_images(path: Path) -> bool:
-    """Whether `open_images` is what reads a path: a folder, an archive, an image."""
+    """Whether `open_images` reads a path: a folder, an archive, or an image."""
     return path.is_dir() or path.suffix.lower() in (".zip", *SUFFIXES)
 
 

@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 TEXT, PAIR, IMAGE = "text", "text_pair", "image"
-"""Names of columns, as the codecs of texts, pairs and images have them."""
+"""Names of the columns of the codecs for texts, pairs and images."""
 OF_A_ROW = re.compile(r"row (\d+): (.*)", re.DOTALL)
-"""What a task says of a label; rows count from 1."""
+"""A task's message about a label; rows count from 1."""
 LABELS = "labels"
-"""The array of an .npz file that holds the labels; all others are inputs."""
+"""The array of an .npz file with the labels; all others are inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelledRows:
-    """Inputs, column by column as a codec's `from_columns` takes them, and their labels, in file order."""
+    """Inputs by column, as a codec's `from_columns` takes them, and their labels, in file order."""
 
     columns: Mapping[str, Array]
     labels: tuple[Any, ...]
-    """Texts; places of joints, (J, 2), or the bytes of maps of classes, as `task.targets` reads them."""
+    """Texts, places of joints (J, 2), or the bytes of class maps, as `task.targets` reads them."""
     files: tuple[str, ...] | None = None
-    """Where each row is a file: their names."""
+    """The names of the rows' files, if each row is a file."""
     part_names: tuple[str, ...] = ()
-    """Of what a label has several of, joints or classes."""
+    """The names of the parts of a label, joints or classes; empty for labels without parts."""
     sides: tuple[Sides, ...] | None = None
-    """Of each image, where labels are places in it."""
+    """The sides of each image, if labels are places in it."""
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], labels: Iterable[str]) -> LabelledRows:
-        """Rows of one text each."""
+        """Returns rows of one text each."""
         return cls(columns={TEXT: objects(texts)}, labels=tuple(labels))
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class LabelledRows:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """The names of the columns if they hold texts, image files, or pixels as an image codec takes them.
+        """The names of the columns if they contain texts, image files, or pixels as an image codec takes them.
 
         It is empty for all other arrays, whatever their names are.
         """
@@ -72,24 +72,24 @@ class LabelledRows:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The distinct labels, sorted; none where labels are no texts."""
+        """The distinct labels, sorted; empty if labels are not texts."""
         return () if self.part_names else tuple(sorted(set(self.labels)))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Of rows that are one text each; raises DataError for others."""
+        """The texts of rows of one text each; raises DataError for other rows."""
         if tuple(self.columns) != (TEXT,):
             raise DataError(f"single texts are needed; the data holds {', '.join(self.columns)}")
         return tuple(self.columns[TEXT])
 
     def with_labels(self, labels: Iterable[str]) -> LabelledRows:
-        """The same inputs with other labels."""
+        """Returns the same inputs with other labels."""
         return replace(self, labels=tuple(labels))
 
     def divide(self, share: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
-        """All but a share of every label's rows, and that share, drawn at random, both in file order.
+        """Returns the rows without a random share of every label's rows, and that share, both in file order.
 
-        A label keeps at least one row in the first; labels that are no texts count as one.
+        Every label keeps at least one row in the first part. Labels that are not texts count as one label.
         """
         rng, held = Random(seed), set[int]()
         groups: dict[str, list[int]] = {}
@@ -100,10 +100,10 @@ class LabelledRows:
         return self.select(row for row in range(len(self)) if row not in held), self.select(sorted(held))
 
     def encode(self, codec: Codec[Any]) -> list[Encoded]:
-        """What a network takes, one per row, too long ones cut.
+        """Returns what a network takes, one per row; rows that are too long are cut.
 
-        Raises DataError where the rows are not of the codec's kind, and InputError for a row that cannot be encoded,
-        DataError where that is a file.
+        Raises DataError if the columns are not the codec's, and InputError for a row that cannot be encoded (DataError
+        if the row is a file).
         """
         columns = self._columns_for(codec)
         try:
@@ -114,7 +114,7 @@ class LabelledRows:
             raise
 
     def rows(self, codec: Codec[Any]) -> list[Any]:
-        """The inputs as a codec encodes them, such as texts; raises as `encode`."""
+        """Returns the inputs as the codec's rows, such as texts; raises as `encode`."""
         return codec.from_columns(self._columns_for(codec))
 
     def _columns_for(self, codec: Codec[Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class LabelledRows:
         }
 
     def targets(self, task: Task, codec: Codec[Any]) -> Array:
-        """The right answers; raises DataError, naming the file where a row is one, for what the task cannot read."""
+        """Returns the right answers; raises DataError, with the row's file if any, for labels that do not fit."""
         try:
             return task.targets(self._fitted_labels(codec))
         except DataError as error:
@@ -138,10 +138,10 @@ class LabelledRows:
             raise DataError(f"{self.files[int(found[1]) - 1]}: {found[2]}") from error
 
     def _fitted_labels(self, codec: Codec[Any]) -> Sequence[Any]:
-        """Places, and maps of classes, in the image as the network gets it.
+        """Returns labels for the image as the network gets it: places and class maps are resized with the image.
 
-        Maps of classes are of the network's size already, but where the codec cuts the middle out of images: there they
-        are of their image's.
+        Class maps already have the network's size, unless the codec cuts the middle out of images; they then have the
+        size of their image.
         """
         from earlyexit.codecs.image import ImageCodec
         from earlyexit.data.dense_rows import fitted, fitted_mask
@@ -158,7 +158,7 @@ class LabelledRows:
         return [fitted(places, each, codec.size) for places, each in zip(self.labels, self.sides, strict=True)]
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
-        """The rows at the given positions, in the given order."""
+        """Returns the rows at the given positions, in the given order."""
         kept = list(rows)
         columns = {name: column[kept] for name, column in self.columns.items()}
         return replace(
@@ -180,14 +180,14 @@ def read_labelled(
     joints: Path | None = None,
     classes: Path | None = None,
 ) -> LabelledRows:
-    """Read what a path holds, by its ending; labels are empty without a `label_column`.
+    """Reads the rows of a path by its ending; labels are empty without a `label_column`.
 
     - .csv, .tsv, .jsonl, and .json in CLINC150's form, of which `part` names a list: texts; with `pair_column` pairs
     - a folder or .zip with a folder of images per label, of which `part` names a folder above those
     - with a table of `joints`, or of `classes`, a folder or .zip as `read_joints` or `read_maps` takes it
     - .npz: arrays of one row per input, and `labels`
 
-    Raises DataError, naming file, line and what is allowed, for anything else.
+    Raises DataError, with file, line and what is allowed, for anything else.
     """
     if joints is not None or classes is not None:
         return _dense(path, joints, classes, part)
@@ -234,7 +234,7 @@ def _dense(path: Path, joints: Path | None, classes: Path | None, part: str | No
 
 
 def has_labels(path: Path, *, label_column: str = "label", part: str | None = None) -> bool:
-    """Whether `read_labelled` finds labels there; False too for what it cannot read."""
+    """Whether `read_labelled` finds labels there; also False for files that it cannot read."""
     if is_images(path):
         with open_images(path, part=part) as images:
             try:
@@ -247,7 +247,7 @@ def has_labels(path: Path, *, label_column: str = "label", part: str | None = No
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a file, by name; the one of a .npy file has the name ''. Raises DataError."""
+    """Returns the arrays of a file by name; the array of a .npy file has the name ''. Raises DataError."""
     check_file(path)
     try:
         with path.open("rb") as file:
@@ -255,7 +255,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
             if isinstance(loaded, np.ndarray):
                 return {"": loaded}
             return {name: loaded[name] for name in loaded.files}
-    # Zip, zlib and numpy's reader of array headers each fail in ways of their own, not all of them documented.
+    # Zip, zlib and numpy's reader of array headers raise various exceptions, not all of them documented.
     except Exception as error:
         raise DataError(f"{path}: no file of arrays: {error}") from error
 
@@ -281,7 +281,7 @@ def _write_table(data: LabelledRows, path: Path) -> Path:
 
 
 def check_folder_names(labels: Iterable[str]) -> None:
-    """Raise DataError for labels that name no folder of an archive of images: their files would lie elsewhere."""
+    """Raise DataError for labels that cannot be the name of a folder in an archive of images."""
     for label in labels:
         if not label or label.startswith(IGNORED) or any(character in label for character in "/\\\0"):
             raise DataError(
@@ -323,7 +323,7 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
 
 
 def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
-    """A column in the first form that it fits."""
+    """Returns a column in the first form that it fits."""
     why = ""
     for form in forms:
         if form.datatype == "BYTES":
@@ -354,7 +354,7 @@ def _check_file(name: str, columns: Mapping[str, Array], codec: Codec[Any]) -> N
 
 
 def objects(values: Iterable[Any]) -> Array:
-    """A column of texts, or of files."""
+    """Returns a column of texts or of files' bytes."""
     kept = list(values)
     column = np.empty(len(kept), dtype=object)
     column[:] = kept

@@ -1,6 +1,6 @@
-"""Files that people write (plans, problems, profiles): plain data, and the line on which each value stands.
+"""Files that users write (plans, problems, profiles): plain data, and the line of each value.
 
-Whatever is wrong with one is said as `file:line: what is wrong`, in the error class of the file's reader.
+Errors have the form `file:line: what is wrong` and the error class of the file's reader.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from earlyexit.data.strict import fields_of as fields_of
 from earlyexit.errors import InputError
 
 MOST_REPEATED = 100_000
-"""Values that aliases may add to those that are written out."""
+"""Most values that aliases may add to those that are written out."""
 
 
 def check_aliases(root: yaml.Node) -> None:
-    """Raise yaml.MarkedYAMLError where an alias stands inside what it names, or aliases repeat too much.
+    """Raise yaml.MarkedYAMLError if an alias stands inside what it names, or if aliases repeat too many values.
 
-    Takes time and memory by what is written out, not by what it says.
+    Time and memory depend on what is written out, not on the expanded document.
     """
     says: dict[int, int | None] = {}
     _count(root, says)
 
 
 def _count(node: yaml.Node, says: dict[int, int | None]) -> int:
-    """Values in a node with all that its aliases repeat; None in `says` while one is being counted."""
+    """Returns the number of values in a node, aliases expanded; None in `says` marks a node that is being counted."""
     if id(node) in says:
         known = says[id(node)]
         if known is None:
@@ -61,18 +61,18 @@ def _inside(node: yaml.Node) -> list[yaml.Node]:
 
 Document = TypeVar("Document", bound=StrictDocument)
 MOST_MISTAKES = 50
-"""Looked at to find the first and what stands inside it; a long list may be wrong throughout."""
+"""Most mistakes that are examined to find the first and those inside it; a long list may be wrong throughout."""
 SHOWN_CHARACTERS = 60
-"""Of a wrong text, in a message of one line."""
+"""Characters of a wrong text that are shown in a message."""
 SHOWN_BITS = 128
-"""Of a wrong integer: beyond them, how many it has says more."""
+"""Largest integer that is shown in a message; of larger ones the number of bits is shown."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers are those of JSON too: PyYAML alone reads 1e-05 and 1.25e9 as text."""
+    """A YAML loader that reads all of JSON's numbers: PyYAML alone reads 1e-05 and 1.25e9 as text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Raise yaml.MarkedYAMLError with the line where PyYAML lets Python's own error through."""
+        """Raise yaml.MarkedYAMLError with the line where PyYAML raises Python's own error."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, AttributeError) as error:  # a date that is none, `!!bool 7`, `!!int`
@@ -86,14 +86,14 @@ _Loader.add_implicit_resolver(
 
 
 class LineNumbers:
-    """Where in a text of YAML or JSON every value stands; searched for when first asked."""
+    """The lines of all values in a text of YAML or JSON, which are searched on the first use."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
         self._lines: dict[tuple[str, ...], int] | None = None
 
     def of(self, path: Sequence[str | int]) -> int:
-        """Line, from 1, of the value at `path` or of the nearest one above it; raises yaml.YAMLError."""
+        """Returns the line, from 1, of the value at `path` or of the nearest value above it; raises yaml.YAMLError."""
         if self._lines is None:
             lines: dict[tuple[str, ...], int] = {}
             root = _compose(self._text)
@@ -111,7 +111,7 @@ class LineNumbers:
         lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             _refuse_twice(node)
-            # A key that is no scalar is refused when the file is loaded.
+            # Keys that are not scalars are refused when the file is loaded.
             inside = [(str(key.value), value) for key, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
             inside = [(str(index), value) for index, value in enumerate(node.value)]
@@ -130,7 +130,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def _refuse_twice(node: yaml.MappingNode) -> None:
-    """Raise yaml.MarkedYAMLError at the second of two equal keys: PyYAML would take the last."""
+    """Raise yaml.MarkedYAMLError at the second of two equal keys; PyYAML would use the last."""
     seen: set[str] = set()
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode):
@@ -145,16 +145,16 @@ def _twice(key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Plain data, and how to say what is wrong with it."""
+    """Plain data, and the places of its values for error messages."""
 
     document: object
     where: str
-    """The file, or what stands for it where there is none."""
+    """The file, or a description if there is no file."""
     raises: type[InputError]
     lines: LineNumbers = field(default_factory=LineNumbers)
 
     def parse(self, shape: type[Document], *, called: str) -> Document:
-        """The data in a pydantic shape; raises `raises`. A mistake at the top is said of what the file is `called`."""
+        """Returns the data as a pydantic model; raises `raises`. `called`: the name of the document in messages."""
         try:
             return shape.model_validate(self.document)
         except ValidationError as error:
@@ -163,7 +163,7 @@ class Source:
 
     @contextmanager
     def said_at(self, path: Sequence[str | int]) -> Iterator[None]:
-        """Put file and line before the message of an error of `raises` raised inside."""
+        """Add file and line to the message of an error of the class `raises` that is raised inside."""
         try:
             yield
         except self.raises as error:
@@ -172,14 +172,14 @@ class Source:
     def _place(self, path: Sequence[str | int]) -> str:
         try:
             return f"{self.where}:{self.lines.of(path)}"
-        except (yaml.YAMLError, RecursionError):  # JSON nests deeper than YAML is read, and has characters YAML has not
+        except (yaml.YAMLError, RecursionError):  # JSON may nest deeper, and has characters that YAML has not
             return self.where
 
 
 def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Source:
-    """Read a file as JSON where its name ends in .json, else as YAML; raises `raises` naming file and line.
+    """Reads a file as JSON if its name ends in .json, else as YAML; raises `raises` with file and line.
 
-    `hint`: what is said behind "no such file", such as what would make one.
+    `hint`: the end of the message "no such file", such as the command that makes the file.
     """
     text = _read_text(path, raises, hint)
     try:
@@ -202,7 +202,7 @@ def _read_text(path: Path, raises: type[InputError], hint: str) -> str:
 
 
 class _StandsTwiceError(Exception):
-    """A key that a mapping of JSON has twice, of which Python would take the last."""
+    """A key occurs twice in a JSON mapping; Python would use the last."""
 
 
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
@@ -228,7 +228,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _line_of_second(lines: LineNumbers) -> str:
-    """Of a key that stands twice: the reader of YAML knows where it is."""
+    """Returns the line of a key that occurs twice, found by the YAML reader, as `:LINE`."""
     try:
         lines.of(())
     except yaml.MarkedYAMLError as error:
@@ -253,7 +253,7 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
 
 
 def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
-    """Path and message; of a value that may be a number or a mapping, what is wrong deepest inside."""
+    """Returns the path and message of the first mistake; of a union's alternatives, the deepest one."""
     mistakes = [
         (_path_in(document, each["loc"], each["type"]), _message(each)) for each in error.errors()[:MOST_MISTAKES]
     ]
@@ -262,7 +262,7 @@ def _first_mistake(error: ValidationError, document: object) -> tuple[list[str],
 
 
 def _message(mistake: ErrorDetails) -> str:
-    """What is allowed, as pydantic says it, and the value that is not."""
+    """Returns pydantic's message about what is allowed, and the value that is not."""
     message, given = mistake["msg"], mistake["input"]
     if mistake["type"] == "dict_type":
         message = "Input should be a mapping"
@@ -272,7 +272,7 @@ def _message(mistake: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as its file has it, on one line."""
+    """Returns a value as in its file, on one line."""
     if isinstance(value, int) and not isinstance(value, bool):
         bits = value.bit_length()
         return str(value) if bits <= SHOWN_BITS else f"an integer of {bits} bits"
@@ -286,7 +286,7 @@ def _shortened(text: str) -> str:
 
 
 def _path_in(document: object, location: tuple[int | str, ...], kind: str) -> list[str]:
-    """Pydantic's location without what is no place in the document, such as the member of a union that was tried."""
+    """Returns pydantic's location without parts that are not in the document, such as a union's alternative."""
     path: list[str] = []
     here: Any = document
     for part in location:

@@ -1,4 +1,4 @@
-"""The base of documents that are read from files; it needs neither a parser of YAML nor numpy."""
+"""The base of documents that are read from files. It imports neither a YAML parser nor numpy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic_core import PydanticCustomError
 
 
 class StrictDocument(BaseModel):
-    """Base of what is read from files: no unknown keys, no silent conversions, no NaN."""
+    """Base of documents from files: no unknown keys, no silent conversions, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
     def _is_a_mapping(cls, value: Any) -> Any:
-        """Pydantic would name the class, which is no word of the format."""
+        """Refuses other values than mappings; pydantic's own message would name the Python class."""
         if isinstance(value, Mapping | cls):
             return value
         raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
@@ -31,6 +31,6 @@ class StrictDocument(BaseModel):
 
 
 def fields_of(shape: type[BaseModel]) -> str:
-    """The fields of a mapping, in words."""
+    """Returns the names of a mapping's fields, as a list in words."""
     *most, last = shape.model_fields
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,4 @@
-"""Texts, and pairs of texts, with their labels or without, from files: CSV, TSV, JSONL, or CLINC150's JSON."""
+"""Rows of tables with their lines: texts or pairs of texts from CSV, TSV, JSONL, or CLINC150's JSON, and any CSV."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
-    """The rows of a file, in its order, by its ending; of CLINC150's form `part` names a list.
+    """Returns the rows of a file in its order; its ending names its format. `part`: a list of CLINC150's form.
 
-    Without a `label_column` labels are empty, but for CLINC150's. Raises DataError, naming file, line and what is
-    allowed, for anything that is no labelled text.
+    Without a `label_column` labels are empty, except CLINC150's. Raises DataError, with file, line and what is allowed,
+    for rows that are no labelled texts.
     """
     check_file(path)
     rows = list(_rows(path, text_columns, label_column, part))
@@ -38,7 +38,7 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
 
 
 def has_column(path: Path, name: str) -> bool:
-    """Whether a table's head, or the first object of a .jsonl file, has a column of that name."""
+    """Whether the head of a table, or the first object of a .jsonl file, has a column of that name."""
     if path.suffix not in TABLES or not path.is_file():
         return False
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
@@ -50,7 +50,7 @@ def has_column(path: Path, name: str) -> bool:
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
+    """Returns the lines of a .txt file that are not blank; raises DataError if there are none or they are not UTF-8."""
     check_file(path)
     with _utf8(path):
         texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
@@ -60,18 +60,17 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 def stream_table(path: Path, text_columns: Sequence[str], label_column: str | None = None) -> Iterator[Row]:
-    """The rows of a CSV, TSV or JSONL file, one by one; without a `label_column` their labels are empty.
+    """Yields the rows of a CSV, TSV or JSONL file; without a `label_column` their labels are empty.
 
-    Raises DataError at the line of a row that holds no such text or label.
+    Raises DataError, with the line, for a row without such a text or label.
     """
-    with _utf8(path):
-        match path.suffix:
-            case ".csv":
-                yield from _delimited(path, text_columns, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-            case ".tsv":  # GLUE's files hold bare quotes
-                yield from _delimited(path, text_columns, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
-            case _:
-                yield from _json_lines(path, text_columns, label_column)
+    if path.suffix == ".jsonl":
+        with _utf8(path):
+            yield from _json_lines(path, text_columns, label_column)
+        return
+    columns = (*text_columns, *_given(label_column))
+    for line, row in csv_rows(path, columns, tabs=path.suffix == ".tsv"):
+        yield line, tuple(row[name] for name in text_columns), "" if label_column is None else row[label_column]
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def _utf8(path: Path) -> Iterator[None]:
 
 
 def _first_bad_line(path: Path) -> int:
-    # The error's own position is that within a chunk of the file.
+    # The error's own position is relative to a chunk of the file.
     try:
         path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -101,23 +100,25 @@ def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, par
     return _clinc(path, part)
 
 
-def _delimited(
-    path: Path, text_columns: Sequence[str], label_column: str | None, *, delimiter: str, quoting: Literal[0, 3]
-) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-        reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
+def csv_rows(path: Path, columns: Sequence[str], *, tabs: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields line and cells of the rows of a CSV file, or of a TSV file without quoting if `tabs`.
+
+    Raises DataError, naming the line, if one of the columns is missing or doubled, if a row has other columns than the
+    head, and for text that is not UTF-8.
+    """
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files contain bare quotes
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        reader: csv.DictReader[str] = csv.DictReader(file, delimiter="\t" if tabs else ",", quoting=quoting)
         try:
-            columns = list(reader.fieldnames or ())
-            _check_columns(path, columns, text_columns, label_column)
-            twice = [name for name in (*text_columns, label_column) if columns.count(str(name)) > 1]
+            head = list(reader.fieldnames or ())
+            _check_columns(path, head, columns)
+            twice = [name for name in columns if head.count(name) > 1]
             if twice:
                 raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
             for row in reader:
-                cells = row.values() if label_column is None else [row[name] for name in (*text_columns, label_column)]
-                if None in row or None in cells:
-                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
-                texts = tuple(row[column] for column in text_columns)
-                yield reader.line_num, texts, "" if label_column is None else row[label_column]
+                if None in row or any(row[name] is None for name in columns):
+                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(head)} columns")
+                yield reader.line_num, row
         except csv.Error as error:
             raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
 
@@ -128,7 +129,7 @@ def _json_lines(path: Path, text_columns: Sequence[str], label_column: str | Non
             row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
-            _check_columns(f"{path}:{number}", list(row), text_columns, label_column)
+            _check_columns(f"{path}:{number}", list(row), (*text_columns, *_given(label_column)))
             texts = tuple(_string(path, number, row, column) for column in text_columns)
             yield number, texts, "" if label_column is None else _label(path, number, row, label_column)
 
@@ -167,7 +168,11 @@ def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
     return str(row[column])
 
 
-def _check_columns(where: Path | str, columns: Sequence[str], texts: Sequence[str], label: str | None) -> None:
-    for column in (*texts, label):
-        if column is not None and column not in columns:
-            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns) or 'none: it is empty'}")
+def _given(column: str | None) -> tuple[str, ...]:
+    return () if column is None else (column,)
+
+
+def _check_columns(where: Path | str, head: Sequence[str], columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in head:
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(head) or 'none: it is empty'}")

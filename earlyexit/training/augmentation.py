@@ -22,8 +22,8 @@ class Augmentation:
     """The largest changes of images. Pixels from outside the image are black."""
 
     shift: float = 0.125
-    """Largest shift in each direction, as a share of the side, in whole pixels. An eighth of 32 is the four pixels of He
-    et al. (2016, section 4.2)."""
+    """Largest shift in each direction, as a share of the side, in whole pixels. An eighth of 32 is the four pixels of
+    He et al. (2016, section 4.2)."""
     mirror: bool = True
     """Whether every second image is mirrored horizontally."""
     turn: float = 0.0
