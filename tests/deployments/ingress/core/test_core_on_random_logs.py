@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.errors import OfframpError
-from tests.deployments.ingress.core.core_scene import CoreScene, plan
+from tests.deployments.ingress.core.core_world import CoreWorld, plan
 
 KINDS = ["submit"] * 4 + ["answer"] * 5 + ["go on", "lose", "fail", "give up", "plan"]
 LENGTHS = 1, 7, 300
@@ -20,7 +20,7 @@ class RandomLog:
     """Requests, answers, losses and plan changes as they happen to come."""
 
     def __init__(self, seed: int, *, with_lengths: bool) -> None:
-        self.scene = CoreScene(plan(replicas=2), max_queued=40, slo_s=2.0)
+        self.scene = CoreWorld(plan(replicas=2), max_queued=40, slo_s=2.0)
         self._rng, self._lengths = random.Random(seed), random.Random(seed + 1)
         self._with_lengths = with_lengths
         self._epoch = 1

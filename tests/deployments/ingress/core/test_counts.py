@@ -1,11 +1,23 @@
+"""What an ingress counts, and how long it tells refused callers to wait."""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 
-from deployments.ingress.core.outcomes import LATENCY_ENDS_S, IngressCounts, bucket_of, latencies_within
+from deployments.ingress.core.ingress_core import own_plan
+from deployments.ingress.core.outcomes import (
+    LATENCY_ENDS_S,
+    LONGEST_RETRY_S,
+    AnswerRate,
+    IngressCounts,
+    bucket_of,
+    latencies_within,
+)
 from deployments.wire.messages import BUCKET
+from optimizer.placement import initial_placement, parse_placed
+from optimizer.plan import PolicySpec, early_exit_plan
 
 
 def test_a_bucket_holds_what_lies_between_its_ends() -> None:
@@ -68,3 +80,49 @@ def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
         found = counts.crossing_quantile_s(share)
         assert found is not None
         assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
+
+
+def test_without_a_rate_refused_callers_come_back_after_a_second() -> None:
+    assert AnswerRate().seconds_for(1000) == 1.0
+
+
+def test_the_first_second_gives_the_first_rate() -> None:
+    rate = AnswerRate()
+    rate.record(20, 0.0)
+    rate.record(20, 0.5)
+    assert rate.rate_per_s == 0
+    rate.record(60, 2.0)
+    assert rate.rate_per_s == 50.0  # 100 answers in 2 s
+    assert rate.seconds_for(200) == 4.0
+
+
+def test_the_rate_moves_to_a_new_one_within_about_ten_seconds() -> None:
+    rate = AnswerRate()
+    rate.record(0, 0.0)
+    rate.record(100, 1.0)
+    rate.record(200, 2.0)
+    assert rate.rate_per_s == pytest.approx(100 + 100 * (1 - math.exp(-0.1)))
+
+
+def test_nobody_is_told_to_come_back_sooner_than_in_a_second_or_much_later() -> None:
+    rate = AnswerRate(rate_per_s=50.0)
+    assert rate.seconds_for(1) == 1.0
+    assert rate.seconds_for(10**6) == LONGEST_RETRY_S
+
+
+def test_an_idle_hour_does_not_count_as_slowness() -> None:
+    rate = AnswerRate()
+    rate.record(0, 0.0)
+    rate.record(100, 1.0)
+    rate.begin(3600.0)
+    rate.record(50, 3600.5)
+    rate.record(50, 3601.0)
+    assert rate.rate_per_s == pytest.approx(100.0)
+
+
+def test_without_a_controller_the_plan_says_in_what_hidden_states_travel() -> None:
+    spec = PolicySpec(name="entropy", thresholds=0.5)
+    placed = initial_placement(early_exit_plan(4, (0,), spec, batch=4, device="cpu"))
+    said = own_plan(placed, "float16")
+    assert said["hops"] == {"dtype": "float16"}
+    assert parse_placed(said) == placed

@@ -1,9 +1,13 @@
-"""A core whose actions are written down; a test says what comes back of its calls. Inputs are letters."""
+"""One ingress core on a clock that the test moves. It writes down every action; a test says what comes back of calls.
+
+Inputs are letters, which may be of sequences. Every input gets at most one outcome, or the world fails.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, Retried, SendCall, placements_of
@@ -12,14 +16,29 @@ from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.split import Split
+from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.wire import Seen
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, Stage
+from optimizer.plan import Plan, PolicySpec, Stage
+from profiles.stream import Observations, StreamShape
 
 ALL_SLOTS = ("split-cpu-0", "split-cpu-1", "split-cpu-2")
 NAMES = dict(zip(ALL_SLOTS, ("first", "second", "third"), strict=True))
 SLOTS = ALL_SLOTS[:2]
 BATCH = 4
+
+
+def stage(*splits: Split, replicas: int = 1) -> Stage:
+    return Stage(device="cpu", replicas=replicas, splits=splits)
+
+
+def split(first: int, end: int, ramps: tuple[int, ...] = (), **options: Any) -> Split:
+    return Split(first=first, end=end, batch=BATCH, ramps=ramps, **options)
+
+
+def placed(*stages: Stage, slots: Sequence[str] = ALL_SLOTS, **options: Any) -> PlacedPlan:
+    """A plan whose stages are in the first slots."""
+    return PlacedPlan(plan=Plan(stages=stages, **{"epoch": 1} | options), slots=tuple(slots[: len(stages)]))
 
 
 def plan(
@@ -33,15 +52,67 @@ def plan(
     predicted: Mapping[str, float] | None = None,
 ) -> PlacedPlan:
     """Four blocks in two stages; `tokens`: a batch's of both."""
-    stages = (
-        Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=cut, batch=BATCH, tokens=tokens),)),
-        Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=4, batch=BATCH, tokens=tokens),)),
-    )
-    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch, dispatch=dispatch, predicted=predicted or {}), slots=slots)
+    stages = stage(split(0, cut, tokens=tokens), replicas=replicas), stage(split(cut, 4, tokens=tokens))
+    return placed(*stages, slots=slots, epoch=epoch, dispatch=dispatch, predicted=predicted or {})
 
 
-class CoreScene:
-    """Every event is at `now_s`; whatever is due is sent at once. An input is a letter, which may be of a sequence."""
+def chains(
+    *cuts: Sequence[int], shares: tuple[float, ...], epoch: int = 1, rate_per_s: float | None = None
+) -> PlacedPlan:
+    """Four blocks. `cuts`: of every chain, where its stages begin after the first; one replica each, in slot order."""
+    bounds = [pair for each in cuts for pair in zip((0, *each), (*each, 4), strict=True)]
+    predicted = {} if rate_per_s is None else {"rate_per_s": rate_per_s}
+    return placed(*[stage(split(*pair)) for pair in bounds], shares=shares, epoch=epoch, predicted=predicted)
+
+
+def side_by_side(epoch: int = 1, rate_per_s: float | None = None) -> PlacedPlan:
+    """Three quarters of the inputs go through the first slot, the others through the second and the third."""
+    return chains((), (2,), shares=(0.75, 0.25), epoch=epoch, rate_per_s=rate_per_s)
+
+
+SMALL, LARGE = split(0, 2, (1,)), split(2, 6)
+THREE = (2, 4, 6)
+
+
+def networks(
+    *stages: tuple[Split, ...], epoch: int = 1, ends: tuple[int, ...] = (2, 6), prunes: int | None = None
+) -> PlacedPlan:
+    """A chain of networks, by default of two blocks and of four; `prunes`: the block after which words are pruned."""
+    policy = PolicySpec(name="confidence", thresholds=0.9)
+    made = [stage(*splits) for splits in stages]
+    return placed(*made, epoch=epoch, networks=ends, policy=policy, prune={} if prunes is None else {prunes: 0.7})
+
+
+def cascade(epoch: int = 1) -> PlacedPlan:
+    return networks((SMALL,), (LARGE,), epoch=epoch)
+
+
+def single(epoch: int = 1) -> PlacedPlan:
+    """The large network alone."""
+    return networks((LARGE,), epoch=epoch)
+
+
+SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(1, 2))
+OF_NETWORKS = StreamShape(score="confidence", num_blocks=6, ramps=(1, 4))
+ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
+
+
+def observed_plan(
+    policy: PolicySpec | None = ENTROPY,
+    *,
+    epoch: int = 1,
+    ramps: tuple[int, ...] = (1, 2),
+    cut: int = 2,
+    after: AfterAnswer = "stop",
+) -> PlacedPlan:
+    """Four blocks in two stages, with ramps."""
+    bounds = (0, cut), (cut, 4)
+    splits = [split(*pair, tuple(r for r in ramps if pair[0] <= r < pair[1]), after_answer=after) for pair in bounds]
+    return placed(*map(stage, splits), policy=policy, epoch=epoch)
+
+
+class CoreWorld:
+    """Every event is at `now_s`; whatever is due is sent at once."""
 
     def __init__(self, placed: PlacedPlan | None = None, **rules: Any) -> None:
         self.now_s = 0.0
@@ -56,6 +127,8 @@ class CoreScene:
         given = Rules(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
         self.core = IngressCore("i", placed or plan(), ALL_SLOTS, given, random.Random(0))
 
+    # Requests
+
     def submit(self, letters: str, *lengths: int, deadline_s: float = 10.0) -> None:
         """A request; `lengths`: its inputs', none where they have none."""
         made = [
@@ -66,19 +139,21 @@ class CoreScene:
         self.inputs |= dict(zip(letters, made, strict=True))
         self.do(())
 
-    def begin(self, name: str, letter: str, *, tokens: int = 5, again: bool = False) -> None:
+    def begin(self, name: str, letter: str, *, again: bool = False) -> None:
         """A sequence with its first input."""
         self.placements[name] = KVPlacement(len(self.placements) + 1, is_again=again)
-        self.step(name, letter, tokens=tokens)
+        self.step(name, letter, tokens=5)
 
-    def step(self, name: str, letter: str, *, tokens: int = 1, deadline_s: float = 10.0) -> None:
+    def step(self, name: str, letter: str, *, tokens: int = 1) -> None:
         """A sequence's next input, which is sent when everything of this moment has come."""
-        pending = self._pending(letter, deadline_s, tokens)
+        pending = self._pending(letter, 10.0, tokens)
         self.core.step(pending, self.placements[name], self.now_s)
         self.inputs[letter] = pending
 
-    def expire(self, letter: str) -> None:
-        self.do(self.core.expire(self.inputs[letter], self.now_s))
+    def give_up(self, letters: str) -> None:
+        self.do(self.core.give_up(self.named(letters), "abandoned", self.now_s))
+
+    # Replies
 
     def answer(self, call: int, letters: str, *, block: int = 3) -> None:
         said = [f"{letter} is {letter}" for letter in letters]
@@ -98,8 +173,18 @@ class CoreScene:
     def fail(self, call: int) -> None:
         self.do(self.core.fail(self.calls[call], self.calls[call].inside(), self.now_s))
 
-    def give_up(self, letters: str) -> None:
-        self.do(self.core.give_up(self.named(letters), "abandoned", self.now_s))
+    def see(self, call: int, letters: str, *blocks: int, score: float = 0.5, label: int = 0) -> None:
+        """What exits after these blocks say of inputs; the last block's has no score."""
+        last = self.core.placed.plan.num_blocks - 1
+        for letter in letters:
+            for block in blocks:
+                said = Seen(sample_id="", block=block, score=math.nan if block == last else score, value=label)
+                self.core.see(self.calls[call], [(self.inputs[letter], said)])
+
+    def observed(self, wall_s: float = 0.0) -> Observations | None:
+        return self.core.report(self.now_s, wall_s).probes
+
+    # Plans and time
 
     def suspend(self) -> None:
         self.do(self.core.suspend("nothing is left", self.now_s))
@@ -125,6 +210,9 @@ class CoreScene:
     def named(self, letters: str) -> list[PendingInput]:
         return [self.inputs[letter] for letter in letters]
 
+    def awaited(self, call: int) -> list[bool]:
+        return [self.core.is_awaited(self.calls[call], each) for each in self.calls[call].inputs]
+
     def _pending(self, letter: str, deadline_s: float, tokens: int) -> PendingInput:
         return PendingInput(0, self.now_s, deadline_s, tokens, key=letter)
 
@@ -148,14 +236,15 @@ class CoreScene:
         self.calls.append(call)
         crosses = network is not None and payload is not None
         what = letters_of(call.inputs) if crosses else payload or letters_of(call.inputs)
-        into = f" of network {network}" if network else ""
-        self._say(f"send {len(self.calls) - 1}: {what} to {NAMES[call.stage.slot]} for block {block}{into}")
+        words = f"send {len(self.calls) - 1}: {what} to {NAMES[call.stage.slot]} for block {block}"
+        words += f" of network {network}" if network else ""
         placements = placements_of(call.stage.slot, call.inputs)
         if placements.each:
-            self.log[-1] += f" at {placements.replica or 'any'}"
-            self.log[-1] += "" if rows is None else f", rows {list(rows)}"
+            words += f" at {placements.replica or 'any'}" + (", probes" if call.probe else "")
+            words += "" if rows is None else f", rows {list(rows)}"
             if placements.replica is None:
                 placements.choose(self.room)
+        self._say(words)
 
     def _settle(self, inputs: Inputs, outcome: str) -> None:
         for each in inputs:
@@ -164,6 +253,16 @@ class CoreScene:
 
     def _say(self, what: str) -> None:
         self.log.append(f"{self.now_s:g} {what}")
+
+
+def observing(placed: PlacedPlan | None = None, **rules: Any) -> CoreWorld:
+    """Every first call is a probe."""
+    return CoreWorld(placed or observed_plan(), **{"shape": SHAPE, "probe_share": 1.0, **rules})
+
+
+def staying(placed: PlacedPlan | None = None, **rules: Any) -> CoreWorld:
+    """Answered inputs stay, and none is a probe."""
+    return observing(placed or observed_plan(after="stay"), **{"probe_share": 0.0, **rules})
 
 
 def letters_of(inputs: Inputs) -> str:

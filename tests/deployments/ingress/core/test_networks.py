@@ -1,0 +1,315 @@
+"""Chains of networks at one core: inputs that leave one enter the next, encoded anew, by the plan of that moment.
+
+Probes get to know networks that the plan leaves out. Where words are pruned at a crossing, they also go on whole.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.ingress.core.calls import SendCall
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.inputs import WHOLE, PendingInput
+from deployments.wire.messages import Assignment
+from earlyexit.errors import DeadlineError, PlanError
+from earlyexit.network.split import Split
+from earlyexit.network.wire import Seen
+from optimizer.placement import PlacedPlan
+from tests.deployments.ingress.core.core_world import (
+    LARGE,
+    OF_NETWORKS,
+    SMALL,
+    THREE,
+    CoreWorld,
+    cascade,
+    networks,
+    observing,
+    placed,
+    single,
+    split,
+    stage,
+)
+
+END = 5
+FIRST, LAST = SMALL, split(4, 6)
+HALVES = split(0, 1), split(1, 2, (1,))
+PRUNES = networks((SMALL,), (LARGE,), prunes=1)
+
+
+def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_given_up() -> None:
+    world = CoreWorld(cascade())
+    world.submit("abcd")
+    world.answer(0, "a", block=1)
+    world.give_up("c")
+    world.go_on(0, "bcd", block=2)
+    world.answer(1, "bd", block=END)
+    assert world.log == [
+        "0 send 0: abcd to first for block 0",
+        "0 answer a is a after block 1",
+        "0 drop c: abandoned",
+        "0 send 1: bd to second for block 2 of network 1",
+        "0 answer b is b, d is d after block 5",
+    ]
+    assert (world.calls[1].inside(), world.inputs["c"].holder) == ([], None)
+
+
+def test_inside_a_network_they_go_on_as_they_are() -> None:
+    world = CoreWorld(networks((SMALL,), (split(2, 4),), (split(4, 6),)))
+    world.submit("ab")
+    world.go_on(0, "ab", block=2)
+    world.go_on(1, "ab", block=4)
+    assert world.log[1:] == ["0 send 1: ab to second for block 2 of network 1", "0 send 2: (ab) to third for block 4"]
+
+
+@pytest.mark.parametrize(
+    ("served_by", "slot"),
+    [pytest.param(networks((SMALL, LARGE)), "first", id="same stage"), pytest.param(cascade(), "second", id="next")],
+)
+def test_what_is_reserved_for_a_network_is_what_follows_it(served_by: PlacedPlan, slot: str) -> None:
+    world = CoreWorld(served_by)
+    world.submit("ab")
+    world.now_s = 1.0
+    world.go_on(0, "ab", block=2)
+    world.now_s = 4.0
+    world.answer(1, "ab", block=END)
+    assert world.log[1] == f"1 send 1: ab to {slot} for block 2 of network 1"
+    world.submit("c", deadline_s=99.0)
+    world.go_on(2, "c", block=2)
+    assert [call.reserve_s for call in world.calls] == [0.0, 0.0, 3.0, 0.0]
+
+
+def test_inputs_enter_as_the_plan_of_the_moment_says() -> None:
+    world = CoreWorld(cascade(), calls_per_replica=1)
+    world.submit("a")
+    world.submit("b")
+    world.follow(single(epoch=2))
+    world.submit("c")
+    world.answer(0, "a", block=1)
+    world.follow(cascade(epoch=3))
+    world.answer(1, "b", block=END)
+    world.submit("d")
+    assert [words for words in world.log if "send" in words] == [
+        "0 send 0: a to first for block 0",
+        "0 send 1: bc to first for block 2 of network 1",
+        "0 send 2: d to first for block 0",
+    ]
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_inputs_in_a_network_that_the_new_plan_leaves_out_enter_the_next_one_that_it_uses(block: int) -> None:
+    world = CoreWorld(networks((HALVES[0],), (HALVES[1],), (LARGE,)))
+    world.submit("a")
+    world.follow(single(epoch=2))
+    world.go_on(0, "a", block=block)
+    assert world.log[-1] == "0 send 1: a to first for block 2 of network 1"
+
+
+def test_with_three_networks_one_in_between_is_passed_over() -> None:
+    world = CoreWorld(networks((FIRST, LAST), ends=THREE))
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
+    [route] = world.core.route.chains
+    assert [route.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
+    assert (route.entry, route.network, route.used) == (0, 0, (0, 2))
+    assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
+
+
+def test_what_fails_after_a_crossing_starts_again_at_the_first_network_of_the_plan() -> None:
+    world = CoreWorld(cascade())
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    world.fail(1)
+    world.until(1.0)
+    world.fail(2)
+    world.follow(single(epoch=2))
+    world.until(2.0)
+    assert world.log[2:] == [
+        "0.05 again 1 of second",
+        "0.05 send 2: a to first for block 0",
+        "1.05 again 1 of first",
+        "1.05 send 3: a to first for block 2 of network 1",
+    ]
+
+
+def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_out_is_kept() -> None:
+    world = CoreWorld(cascade())
+    with pytest.raises(PlanError, match=r"networks that end at \[3, 6\] cannot follow one of \[2, 6\]"):
+        world.core.follow(networks((split(3, 6),), epoch=2, ends=(3, 6)))
+    world.submit("a")
+    world.now_s = 4.0
+    world.answer(0, "a", block=1)
+    world.follow(single(epoch=2))
+    world.follow(cascade(epoch=3))
+    assert [each.expected_s for each in world.core.route.stages] == [4.0, 0.0]
+
+
+def test_of_a_single_network_nothing_is_entered_but_at_its_begin() -> None:
+    world = CoreWorld(placed(stage(split(0, 4))))
+    world.core.submit([PendingInput(1, 0.0, 9.0)], 0.0)
+    [sent] = world.core.pump(0.0)
+    assert isinstance(sent, SendCall)
+    assert (sent.block, sent.payload, sent.enters) == (0, None, 0)
+    assert not world.core.route.chains[0].crossings
+
+
+def test_admission_counts_what_inputs_cost_as_they_came() -> None:
+    world = CoreWorld(cascade(), slo_s=1.0)
+    world.submit("ab", 5, 7)
+    for each in world.named("ab"):
+        each.tokens = 100  # another network's tokenizer
+    assert world.core.peek(0.0, 0.0).unanswered_tokens == 12
+    world.go_on(0, "ab", block=2)
+    world.answer(1, "ab", block=END)
+    assert (world.core.peek(0.0, 0.0).unanswered_tokens, world.core.counts.answered_tokens) == (0, 12)
+
+
+# Probes
+
+
+def probing(served_by: PlacedPlan = PRUNES, **rules: float) -> CoreWorld:
+    return observing(served_by, shape=OF_NETWORKS, **rules)
+
+
+def test_a_stage_knows_the_networks_that_are_left_out_before_its_own() -> None:
+    def detours(served_by: PlacedPlan, stage: int = 0) -> list[tuple[int, int]]:
+        assignment = Assignment.of(served_by.plan, served_by.plan.stages[stage])
+        assert assignment.known == (*served_by.plan.stages[stage].splits, *assignment.detours)
+        return [(each.first, each.end) for each in assignment.detours]
+
+    assert detours(single()) == [(0, 2)]
+    assert detours(networks((LAST,), ends=THREE)) == [(0, 2), (2, 4)]
+    assert detours(networks((FIRST, LAST), ends=THREE)) == [(2, 4)]
+    assert [detours(cascade(), stage) for stage in (0, 1)] == [[], []]
+    two = networks((FIRST,), (LAST,), ends=THREE)
+    assert [detours(two, stage) for stage in (0, 1)] == [[], [(2, 4)]]
+
+
+def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out() -> None:
+    world = probing(networks((FIRST, LAST), ends=THREE))
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    world.go_on(1, "a", block=4)
+    assert world.log[1:] == [
+        "0 send 1: a to first for block 2 of network 1",
+        "0 send 2: a to first for block 4 of network 2",
+    ]
+    alone = probing(single())
+    alone.submit("b")
+    assert alone.log == ["0 send 0: b to first for block 0"]
+
+
+def test_a_probe_inside_a_network_that_a_new_plan_leaves_out_goes_on_as_it_is() -> None:
+    world = probing(networks((HALVES[0],), (HALVES[1],), (LARGE,)))
+    world.submit("a")
+    world.follow(single(epoch=2))
+    world.go_on(0, "a", block=1)
+    assert world.log[-1] == "0 send 1: (a) to first for block 1"
+    assert world.calls[1].stage.assignment.detours == (Split(first=0, end=2, batch=4),)
+
+
+def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:
+    """A call to its crossing, call 0; then call 1 has what lost words, call 2 the whole texts."""
+    world.submit(letters)
+    for letter in letters:
+        world.see(0, letter, 1, score=0.95 if letter in early else 0.5)
+    world.answer_early(0, early, block=1)
+    world.go_on(0, letters, block=2)
+
+
+def see_whole(world: CoreWorld, letters: str, label: int) -> None:
+    """What the full model says of whole texts."""
+    wholes = [each for each in world.calls[2].inputs if each.key in letters]
+    said = [(each, Seen(sample_id="", block=END, score=float("nan"), value=label)) for each in wholes]
+    world.core.see(world.calls[2], said)
+    world.do(world.core.answer(world.calls[2], wholes, END, world.now_s, [None] * len(wholes)))
+
+
+def test_answers_to_texts_that_lost_words_are_compared_with_the_full_models_to_whole_ones() -> None:
+    world = probing()
+    cross(world)
+    assert world.log == [
+        "0 send 0: ab to first for block 0",
+        "0 answer a is a after block 1",
+        "0 send 1: ab to second for block 2 of network 1",
+        "0 send 2: ab to second for block 2 of network 1",
+    ]
+    assert [each.attempt for each in world.calls[2].inputs] == [WHOLE, WHOLE]
+    assert (world.calls[2].probe, world.awaited(2)) == (True, [True, True])
+    world.see(1, "ab", 4, label=1)
+    world.see(1, "ab", END)
+    world.answer(1, "ab", block=END)
+    assert world.observed() is None, "the whole texts are still inside"
+    see_whole(world, "a", label=1)
+    see_whole(world, "b", label=0)
+    seen = world.observed()
+    assert seen is not None
+    assert seen.end_losses_N is not None
+    # Of a the end says 0 without some words and 1 with all, as ramp 4 does and ramp 1 does not; of b always 0.
+    assert (seen.end_losses_N.tolist(), seen.losses_NR.tolist()) == ([1, 0], [[1, 0], [0, 1]])
+    assert (seen.exits_N.tolist(), seen.pruned_agreement, world.core.agreement) == ([1, END], 0.5, 0.5)
+    assert world.log[4:] == ["0 answer b is b after block 5"], "whole texts have no answer to give"
+    assert (world.core.counts.answered, world.core.num_unanswered) == (2, 0)
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["without the words", "whole"])
+def test_where_one_of_both_is_lost_nothing_is_recorded(call: int) -> None:
+    world = probing()
+    cross(world, "a")
+    world.do(world.core.lose(world.calls[call], world.calls[call].inputs, DeadlineError("no time left"), 0.0))
+    assert world.awaited(3 - call) == [False]
+    world.see(1, "a", 4, END)
+    see_whole(world, "a", label=0)
+    assert (world.observed(), world.core.counts.drops) == (None, {})
+
+
+def test_a_whole_text_that_fails_or_hangs_costs_its_caller_nothing() -> None:
+    failing, hanging = probing(), probing()
+    for world in failing, hanging:
+        cross(world, "b", early="")
+    failing.fail(2)
+    failing.until(1.0)
+    failing.answer(1, "b", block=END)
+    assert failing.log[3:] == ["1 answer b is b after block 5"]
+    hanging.answer(1, "b", block=END)
+    hanging.until(20.0)
+    assert (hanging.log[-1], hanging.calls[2].inside()) == (f"{10.0 + HANG_S:g} hang up 2", [])
+
+
+def test_what_was_seen_of_both_is_given_up_once_the_end_will_not_be_seen() -> None:
+    world = probing()
+    cross(world, "a")
+    world.now_s = 10.0 + HANG_S + 0.1
+    world.submit("bcde", deadline_s=99.0)  # a new call forgets what is past
+    assert world.awaited(2) == [False]
+
+
+def test_inside_the_network_a_whole_text_goes_on_as_a_probe() -> None:
+    world = probing()
+    cross(world, "a")
+    world.do(world.core.go_on(world.calls[2], world.calls[2].inputs, 4, "(A)", 0.0))
+    assert (world.log[-1], world.calls[3].watch) == ("0 send 3: (A) to second for block 4", "whole")
+
+
+@pytest.mark.parametrize(
+    ("served_by", "share"),
+    [pytest.param(cascade(), 1.0, id="nothing is pruned"), pytest.param(PRUNES, 0.0, id="it is no probe")],
+)
+def test_others_go_on_one_way(served_by: PlacedPlan, share: float) -> None:
+    world = probing(served_by, probe_share=share)
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    assert world.log[1:] == ["0 send 1: a to second for block 2 of network 1"]
+
+
+def test_of_three_networks_the_whole_text_goes_to_the_last_at_once_and_only_once() -> None:
+    world = probing(networks((FIRST, LAST), ends=THREE, prunes=1))
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    world.go_on(1, "a", block=4)
+    assert world.log[1:] == [
+        "0 send 1: a to first for block 2 of network 1",
+        "0 send 2: a to first for block 4 of network 2",
+        "0 send 3: a to first for block 4 of network 2",
+    ]
+    assert [call.watch for call in world.calls] == ["probe", "probe", "whole", "probe"]

@@ -1,0 +1,262 @@
+"""Probes, inputs that stay, and probed sequences at one core: observed to the end, wherever they were answered."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.routes import KVPlacement
+from optimizer.plan import PolicySpec
+from tests.deployments.ingress.core.core_world import CoreWorld, observed_plan, observing, staying
+
+PATIENCE = PolicySpec(name="patience", patience=2)
+
+
+@pytest.mark.parametrize("is_probe", [True, False], ids=["probe", "stays"])
+def test_an_answered_input_goes_on_to_the_end_and_its_caller_has_the_early_answer(is_probe: bool) -> None:
+    world = observing() if is_probe else staying()
+    world.now_s = 2.0
+    world.submit("ab")
+    world.see(0, "a", 1, score=0.25)
+    world.see(0, "b", 1, score=0.9)
+    world.answer_early(0, "a", block=1)
+    world.now_s = 3.0
+    world.go_on(0, "ab")
+    assert world.awaited(1) == [True, True]
+    world.see(1, "a", 2, 3, label=1)
+    world.see(1, "b", 2, 3)
+    world.answer(1, "ab")  # a is a duplicate
+    assert world.log == [
+        "2 send 0: ab to first for block 0",
+        "2 answer a is a after block 1",
+        "3 send 1: (ab) to second for block 2",
+        "3 answer b is b after block 3",
+    ]
+    assert [call.probe for call in world.calls] == [is_probe] * 2
+    assert world.core.agreement == 0.5  # a left with 0, the full model says 1
+    seen = world.observed(wall_s=1003.0)
+    assert seen is not None
+    assert (seen.times_s_N.tolist(), seen.exits_N.tolist()) == ([1002.0] * 2, [1, 3])
+    assert (seen.probe_N.tolist(), seen.stayed_N.tolist()) == ([is_probe] * 2, [not is_probe] * 2)
+    assert (seen.scores_NR[0].tolist(), seen.losses_NR.tolist()) == ([0.25, 0.5], [[1, 0], [0, 0]])
+    assert seen.active_NR.tolist() == [[True, True]] * 2
+    assert world.observed() is None, "handed over once"
+    assert (world.core.num_unanswered, world.core.oldest_epoch) == (0, 1)
+
+
+def test_early_answers_make_no_room_for_the_next_call_until_inputs_leave() -> None:
+    world = observing(calls_per_replica=1)
+    world.submit("a")
+    world.submit("b")
+    world.see(0, "a", 1)
+    world.answer_early(0, "a", block=1)  # the replica still runs the batch: whatever came now would wait there
+    assert world.log[1:] == ["0 answer a is a after block 1"]
+    world.go_on(0, "a")
+    assert world.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
+
+
+@pytest.mark.parametrize(
+    "policy", [PolicySpec(name="confidence", thresholds=0.5), PATIENCE, None], ids=["confidence", "patience", "none"]
+)
+def test_a_policy_with_scores_of_another_unit_is_not_probed(policy: PolicySpec | None) -> None:
+    world = observing(observed_plan(policy, ramps=() if policy is None else (1, 2)))
+    world.submit("a")
+    assert not world.calls[0].probe
+
+
+def test_a_probe_that_a_changed_plan_let_out_counts_for_that_plan() -> None:
+    world = observing(observed_plan(ramps=(1,)))
+    world.submit("a")
+    world.follow(observed_plan(epoch=2, ramps=(2,)))
+    world.see(0, "a", 1)
+    world.go_on(0, "a")
+    world.see(1, "a", 2)
+    world.answer_early(1, "a", block=2)
+    world.see(1, "a", 3)
+    seen = world.observed()
+    assert seen is not None
+    assert seen.active_NR.tolist() == [[False, True]]
+
+
+def test_answered_probes_whose_end_will_not_be_seen_are_not_sent_on() -> None:
+    world = observing()
+    world.submit("a")
+    world.answer_early(0, "a", block=1)
+    world.now_s = 10.0 + HANG_S + 0.1
+    world.submit("bcde", deadline_s=99.0)  # a new call forgets what is past
+    world.go_on(0, "a")
+    assert world.log[2:] == ["11.1 send 1: bcde to first for block 0"]
+
+
+def test_inputs_of_a_call_that_failed_are_not_recorded_so_the_records_do_not_lean_to_hard_inputs() -> None:
+    world = staying()
+    world.submit("ab")
+    world.see(0, "ab", 1)
+    world.answer_early(0, "a", block=1)
+    world.fail(0)
+    world.until(1.0)
+    world.submit("c")
+    for call, letter in ((1, "b"), (2, "c")):
+        world.see(call, letter, 1, 2, 3)
+        world.answer(call, letter)
+    assert world.outcomes == {"a": "answered", "b": "answered", "c": "answered"}
+    seen = world.observed(wall_s=world.now_s)
+    assert seen is not None
+    assert seen.times_s_N.tolist() == [1.0]  # c alone
+
+
+def test_no_more_answered_inputs_run_on_than_may_wait_for_their_answers() -> None:
+    world = staying(max_queued=4)
+    for call, letters in ((0, "ab"), (1, "cdef")):
+        world.submit(letters)
+        world.answer_early(call, letters, block=1)
+    assert [call.watch for call in world.calls] == ["stay", None]
+    for call, letters in ((0, "ab"), (1, "cdef")):
+        world.go_on(call, letters)
+    assert world.log[4:] == ["0 send 2: (ab) to second for block 2"]
+
+
+@pytest.mark.parametrize(("rules", "goes_on"), [({"shape": None}, True), ({}, False)], ids=["no shape", "entropy"])
+def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
+    rules: dict[str, None], goes_on: bool
+) -> None:
+    world = staying(observed_plan(PATIENCE, after="stay"), **rules)
+    world.submit("a")
+    world.answer_early(0, "a", block=1)
+    world.go_on(0, "a")
+    assert (len(world.calls) == 2) is goes_on
+
+
+def test_inputs_stay_or_stop_as_they_began_when_plans_change() -> None:
+    world = staying(observed_plan())
+    world.submit("ab")
+    world.follow(observed_plan(epoch=2, after="stay"))
+    world.answer_early(0, "a", block=1)  # the replica stays already
+    world.go_on(0, "ab")  # b is waited for, and a travels along
+    assert world.awaited(1) == [False, True]
+    world.answer(1, "b")
+    assert world.observed() is None
+    world.submit("cd")
+    world.answer_early(2, "c", block=1)
+    world.follow(observed_plan(epoch=3))
+    world.go_on(2, "c")
+    world.answer(2, "d", block=1)
+    assert world.log[-1] == "0 answer d is d after block 1", "c is not waited for"
+    world.follow(observed_plan(epoch=4, after="stay"))
+    world.submit("e")
+    assert world.calls[-1].watch == "stay"
+
+
+# Sequences
+
+
+def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_gets() -> None:
+    world = observing()
+    world.begin("x", "a")
+    world.do(())
+    world.see(0, "a", 1, score=0.25, label=7)
+    world.answer_early(0, "a", block=1)
+    world.go_on(0, "a")
+    world.see(1, "a", 2, score=0.125, label=8)
+    world.answer_early(1, "a", block=2)  # a replica does not know that the one before let it out too
+    world.see(1, "a", 3, label=8)
+    world.answer(1, "a")
+    world.step("x", "b")
+    world.do(())
+    world.see(2, "b", 1, 2, 3, label=5)
+    world.answer(2, "b")
+    assert world.log == [
+        "0 send 0: a to first for block 0 at any, probes",
+        "0 send 1: (a) to second for block 2 at any, probes",
+        "0 answer a is a after block 3",
+        "0 send 2: b to first for block 0 at r1, probes",
+        "0 answer b is b after block 3",
+    ]
+    seen = world.observed()
+    assert seen is not None
+    assert (seen.exits_N.tolist(), seen.losses_NR.tolist()) == ([1, 3], [[1.0, 0.0], [0.0, 0.0]])
+    assert np.array_equal(seen.scores_NR, [[0.25, 0.125], [0.5, 0.5]])
+    assert seen.probe_N.all()
+    assert (world.core.agreement, world.core.counts.exits) == (0.5, {3: 2})
+
+
+def test_probes_and_others_of_one_moment_go_in_calls_of_their_own() -> None:
+    world = observing(probe_share=0.5)
+    for name, letter in zip("xyz", "abc", strict=True):
+        world.begin(name, letter)
+    world.do(())
+    drawn = random.Random(0)
+    assert [name for name in "xyz" if world.placements[name].is_probe] == ["z"]
+    assert [name for name in "xyz" if drawn.random() < 0.5] == ["z"]
+    world.go_on(0, "ab")
+    world.go_on(1, "c")
+    for call, letters in (2, "ab"), (3, "c"):
+        world.answer(call, letters)
+    for name, letter in zip("xyz", "def", strict=True):
+        world.step(name, letter)
+    world.do(())
+    assert [words for words in world.log if "send" in words] == [
+        "0 send 0: ab to first for block 0 at any",
+        "0 send 1: c to first for block 0 at any, probes",
+        "0 send 2: (ab) to second for block 2 at any",
+        "0 send 3: (c) to second for block 2 at any, probes",
+        "0 send 4: de to first for block 0 at r1",
+        "0 send 5: f to first for block 0 at r1, probes",
+    ]
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
+    world = observing(probe_share=0.5)
+    for name, letter in zip("uvwxyz", "abcdef", strict=True):
+        world.placements[name] = KVPlacement(len(world.placements) + 1, is_again=True, is_probe=was)
+        world.step(name, letter)
+    world.do(())
+    assert {call.probe for call in world.calls} == {was}
+
+
+def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_not() -> None:
+    world = observing()
+    world.begin("x", "a")
+    world.placements["x"].says = False
+    world.do(())
+    world.answer(0, "a")
+    world.placements["x"].says = True
+    for letter in "bc":
+        world.step("x", letter)
+        world.do(())
+        world.see(len(world.calls) - 1, letter, 1)
+        world.answer_early(len(world.calls) - 1, letter, block=1)
+    world.see(1, "b", 2, 3)
+    world.answer(1, "b")
+    world.fail(2)
+    assert world.log[-2:] == [
+        "0 drop c: the sequence is lost: a replica of split-cpu-0 failed under it",
+        "0 again 1 of first",
+    ]
+    assert all(call.probe for call in world.calls)
+    seen = world.observed()
+    assert seen is not None
+    assert len(seen) == 1
+
+
+def test_under_a_plan_that_observes_nothing_steps_of_probes_are_as_others_are() -> None:
+    world = observing()
+    world.begin("x", "a")
+    world.do(())
+    world.go_on(0, "a")
+    world.answer(1, "a")
+    world.follow(observed_plan(PATIENCE, epoch=2))
+    world.step("x", "b")
+    world.begin("y", "c")
+    world.do(())
+    assert [call.probe for call in world.calls] == [True, True, False, False]
+    assert (world.placements["x"].is_probe, world.placements["y"].is_probe) == (True, False)
+
+
+def test_a_core_that_observes_nothing_reports_all_the_same() -> None:
+    report = CoreWorld().core.report(1.0, 100.0)
+    assert (report.name, report.at_s, report.probes) == ("i", 100.0, None)

@@ -1,0 +1,145 @@
+"""The queue of an ingress and its timers: what is next, by every order, and that nothing is lost or waits for ever."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from deployments.ingress.core.calls import DEADLINE, HANGING, PAUSE, Pause, Timers
+from deployments.ingress.core.inputs import PendingInput, WaitQueue
+from earlyexit.engine.order import OrderName, OrderSpec
+from earlyexit.network.split import Budget
+
+DEFAULT = OrderSpec().build()
+TWO = Budget(inputs=2)
+NAMES: list[OrderName] = ["arrival", "deadline", "shortest", "das"]
+
+
+def pending(name: str, arrived_s: float = 0.0, deadline_s: float = math.inf, tokens: int = 1) -> PendingInput:
+    return PendingInput(0, arrived_s, deadline_s, tokens, key=name)
+
+
+def queue_of(*inputs: PendingInput) -> WaitQueue:
+    queue: WaitQueue = WaitQueue()
+    for each in inputs:
+        queue.join([each])
+    return queue
+
+
+def gone(queue: WaitQueue, budget: Budget = TWO, order: Any = DEFAULT, now_s: float = 0.0) -> str:
+    return "".join(each.key for each in queue.leave(budget, order, now_s))
+
+
+def test_with_one_slo_for_all_who_came_first_goes_first() -> None:
+    queue = queue_of(*[pending(name, k, k + 2.0) for k, name in enumerate("abcd")])
+    assert [gone(queue), gone(queue), gone(queue)] == ["ab", "cd", ""]
+
+
+def test_a_shorter_deadline_goes_before() -> None:
+    queue = queue_of(pending("a", 0.0, 9.0), pending("b", 1.0, 3.0), pending("c", 2.0), pending("d", 3.0, 9.0))
+    assert [gone(queue), gone(queue)] == ["ba", "dc"]
+
+
+@pytest.mark.parametrize("deadline_s", [5.0, math.inf])
+def test_who_is_sent_again_has_the_old_place(deadline_s: float) -> None:
+    queue = queue_of(*[pending(name, k, deadline_s + k) for k, name in enumerate("abcde")])
+    first = queue.leave(TWO, DEFAULT, 0.0)
+    second = queue.leave(TWO, DEFAULT, 0.0)
+    queue.rejoin(second)
+    queue.rejoin(first)
+    assert (queue.length, queue.tokens) == (5, 5)
+    assert [gone(queue), gone(queue), gone(queue)] == ["ab", "cd", "e"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
+def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
+    queue = queue_of(
+        pending("a", 0.0, 9.0, 40), pending("b", 1.0, 8.0, 20), pending("c", 2.0, 6.0, 30), pending("d", 3.0, 7.0, 10)
+    )
+    assert gone(queue, order=OrderSpec(name=name).build(), now_s=0.9) == expected
+    assert (queue.length, queue.tokens) == (2, 100 - {"ab": 60, "cd": 40, "db": 30}[expected])
+    assert [each.key for each in queue] == [each for each in "cdba" if each not in expected]
+
+
+def test_of_those_without_a_deadline_the_oldest_goes_first_once_overdue() -> None:
+    queue = queue_of(pending("z", 0.0), pending("a", 0.5, 9.0), pending("b", 0.6, 9.0), pending("c", 0.7, 9.0))
+    assert gone(queue, now_s=0.9) == "ab"
+    queue.join([pending("d", 0.95, 9.0)])
+    assert gone(queue, now_s=1.0) == "zc"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tokens", [None, 50])
+def test_nobody_is_lost_whoever_is_settled_meanwhile(name: OrderName, tokens: int | None) -> None:
+    rng, order = random.Random(f"{name} {tokens}"), OrderSpec(name=name).build()
+    queue: WaitQueue = WaitQueue()
+    waiting: dict[str, PendingInput] = {}
+    for step in range(400):
+        what = rng.choice("jjjlgr")
+        if what == "j":
+            deadline_s = rng.choice([math.inf, step + 5.0, step + rng.random() * 50])
+            come = [pending(f"{step}.{k}", step, deadline_s, rng.randint(1, 70)) for k in range(rng.randint(1, 4))]
+            queue.join(come)
+            waiting |= {each.key: each for each in come}
+        elif what == "g" and waiting:
+            settled = [waiting.pop(rng.choice(list(waiting)))]
+            settled[0].settled = True
+            queue.forget(settled)
+        elif waiting:
+            left = queue.leave(Budget(inputs=4, tokens=tokens), order, float(step))
+            assert 1 <= len(left) <= 4
+            for each in left:
+                assert waiting.pop(each.key) is each
+            if what == "r":
+                queue.rejoin(left)
+                waiting |= {each.key: each for each in left}
+        assert queue.length == len(waiting)
+        assert queue.tokens == sum(each.tokens for each in waiting.values())
+        assert {each.key for each in queue} == set(waiting)
+        assert [each.deadline_s for each in queue] == sorted(each.deadline_s for each in waiting.values())
+
+
+# Timers
+
+
+def numbered(serial: int, *, settled: bool = False) -> PendingInput:
+    made = PendingInput(serial, 0.0, 0.0)
+    made.settled = settled
+    return made
+
+
+def test_what_is_over_never_expires() -> None:
+    timers, inputs = Timers(), [numbered(k, settled=k in (0, 2)) for k in range(4)]
+    for at_s, each in enumerate(inputs):
+        timers.add(float(at_s), DEADLINE, [each])
+    assert timers.next_s() == 1.0
+    inputs[1].settled = True
+    assert timers.pop(9.0) == [(DEADLINE, [inputs[3]])]
+
+
+def test_what_is_over_does_not_pile_up() -> None:
+    timers = Timers()
+    for number in range(10_000):
+        timers.add(number, DEADLINE, [numbered(number, settled=number < 9_999)])
+    assert len(timers._heap) < 200
+    assert timers.next_s() == 9_999
+
+
+def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -> None:
+    timers, each = Timers(), numbered(0)
+    pause = Pause("slot", [each])
+    for kind, thing in ((PAUSE, pause), (HANGING, each), (DEADLINE, [each])):
+        timers.add(1.0, kind, thing)
+    assert timers.pop(1.0) == [(DEADLINE, [each]), (HANGING, each), (PAUSE, pause)]
+
+
+def test_they_expire_in_the_order_of_their_times() -> None:
+    rng, timers = random.Random(0), Timers()
+    times_s = [rng.random() for _ in range(200)]
+    for at_s in times_s:
+        timers.add(at_s, DEADLINE, [numbered(int(1e9 * at_s))])
+    expired = [[each] for _, [each] in timers.pop(0.5) + timers.pop(1.0)]
+    assert [each.serial for [each] in expired] == [int(1e9 * at_s) for at_s in sorted(times_s)]

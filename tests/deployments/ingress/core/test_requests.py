@@ -1,0 +1,703 @@
+"""The life of requests at one core, event by event: literal logs of what it does."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.ingress.core.calls import weigh
+from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
+from deployments.ingress.core.outcomes import LONGEST_RETRY_S
+from deployments.ingress.core.routes import PARTS, SequenceNumbers
+from earlyexit.errors import (
+    AdmissionError,
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    OverloadedError,
+    PlanError,
+    SequenceLostError,
+    StageUnavailableError,
+)
+from earlyexit.network.split import AfterAnswer
+from optimizer.placement import PlacedPlan
+from tests.deployments.ingress.core.core_world import (
+    ALL_SLOTS,
+    SLOTS,
+    CoreWorld,
+    chains,
+    observed_plan,
+    placed,
+    plan,
+    side_by_side,
+    split,
+    stage,
+    staying,
+)
+
+TOKENS = 100
+
+
+def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> None:
+    world = CoreWorld()
+    world.submit("ab")
+    world.now_s = 1.0
+    world.answer(0, "a", block=1)
+    world.go_on(0, "b")
+    world.now_s = 2.0
+    world.answer(1, "b")
+    assert world.log == [
+        "0 send 0: ab to first for block 0",
+        "1 answer a is a after block 1",
+        "1 send 1: (b) to second for block 2",
+        "2 answer b is b after block 3",
+    ]
+    assert world.core.num_unanswered == 0
+
+
+def test_a_call_that_queues_behind_another_is_full_and_the_first_part_of_a_reply_makes_room() -> None:
+    world = CoreWorld()
+    for letter in "abcdef":
+        world.submit(letter)
+    assert world.log == ["0 send 0: a to first for block 0", "0 send 1: bcde to first for block 0"]
+    world.answer(0, "a")
+    assert world.log[2:] == ["0 answer a is a after block 3"]  # f waits: the next would queue behind bcde
+    world.answer(1, "b")
+    assert world.log[3:] == ["0 answer b is b after block 3", "0 send 2: f to first for block 0"]
+
+
+# Plans
+
+
+def test_inputs_that_wait_and_that_go_on_follow_the_newest_plan() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    world.submit("abcde")
+    world.follow(plan(epoch=2, replicas=2, cut=3))
+    world.go_on(0, "a")  # block 2 is in the first stage now
+    assert world.log[1:] == ["0 send 1: e to first for block 0", "0 send 2: (a) to first for block 2"]
+    assert ([call.stage.epoch for call in world.calls], world.core.oldest_epoch) == ([1, 2, 2], 1)
+    world.answer(0, "bcd")
+    assert world.core.oldest_epoch == 2
+    world.submit("fghi")
+    world.follow(plan(epoch=3, slots=(ALL_SLOTS[2], ALL_SLOTS[0])))
+    world.fail(1)
+    world.until(1.0)
+    assert world.log[4:] == [
+        "0 send 3: fghi to first for block 0",
+        "0.05 again 1 of first",
+        "0.05 send 4: e to third for block 0",  # no call is unheard there
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        pytest.param(plan(epoch=2, slots=(SLOTS[0], "split-cpu-9")), "needs slots .'split-cpu-9'.", id="slot"),
+        pytest.param(placed(stage(split(0, 5)), epoch=2), "a plan of 5 blocks cannot follow one of 4", id="blocks"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_changes_nothing(wrong: PlacedPlan, message: str) -> None:
+    world = CoreWorld()
+    with pytest.raises(PlanError, match=message):
+        world.follow(wrong)
+    world.follow(plan(epoch=0, cut=3))  # older than the present: ignored
+    world.submit("a")
+    world.go_on(0, "a")
+    assert (world.core.placed, world.log[1]) == (plan(), "0 send 1: (a) to second for block 2")
+
+
+def test_exits_are_those_of_inputs_that_the_present_plan_sent() -> None:
+    world = CoreWorld()
+    world.submit("abd")
+    world.answer(0, "a", block=1)
+    world.follow(plan())  # the same again
+    assert world.core.counts.exits == {1: 1}
+    world.follow(plan(epoch=2))
+    world.submit("c")
+    world.go_on(0, "d")
+    world.answer(2, "d")  # by the present plan's stage, but it began before
+    world.answer(0, "b", block=1)
+    world.answer(1, "c", block=2)
+    assert (world.core.counts.exits, world.core.counts.answered) == ({2: 1}, 4)
+
+
+def test_without_a_plan_callers_are_told_why() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    world.submit("abcde")
+    world.fail(0)
+    world.suspend()
+    with pytest.raises(StageUnavailableError, match="no plan to serve by: nothing is left"):
+        world.submit("f")
+    world.until(1.0)
+    why = "there is no plan to serve by: nothing is left"
+    assert world.log[-2:] == ["0.05 again 4 of first", f"0.05 drop abcd: {why}"]
+    world.answer(1, "e")  # what is under way may still get there
+    world.follow(plan())
+    world.submit("g")
+    assert world.log[-2:] == ["1 answer e is e after block 3", "1 send 2: g to first for block 0"]
+
+
+# What is left of a deadline for the stages after one
+
+
+def to_the_end(world: CoreWorld, letter: str, *, stage_s: float) -> None:
+    """Through both stages, in `stage_s` each."""
+    world.submit(letter)
+    world.now_s += stage_s
+    world.go_on(len(world.calls) - 1, letter)
+    world.now_s += stage_s
+    world.answer(len(world.calls) - 1, letter)
+
+
+def test_what_later_stages_took_is_reserved_for_them_and_what_they_lost_says_nothing() -> None:
+    world = CoreWorld()
+    to_the_end(world, "a", stage_s=2.0)
+    world.submit("b")
+    world.go_on(2, "b")
+    world.now_s += 1.0
+    world.lose(3, "b")
+    world.submit("c")
+    assert [call.reserve_s for call in world.calls] == [0.0, 0.0, 2.0, 0.0, 2.0]
+    world.answer(4, "c")
+    world.follow(plan(epoch=2, cut=3))
+    world.submit("d")
+    assert world.calls[5].reserve_s == 1.0  # of block 3 alone
+
+
+@pytest.mark.parametrize(
+    ("rules", "reserved_s"),
+    [
+        pytest.param({"slo_s": 10.0, "admits": False}, [10.0, 2.5, 3.5], id="of the SLO"),
+        pytest.param({}, [10.0, 2.5, 3.0], id="without an SLO, of the time that an input has"),
+    ],
+)
+def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_ones_are_unknown(
+    rules: dict[str, Any], reserved_s: list[float]
+) -> None:
+    world = CoreWorld(plan(dispatch="deferred"), slack=0.25, **rules)
+    world.submit("a")
+    world.now_s = 1.0
+    world.go_on(0, "a")
+    world.now_s = 2.0
+    world.answer(1, "a")
+    world.submit("b", deadline_s=10.0)
+    assert [call.reserve_s for call in world.calls] == reserved_s
+
+
+# Again, and at the deadline
+
+
+def test_what_a_failed_call_had_starts_again_after_a_pause_before_those_that_wait() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    world.submit("abcde")
+    world.answer(0, "b")  # e goes, for a batch has run
+    world.submit("f")
+    world.fail(0)
+    assert world.core.wake_s == RETRY_PAUSE_S
+    world.until(1.0)
+    world.answer(1, "e")
+    assert world.log[3:] == [
+        "0.05 again 3 of first",
+        "1 answer e is e after block 3",
+        "1 send 2: acdf to first for block 0",
+    ]
+
+
+def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_outlives_it() -> None:
+    world = CoreWorld(max_attempts=2, calls_per_replica=1)
+    world.submit("a")
+    world.submit("b")
+    world.fail(0)
+    world.until(1.0)
+    world.fail(1)
+    world.until(2.0)
+    world.fail(2)
+    assert world.log[1:] == [
+        "0 send 1: b to first for block 0",
+        "0.05 again 1 of first",
+        "1 send 2: a to first for block 0",
+        "1.05 again 1 of first",
+        "2 drop a: split-cpu-0 failed 2 times under this input",
+        "2 send 3: b to first for block 0",
+    ]
+
+
+def test_at_its_deadline_an_input_is_dropped_wherever_it_is_and_what_comes_then_is_in_time() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    world.submit("a", deadline_s=2.0)
+    world.submit("b", deadline_s=1.0)
+    assert world.core.wake_s == 1.0
+    world.until(2.5)
+    world.answer(0, "a")
+    assert world.log[1:] == ["1 drop b: no answer within 1 s", "2 drop a: no answer within 2 s"]
+    assert (world.core.num_unanswered, world.core.num_waiting) == (0, 0)
+    world.submit("c", deadline_s=4.0)
+    world.now_s = 4.0
+    world.answer(1, "c")
+    world.until(5.0)
+    assert world.log[4:] == ["4 answer c is c after block 3"]
+
+
+def test_a_call_that_hangs_is_stopped_a_second_after_its_last_deadline_and_makes_room() -> None:
+    world = CoreWorld(calls_per_replica=1)
+    world.submit("ab", deadline_s=2.0)
+    world.submit("c", deadline_s=9.0)
+    world.until(2.0 + HANG_S)
+    assert world.log[1:] == ["2 drop ab: no answer within 2 s", "3 hang up 0", "3 send 1: c to first for block 0"]
+
+
+def test_inputs_that_are_given_up_are_not_sent_but_travel_with_others() -> None:
+    world = CoreWorld(calls_per_replica=1, max_queued=500)
+    gone = "".join(map(chr, range(200, 500)))
+    world.submit("abcd")
+    world.submit("e" + gone + "f")
+    world.give_up(gone)
+    world.give_up("ab")
+    world.go_on(0, "a")
+    world.go_on(0, "bc")
+    assert world.log[3:] == ["0 send 1: ef to first for block 0", "0 send 2: (bc) to second for block 2"]
+    assert world.awaited(2) == [False, True]
+
+
+# Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
+
+
+def test_an_input_that_a_reply_names_twice_has_one_outcome() -> None:
+    world = CoreWorld()
+    world.submit("abcd")
+    world.follow(plan(epoch=2))
+    world.answer(0, "aa", block=1)
+    world.answer_early(0, "bb", block=1)
+    world.lose(0, "cc")
+    world.go_on(0, "dd")
+    assert (world.calls[0].num_inside, world.calls[1].num_inside, world.core.counts.answered) == (1, 1, 2)
+    world.fail(1)
+    world.until(1.0)
+    world.answer(2, "dd")
+    assert world.outcomes == dict(zip("abcd", ("answered", "answered", "execution", "answered"), strict=True))
+    world.answer(0, "b")
+    assert (world.core.num_unanswered, world.core.oldest_epoch, world.core.counts.drops["execution"]) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("block", [-1, 4, 99])
+def test_a_block_that_the_model_does_not_have_is_refused_and_changes_nothing(block: int) -> None:
+    world = CoreWorld()
+    world.submit("ab")
+    for reply in (world.answer, world.answer_early, world.go_on):
+        with pytest.raises(ExecutionError, match=f"names block {block}; the model has blocks 0 to 3"):
+            reply(0, "a", block=block)
+    assert (world.calls[0].num_inside, world.core.num_unanswered) == (2, 2)
+
+
+# Admission
+
+
+def test_too_many_inputs_are_refused_whole_and_told_how_long_the_queue_takes() -> None:
+    waits_s = []
+    for seconds in (0.0, 1.0):
+        world = CoreWorld(max_queued=40)
+        world.submit("AB")
+        world.answer(0, "A")
+        world.now_s = seconds
+        world.answer(0, "B")  # 2 answers in the first second, or none known yet
+        world.submit(string.printable[:36])
+        with pytest.raises(OverloadedError, match="36 inputs wait for their answers here, at most 40") as caught:
+            world.submit("vwxyz")
+        waits_s.append(caught.value.retry_after_s)
+        with pytest.raises(InputError, match="41 inputs in one request; at most 40 wait here at a time"):
+            world.submit("!" * 41)
+        world.submit("vwxy")
+        assert world.core.counts.drops == {"overloaded": 5}
+    assert waits_s == [1.0, 18.0]
+
+
+def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_time() -> None:
+    world = CoreWorld(slo_s=1.0)
+    world.submit("abcd")
+    world.lose(0, "abcd", DeadlineError("late"))  # at 0 s of 10: nothing is learnt
+    world.submit("efgh")
+    world.until(10.0)  # these took longer than the SLO
+    world.core.check(1, 11.0, 10.0)
+    with pytest.raises(AdmissionError):
+        world.core.check(1, 11.0, 10.0, num_coming=9)
+    world.submit("i")
+    waits_s = []
+    for number in (9, 18, 9000):
+        with pytest.raises(AdmissionError, match=r"no answer is to be had within 1 s now, but .* s later") as caught:
+            world.core.check(number, 11.0, 10.0)
+        waits_s.append(caught.value.retry_after_s)
+    assert 0 < waits_s[0] < waits_s[1] < waits_s[2] == LONGEST_RETRY_S
+    assert world.core.counts.drops == {"deadline": 8, "admission": 1 + 9 + 18 + 9000}
+
+
+@pytest.mark.parametrize(("took_s", "refused"), [(5.0, True), (0.3, False)], ids=["late", "in-time"])
+def test_answers_that_come_late_close_the_door(took_s: float, refused: bool) -> None:
+    world = CoreWorld(slo_s=1.0)
+    world.submit("efgh", deadline_s=99.0)
+    world.now_s = took_s
+    world.answer(0, "efgh")
+    world.submit("i", deadline_s=99.0)
+    try:
+        world.core.check(9, took_s + 1.0, took_s)
+    except AdmissionError:
+        assert refused
+    assert world.core.counts.drops == ({"admission": 9} if refused else {})
+
+
+# Tokens: a batch is four inputs or a hundred tokens
+
+
+def test_a_call_leaves_once_a_batchs_tokens_or_inputs_wait_and_holds_no_more() -> None:
+    world = CoreWorld(plan(tokens=TOKENS))
+    for letter, tokens in zip("abcd", (30, 60, 30, 20), strict=True):  # of b and c 90 tokens wait, d makes it 110
+        world.submit(letter, tokens)
+    world.answer(0, "a")
+    world.answer(1, "b")
+    for letter in "efgh":
+        world.submit(letter, 2)
+    assert [words for words in world.log if "send" in words] == [
+        "0 send 0: a to first for block 0",
+        "0 send 1: bc to first for block 0",
+        "0 send 2: d to first for block 0",
+        "0 send 3: efgh to first for block 0",
+    ]
+
+
+def test_an_input_larger_than_a_batch_goes_alone() -> None:
+    world = CoreWorld(plan(tokens=TOKENS, replicas=3))
+    world.submit("abc", 60, 101, 40)
+    assert [words.split()[3] for words in world.log] == ["a", "b", "c"]
+
+
+def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_not_by_number() -> None:
+    world = CoreWorld(plan(), calls_per_replica=1)
+    world.submit("a", 10)
+    world.submit("bcdefghi", *[40] * 8)
+    world.follow(plan(epoch=2, tokens=TOKENS))
+    world.answer(0, "a")
+    world.follow(plan(epoch=3))
+    world.answer(1, "b")
+    assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
+
+
+def test_a_piece_weighs_its_tokens_at_every_stage() -> None:
+    world = CoreWorld(plan(tokens=TOKENS))
+    world.submit("abc", 25, 25, 50)
+    world.go_on(0, "bc")
+    first, later = world.calls
+    assert weigh(first.stage, 0, first.inputs) == (PARTS, PARTS)
+    assert weigh(later.stage, 2, later.inputs) == (3 * PARTS // 4, PARTS)
+    assert weigh(CoreWorld(plan()).core.route.stages[0], 0, first.inputs) == (3, 4)
+
+
+def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it_is_not() -> None:
+    predicted = {"rate_per_s": 10.0, "tokens_per_input": 50.0}  # a second has room for 350 tokens
+    world = CoreWorld(plan(tokens=TOKENS, predicted=predicted), slo_s=1.0, calls_per_replica=9)
+    world.submit("a", 250, deadline_s=1.0)
+    with pytest.raises(AdmissionError, match=r"within 1 s now, but 0\.571 s later") as refused:
+        world.submit("b", 300, deadline_s=1.0)
+    assert refused.value.retry_after_s == pytest.approx(200 / 350)
+    world.submit("c", 100, deadline_s=1.0)
+    with pytest.raises(AdmissionError):  # nothing is shorter than a token: refused before it is encoded
+        world.core.check(1, 1.0, 0.0)
+    world.answer(0, "a")
+    world.core.check(1, 1.0, 0.0, num_coming=1)  # with 175 tokens, as inputs had so far
+    with pytest.raises(AdmissionError):
+        world.core.check(1, 1.0, 0.0, num_coming=2)
+    assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
+
+
+def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
+    world = CoreWorld(plan(tokens=TOKENS), calls_per_replica=1)
+    world.submit("a", 1)
+    for second, length in enumerate((3, 4, 90, 65, 1)):
+        world.now_s = float(second)
+        world.submit("bcdef"[second], length, deadline_s=20.0)
+    world.give_up("b")
+    assert world.core.peek(10.0, 0.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
+
+
+# New inputs under load: where stages fill their batches, they wait for others
+
+
+def loaded(busy: float) -> CoreWorld:
+    """A call of `x` took a second; then the first stage says how busy it was."""
+    world = CoreWorld(plan(dispatch="filling"))
+    world.submit("x")
+    world.now_s = 1.0
+    world.core.hear(world.calls[0], busy, 1.0)
+    world.answer(0, "x")
+    return world
+
+
+@pytest.mark.parametrize(
+    ("busy", "heard_s", "deadline_s", "leaves_s"),
+    [
+        pytest.param(0.3, 0.0, 11.0, 1.0, id="below two fifths at once"),
+        pytest.param(0.6, 0.0, 4.4, 2.2, id="half of what the deadline leaves, a second of the stage taken off"),
+        pytest.param(0.6, 0.0, 1000.0, 2.5, id="three halves of a call, however far the deadline is"),
+        pytest.param(0.48, 0.0, 1000.0, 1.0, id="not for others that come no sooner"),
+        pytest.param(1.0, 2.0, 12.0, 3.0, id="not by what was heard long ago"),
+    ],
+)
+def test_an_input_waits_for_others_for_a_share_of_its_time(
+    busy: float, heard_s: float, deadline_s: float, leaves_s: float
+) -> None:
+    world = loaded(busy)
+    world.now_s += heard_s
+    world.submit("a", deadline_s=deadline_s)
+    world.until(5.0)
+    assert world.calls[1].started_s == pytest.approx(leaves_s)
+
+
+def test_inputs_that_wait_leave_together_at_once_as_a_full_batch_and_never_when_given_up() -> None:
+    world = loaded(1.0)
+    world.submit("a", deadline_s=12.0)
+    world.submit("bcde", deadline_s=12.0)
+    assert [len(call.inputs) for call in world.calls] == [1, 4]
+    world.give_up("e")
+    world.until(13.0)
+    assert len(world.calls) == 2
+
+
+def test_a_replica_of_several_splits_is_sent_new_inputs_while_it_runs() -> None:
+    for dispatch, sizes in (("filling", [1, 1, 1, 1]), ("work-conserving", [1, 4])):
+        world = CoreWorld(placed(stage(split(0, 2), split(2, 4)), dispatch=dispatch))
+        for letter in "abcdef":
+            world.submit(letter)
+        assert [len(call.inputs) for call in world.calls] == sizes
+
+
+# Several chains
+
+
+def test_inputs_are_divided_between_the_chains_and_stay_in_theirs() -> None:
+    world = CoreWorld(side_by_side(), calls_per_replica=1)
+    for letter in "abcdef":  # c is of the second chain; the first waits for what came of a
+        world.submit(letter)
+    assert world.core.num_waiting == 4
+    world.answer(0, "a")
+    world.go_on(1, "c")
+    world.fail(3)
+    world.until(0.05)
+    assert world.log == [
+        "0 send 0: a to first for block 0",
+        "0 send 1: c to second for block 0",
+        "0 answer a is a after block 3",
+        "0 send 2: bdef to first for block 0",
+        "0 send 3: (c) to third for block 2",
+        "0.05 again 1 of third",
+        "0.05 send 4: c to second for block 0",
+    ]
+
+
+def test_with_fewer_chains_inputs_that_wait_and_those_inside_go_on_in_a_chain_that_is_left() -> None:
+    world = CoreWorld(side_by_side(), calls_per_replica=1)
+    world.submit("abcd")
+    world.submit("efgh")
+    world.log.clear()
+    world.follow(plan(epoch=2, cut=1))
+    world.go_on(1, "c", block=2)
+    world.answer(0, "ab", block=1)
+    assert world.log == [
+        "0 send 2: (c) to second for block 2",
+        "0 answer a is a, b is b after block 1",
+        "0 send 3: gefh to first for block 0",  # g waited in the chain that is no more
+    ]
+    for call, letters in ((0, "d"), (2, "c"), (3, "efgh")):
+        world.answer(call, letters)
+    assert (world.core.num_unanswered, world.core.counts.answered, world.core.oldest_epoch) == (0, 8, 2)
+    world.follow(side_by_side(epoch=3))  # only inputs that arrive later enter the new chain
+    world.submit("ijkl")
+    assert world.log[-2:] == ["0 send 4: ijl to first for block 0", "0 send 5: k to second for block 0"]
+
+
+def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_whole() -> None:
+    world = CoreWorld(side_by_side(rate_per_s=16.0), slo_s=1.0)  # 0.7 * 12 = 8.4 and 0.7 * 4 = 2.8 inputs inside
+    world.submit("abcdefghijkl", deadline_s=1.0)
+    assert [each.ahead for each in world.named("lk")] == [8, 2], "inputs ahead are those of the same chain"
+    with pytest.raises(AdmissionError):
+        world.core.check(1, 1.0, 0.0)
+    world.answer(2, "cgk")  # the second chain is empty; the next turn but one is its
+    with pytest.raises(AdmissionError):
+        world.core.check(1, 1.0, 0.0)
+    world.core.check(1, 1.0, 0.0)
+    world.submit("m", deadline_s=1.0)
+    assert world.log[-1] == "0 send 3: m to second for block 0"
+    with pytest.raises(AdmissionError):
+        world.core.check(8, 1.0, 0.0)
+    assert world.core.counts.drops == {"admission": 1 + 1 + 8}
+
+
+# Sequences
+
+
+def two_sequences() -> CoreWorld:
+    """Sequence x is at r1 of both stages, y at r1 of the first and r2 of the second."""
+    world = CoreWorld(plan(replicas=2))
+    world.begin("x", "a")
+    world.begin("y", "b")
+    world.do(())
+    world.go_on(0, "a")
+    world.room = "r2"
+    world.go_on(0, "b")
+    world.answer(1, "a")
+    world.answer(2, "b")
+    world.room = "r9"
+    world.log.clear()
+    return world
+
+
+def test_steps_of_one_moment_go_in_one_call_per_replica_and_parts_of_a_payload_to_each() -> None:
+    world = two_sequences()
+    world.step("x", "c")
+    world.step("y", "d")
+    world.begin("u", "e")
+    world.begin("v", "f")
+    world.do(())
+    world.go_on(3, "cd")
+    assert world.log == [
+        "0 send 3: cd to first for block 0 at r1",
+        "0 send 4: ef to first for block 0 at any",
+        "0 send 5: (cd) to second for block 2 at r1, rows [0]",
+        "0 send 6: (cd) to second for block 2 at r2, rows [1]",
+    ]
+
+
+def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_are() -> None:
+    world = two_sequences()
+    world.step("x", "c")
+    world.do(())
+    world.follow(plan(epoch=2, replicas=1, dispatch="deferred"))
+    world.go_on(3, "c")
+    world.step("y", "d")
+    world.do(())
+    assert world.log[1:] == ["0 send 4: (c) to second for block 2 at r1", "0 send 5: d to first for block 0 at r1"]
+    world.follow(plan(epoch=3, cut=1))
+    with pytest.raises(SequenceLostError):
+        world.step("x", "e")
+
+
+def test_sequences_that_run_are_never_refused_for_room_and_new_ones_are() -> None:
+    world = CoreWorld(max_queued=1)
+    world.begin("x", "a")
+    world.do(())
+    with pytest.raises(OverloadedError):
+        world.begin("y", "b")
+    world.begin("z", "c", again=True)
+    world.do(())
+    world.answer(0, "a", block=1)
+    world.step("x", "d")
+    world.do(())
+    assert world.core.num_unanswered == 2
+    world.step("x", "e")
+    world.suspend()
+    assert world.log[-1] == "0 drop e: there is no plan to serve by: nothing is left"
+
+
+def test_a_sequence_stays_in_its_chain_until_the_plan_has_its_blocks_elsewhere() -> None:
+    world = CoreWorld(side_by_side())
+    for name, letter in zip("xyz", "abc", strict=True):
+        world.begin(name, letter)
+    world.do(())
+    world.go_on(1, "c")
+    world.answer(0, "ab")
+    world.answer(2, "c")
+    world.log.clear()
+    world.follow(chains((2,), (), shares=(0.5, 0.5), epoch=2))  # the first chain's slot is part of another chain now
+    with pytest.raises(SequenceLostError):
+        world.step("x", "d")
+    world.follow(side_by_side(epoch=3))
+    world.step("y", "e")
+    world.step("z", "f")
+    world.do(())
+    assert world.log == ["0 send 3: e to first for block 0 at r1", "0 send 4: f to second for block 0 at r1"]
+
+
+def test_numbers_of_two_ingresses_differ_and_have_62_bits() -> None:
+    several = [SequenceNumbers(random.Random(seed)) for seed in range(3)]
+    numbers = [each.new() for each in several for _ in range(4)]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 < number < 2**62 for number in numbers)
+
+
+# Whatever happens
+
+
+def two_stages(rng: random.Random, epoch: int) -> PlacedPlan:
+    return plan(epoch=epoch, replicas=rng.randint(1, 3), cut=rng.randint(1, 3))
+
+
+def some_chains(rng: random.Random, epoch: int) -> PlacedPlan:
+    """One to three chains on up to three slots."""
+    number = rng.randint(1, 3)
+    cuts: list[list[int]] = [[] for _ in range(number)]
+    for _ in range(rng.randint(0, 3 - number)):
+        cut, chosen = rng.randint(1, 3), rng.choice(cuts)
+        if cut not in chosen:
+            chosen.append(cut)
+    weights = [rng.uniform(0.1, 1.0) for _ in cuts]
+    return chains(*map(sorted, cuts), shares=tuple(weight / sum(weights) for weight in weights), epoch=epoch)
+
+
+def stop_or_stay(rng: random.Random, epoch: int) -> PlacedPlan:
+    ramps = rng.choice(((1,), (1, 2), (2,)))
+    after: AfterAnswer = "stop" if rng.random() < 0.5 else "stay"
+    return observed_plan(epoch=epoch, ramps=ramps, cut=rng.randint(1, 3), after=after)
+
+
+@pytest.mark.parametrize("any_plan", [two_stages, some_chains, stop_or_stay], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("seed", range(30))
+def test_every_input_has_exactly_one_outcome_whatever_comes_back(
+    seed: int, any_plan: Callable[[random.Random, int], PlacedPlan]
+) -> None:
+    """Parts, failures, plans, deadlines and callers that leave, at random; the world refuses a second outcome."""
+    rng = random.Random(seed)
+    world = staying(any_plan(rng, 1), max_attempts=4, max_queued=30, probe_share=0.2)
+    names, submitted = list(string.printable[:90]), ""
+    while names or world.core.num_unanswered:
+        if names and world.core.num_unanswered < 25:
+            letters = "".join(names.pop() for _ in range(min(len(names), rng.randint(1, 5))))
+            world.submit(letters, deadline_s=world.now_s + rng.uniform(0.1, 6))
+            submitted += letters
+        for call in range(len(world.calls)):
+            reply_at_random(world, rng, call)
+        if rng.random() < 0.1:
+            world.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
+        if rng.random() < 0.1:
+            world.follow(any_plan(rng, world.core.route.epoch + rng.randint(0, 1)))
+        world.until(world.now_s + rng.uniform(0, 0.5))
+    assert world.outcomes.keys() == set(submitted)
+    world.until(world.now_s + 10 + HANG_S)
+    report = world.core.report(0.0, 0.0)
+    assert (report.waiting, report.unanswered, report.unanswered_tokens) == (0, 0, 0)
+    assert report.oldest_epoch == report.epoch
+    assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
+    assert not any(call.num_inside for call in world.calls)
+    seen = [] if report.probes is None else report.probes.times_s_N.tolist()
+    assert len(seen) <= len(submitted)
+    assert set(seen) <= {each.arrived_s for each in world.inputs.values()}
+    world.submit("\x00")
+    assert world.log[-1].startswith(f"{world.now_s:g} send"), "nothing that has ended is still waited for"
+
+
+def reply_at_random(world: CoreWorld, rng: random.Random, call: int) -> None:
+    some = "".join(each.key for each in world.calls[call].inputs if rng.random() < 0.5)
+    match rng.randint(0, 13):
+        case 0 | 1 | 2:
+            world.see(call, some, 1, 2, 3)
+            world.answer(call, some)
+        case 3 | 4:
+            world.go_on(call, some, block=rng.randint(1, 3))
+        case 5:
+            world.lose(call, some)
+        case 6:
+            world.fail(call)
+        case 7:
+            world.answer_early(call, some, block=rng.choice((1, 2)))
+        case 8:
+            world.see(call, some, rng.choice((1, 2, 3)), label=rng.randint(0, 1))
