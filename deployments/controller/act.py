@@ -16,33 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from deployments.controller.decide import (
-    Action,
-    Actions,
-    Become,
-    GoBy,
-    Ground,
-    Proposal,
-    PutInForce,
-    Replan,
-    Say,
-    Service,
-    Solve,
-    Suspend,
-    Tries,
-    TurnDown,
-    View,
-    completed,
-    delivered,
-    due,
-    let_work_again,
-    propose,
-    questions,
-    retuned,
-    urgent,
-    weighed,
-    with_epoch,
-)
+from deployments.controller import decide
+from deployments.controller.decide import Ground, Proposal, PutInForce, Replan, Service, Solve, Tries, View
 from deployments.controller.observe import (
     Fleet,
     Forecast,
@@ -57,7 +32,7 @@ from deployments.controller.observe import (
 from deployments.controller.remember import History, PlanRow, State, parse_state
 from deployments.controller.settings import thresholds_of, tuned_by
 from deployments.settings import ControlSettings
-from deployments.wire.messages import Assignment, IngressReport
+from deployments.wire.messages import Assignment
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.decision import NoPlan
@@ -76,119 +51,9 @@ LOOK_S = 0.25
 """Time between two looks at replicas that start, or inputs that drain."""
 
 Sleep = Callable[[float], Awaitable[None]]
-Reports = Callable[[], Awaitable[Sequence[IngressReport]]]
-Meanwhile = Callable[[], Awaitable[None]]
 OffLoop = Callable[[Callable[[float], Forecast], float], Awaitable[Forecast]]
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-
-
-class ChangeOver:
-    """Leads a fleet from plan to plan."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        clock: Clock,
-        sleep: Sleep,
-        reports: Reports,
-        starts_at_once: int | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> None:
-        """`reports` asks the ingresses, and keeps the probes that they hand over.
-
-        `starts_at_once`: replicas that start at a time; None: all. `meanwhile` is called at every look, for what must
-        not wait until a change is through.
-        """
-        self._fleet = fleet
-        self._clock = clock
-        self._sleep = sleep
-        self._reports = reports
-        self._starts_at_once = starts_at_once
-        self._meanwhile = meanwhile
-        self.told: dict[str, int] = {}
-        """Replicas that this process has asked slots for."""
-        self.tries = Tries()
-
-    async def carry_out(
-        self, steps: Sequence[ChangeStep], after: Callable[[], PlacedPlan], switched: Callable[[], None]
-    ) -> None:
-        """Takes the steps, and calls `switched` when the ingresses follow.
-
-        `after` gives the plan that they lead to. It is called when the plan is needed, because thresholds may change
-        meanwhile. Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever
-        the fleet raises. Steps taken then stay taken: what is still missing can be worked out anew.
-        """
-        self.tries = replace(self.tries, failed=self.tries.failed + 1)
-        for step in steps:
-            match step:
-                case Scale(slot=slot, replicas=replicas):
-                    await self._start_some(slot, replicas)
-                    await self._scale(slot, replicas)
-                case Await(replicas=replicas):
-                    await self._await(replicas)
-                case Prepare():
-                    await self._fleet.prepare(after())
-                case Switch():
-                    await self._fleet.follow(after())
-                    self.tries = replace(self.tries, late=0)
-                    switched()
-                case Drain():
-                    await self._drain(after().epoch)
-        self.tries = replace(self.tries, failed=0)
-
-    async def keep_in_place(self, placed: PlacedPlan, running: Mapping[str, int]) -> None:
-        """Scales every slot that does not run what it should, without waiting.
-
-        A replica that died comes back by itself; a deployed configuration that was applied again does not.
-        """
-        for slot, replicas in running.items():
-            needed = placed.occupied.get(slot, 0)
-            if replicas != needed:
-                await self._scale(slot, needed)
-
-    def coming(self, running: Mapping[str, int]) -> dict[str, int]:
-        """Returns the replicas that run, or were asked for and may be starting."""
-        return {slot: max(count, self.told.get(slot, 0)) for slot, count in running.items()}
-
-    async def _scale(self, slot: str, replicas: int) -> None:
-        await self._fleet.scale(slot, replicas)
-        self.told[slot] = replicas
-
-    async def _start_some(self, slot: str, replicas: int) -> None:
-        """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
-        if self._starts_at_once is not None:
-            running = (await self._fleet.running()).get(slot, 0)
-            for count in range(running + self._starts_at_once, replicas, self._starts_at_once):
-                await self._await({slot: count})
-
-    async def _await(self, replicas: Mapping[str, int]) -> None:
-        for slot, count in replicas.items():  # a change that failed may have told them otherwise
-            if self.told.get(slot, 0) < count:
-                await self._scale(slot, count)
-        room = sum((await self._fleet.capacity()).values())
-        until_s = self._clock.now_s() + START_S
-        while missing := _missing(replicas, await self._fleet.running()):
-            if self._clock.now_s() >= until_s:
-                self.tries = replace(self.tries, late=self.tries.late + 1)
-                raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
-            if sum((await self._fleet.capacity()).values()) < room:
-                raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
-            await self._wait()
-
-    async def _drain(self, epoch: int) -> None:
-        """An ingress that does not report may still have inputs under way."""
-        until_s = self._clock.now_s() + DRAIN_S
-        while self._clock.now_s() < until_s:
-            reports = await self._reports()
-            if reports and all(report.oldest_epoch >= epoch for report in reports):
-                return
-            await self._wait()
-
-    async def _wait(self) -> None:
-        if self._meanwhile is not None:
-            await self._meanwhile()
-        await self._sleep(LOOK_S)
 
 
 def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
@@ -274,17 +139,17 @@ class ControlLoop:
         )
         self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain, problem)
         self.observer = Observer(fleet, history, self.stream, self.tuning, clock, self._complain)
-        meanwhile = self._meanwhile if self.tuning.is_on else None
-        reports, at_once = self.observer.ingress_reports, settings.starts_at_once
-        self._change = ChangeOver(fleet, clock, sleep, reports, at_once, meanwhile)
+        self._told: dict[str, int] = {}
+        """Replicas that this process has asked slots for."""
+        self._tries = Tries()
         self._missing = MissingAccelerators(self.service.devices)
         self._is_restored = False
         self._alarm_heard = False
         self._first_counts: Mapping[str, int] = {}
         self.ground: Ground | None = None
         """None before the first planning of this process."""
-        self.seen: Look | None = None
-        """The last look; None before the first."""
+        self.seen = Look(at_s=now_s, ingresses=(), replicas=(), capacity={}, running={})
+        """The last look."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
         self.phases_s: dict[str, float] = {}
@@ -331,9 +196,9 @@ class ControlLoop:
         """Plans now, after whatever is under way; ends a hold."""
         async with self._lock:
             self.become(hold=False)
-            seen = await self._look()
-            await self._sound_alarm(seen)
-            verdict = await self._replan(reason, seen)
+            await self._look()
+            await self._sound_alarm()
+            verdict = await self._replan(reason)
             self._tell_tuner()
             self._history.commit()
             return verdict
@@ -345,17 +210,17 @@ class ControlLoop:
         """
         problem, networks = self.service.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
-        plan = completed(parse_plan(dict(document), shape), self.service.policy_of(self.state), self.ground)
+        plan = decide.completed(parse_plan(dict(document), shape), self.service.policy_of(self.state), self.ground)
         async with self._lock:
-            seen = await self._look()
-            await self._sound_alarm(seen)  # else it is forgotten with the controller's own thresholds
-            view = self._view(seen)
+            await self._look()
+            await self._sound_alarm()  # else it is forgotten with the controller's own thresholds
+            view = self.view
             placed = view.place(plan)
             if not view.has_room(placed):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {view.counts}")
             self.become(hold=hold)
             words = "an operator's plan"
-            await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None), seen)
+            await self._do(PutInForce(placed=placed, reason="asked", words=words, sized_for_rps=None))
             self._tell_tuner()
             self._history.commit()
             return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
@@ -376,89 +241,82 @@ class ControlLoop:
     # One look
 
     async def _tick(self) -> None:
-        seen = await self._look()
+        await self._look()
         epoch = self.state.placed.epoch
-        await self._do_all(self._retuned(seen), seen)
-        await self._keep_up(seen)
+        await self._do_all(self._retuned())
+        await self._keep_up()
         if self.state.placed.epoch != epoch:
             return
-        if actions := urgent(self._view(seen)):
-            await self._do_all(actions, seen)
+        if actions := decide.urgent(self.view):
+            await self._do_all(actions)
             return
-        await self._settle(seen)
-        await self._do_all(due(self._view(seen)), seen)
+        await self._settle()
+        await self._do_all(decide.due(self.view))
 
-    async def _look(self) -> Look:
+    async def _look(self) -> None:
         with self._timed("collect"):
             seen = await self.observer.look()
         in_force = self.state.placed if self.state.followed == self.state.placed else None
         served = None if self.state.suspended is not None else in_force
         left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
-        self.seen = seen = replace(seen, capacity=left)
-        self._first_counts = self._first_counts or self._view(seen).counts
+        self.seen = replace(seen, capacity=left)
+        self._first_counts = self._first_counts or self.view.counts
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.state.placed.epoch:
             self._say("error", f"an ingress follows plan {highest}, which is not remembered")
-            self.become(placed=with_epoch(self.state.placed, highest + 1), followed=None)
-        return seen
+            self.become(placed=decide.with_epoch(self.state.placed, highest + 1), followed=None)
 
-    def _view(self, seen: Look) -> View:
+    @property
+    def view(self) -> View:
+        """Everything that decisions go by now."""
         return View(
             service=self.service,
             state=self.state,
-            seen=seen,
+            seen=self.seen,
             now_s=self._clock.now_s(),
             stream=self.stream,
             replicas=self.observer.replicas,
             ground=self.ground,
             first_counts=self._first_counts,
             is_restored=self._is_restored,
-            tries=self._change.tries,
+            tries=self._tries,
             said=self.tuning.said,
             alarm_heard=self._alarm_heard,
             is_safe=self.tuning.is_safe,
         )
 
-    def _retuned(self, seen: Look) -> Actions:
+    def _retuned(self) -> decide.Actions:
         self._tell_tuner()
-        actions = retuned(self._view(seen))
+        actions = decide.retuned(self.view)
         self._alarm_heard = False
         return actions
 
-    async def _keep_up(self, seen: Look) -> None:
+    async def _keep_up(self) -> None:
         """Makes forecasts anew for other thresholds: by those for the old ones every exit would be a deviation."""
         ground, thresholds = self.ground, self.stream.thresholds(self.state)
         if ground is None or ground.thresholds == thresholds:
             return
-        forecast = await self._forecast(seen)
+        forecast = await self._forecast()
         self.ground = replace(
             ground,
             forecast=forecast,
-            reach=self.stream.reach(self.state, seen.at_s),
+            reach=self.stream.reach(self.state, self.seen.at_s),
             problem=forecast.expected(ground.problem),
             thresholds=thresholds,
         )
 
-    async def _forecast(self, seen: Look) -> Forecast:
+    async def _forecast(self) -> Forecast:
         state = self.state
-        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), seen.at_s)
+        return await self._off_loop(lambda now_s: self.stream.forecast(state, now_s), self.seen.at_s)
 
-    async def _meanwhile(self) -> None:
-        """While replicas are waited for."""
-        self._tell_tuner()
-        if self._clock.now_s() >= self.observer.looked_s + self.service.settings.watch_s:
-            await self.observer.ingress_reports()
-        if self.seen is not None:
-            await self._sound_alarm(self.seen)
-
-    async def _sound_alarm(self, seen: Look) -> None:
+    async def _sound_alarm(self) -> None:
         """Puts the thresholds of an alarm in force while a plan is changed; the change then goes on."""
         if self.tuning.alarm is None:
             return
         try:
-            for action in self._retuned(seen):
+            for action in self._retuned():
                 if not isinstance(action, Replan):  # whether to plan again is asked once the change is through
-                    await self._do(action, seen)
+                    await self._do(action)
         finally:
             self._alarm_heard = True
 
@@ -476,51 +334,51 @@ class ControlLoop:
 
     # Actions
 
-    async def _do_all(self, actions: Actions, seen: Look) -> None:
+    async def _do_all(self, actions: decide.Actions) -> None:
         for action in actions:
-            await self._do(action, seen)
+            await self._do(action)
 
-    async def _do(self, action: Action, seen: Look) -> None:
+    async def _do(self, action: decide.Action) -> None:
         match action:
-            case Say(kind=kind, words=words):
+            case decide.Say(kind=kind, words=words):
                 self._say(kind, words)
-            case Become(changes):
+            case decide.Become(changes):
                 self.become(**changes)
             case PutInForce():
-                await self._put_in_force(action, seen)
-            case GoBy(said=said, reason=reason):
-                await self._go_by(said.thresholds, said.words, reason, seen)
-            case Suspend(reason):
+                await self._put_in_force(action)
+            case decide.GoBy(said=said, reason=reason):
+                await self._go_by(said.thresholds, said.words, reason)
+            case decide.Suspend(reason):
                 await self._suspend(reason)
-            case TurnDown(placed=placed, reason=reason, words=words):
+            case decide.TurnDown(placed=placed, reason=reason, words=words):
                 self._remember(placed, "proposed", reason, words)
             case Replan(reason):
-                await self._replan(reason, seen)
+                await self._replan(reason)
                 self.observer.mark()  # replicas are compared by what they run from here on
 
-    async def _replan(self, reason: str, seen: Look) -> dict[str, Any]:
+    async def _replan(self, reason: str) -> dict[str, Any]:
         """Plans, and changes over if it is worth it; returns the verdict."""
         with self._timed("forecast"):
-            forecast = await self._forecast(seen)
-            reach = self.stream.reach(self.state, seen.at_s)
-        await self._do(let_work_again(self._view(seen)), seen)
-        counts = self._view(seen).counts
+            forecast = await self._forecast()
+            reach = self.stream.reach(self.state, self.seen.at_s)
+        await self._do(decide.let_work_again(self.view))
+        counts = self.view.counts
         with self._timed("solve"):
-            found = await self._propose(forecast, reach, seen)
+            found = await self._propose(forecast, reach)
         asked = found.problem if isinstance(found, Proposal) else self._questions(forecast, counts)[0]
         thresholds = self.stream.thresholds(self.state)
         self.ground = Ground(forecast=forecast, reach=reach, problem=asked, counts=counts, thresholds=thresholds)
-        self.become(planned_s=seen.at_s)
-        actions, words = weighed(self._view(seen), found, reason)
-        await self._do_all(actions, seen)
+        self.become(planned_s=self.seen.at_s)
+        actions, words = decide.weighed(self.view, found, reason)
+        await self._do_all(actions)
         for each in actions:
             if isinstance(each, PutInForce):
                 return {"epoch": each.placed.epoch, "changed": True, "reason": each.reason, "words": each.words}
         return {"epoch": self.state.placed.epoch, "changed": False, "reason": reason, "words": words}
 
-    async def _propose(self, forecast: Forecast, reach: Reach | None, seen: Look) -> Proposal | NoPlan:
+    async def _propose(self, forecast: Forecast, reach: Reach | None) -> Proposal | NoPlan:
         """A slow replica is better than none: where no plan is found without stragglers, they work again."""
-        counts = self._view(seen).counts
+        counts = self.view.counts
         kept = Counter(rest.device for rest in self.state.resting)
         found = await self._asked(
             forecast, reach, {device: max(0, count - kept[device]) for device, count in counts.items()}
@@ -534,16 +392,16 @@ class ControlLoop:
         slots = self.service.slots
         asked = self._questions(forecast, {device: count for device, count in counts.items() if slots.get(device)})
         strategy, blamed = self.service.settings.strategy, self.state.blamed
-        return await propose(asked, self._solve, strategy, slots=slots, blamed=blamed, reach=reach)
+        return await decide.propose(asked, self._solve, strategy, slots=slots, blamed=blamed, reach=reach)
 
     def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         lengths = self.stream.lengths(self.state, forecast.at_s)
-        return questions(self.service.problem, forecast, counts, lengths)
+        return decide.questions(self.service.problem, forecast, counts, lengths)
 
-    async def _put_in_force(self, action: PutInForce, seen: Look) -> None:
+    async def _put_in_force(self, action: PutInForce) -> None:
         """Has a plan be followed, now or, where that fails, from the next look on."""
         before = self.state.placed
-        measured = delivered(self.stream.counts(self.state.followed_s))
+        measured = decide.delivered(self.stream.counts(self.state.followed_s))
         if measured is not None and self.state.followed == before:
             gained = {
                 "seconds": measured.seconds,
@@ -553,7 +411,7 @@ class ControlLoop:
             }
             self._history.gained(before.epoch, gained)
         self._remember(action.placed, "in force", action.reason, action.words)
-        self._change.tries = Tries()
+        self._tries = Tries()
         self.changes[action.reason] += 1
         self.become(
             placed=action.placed,
@@ -565,16 +423,18 @@ class ControlLoop:
             suspended=None,
         )
         with self._timed("apply"):
-            await self._settle(seen)
+            await self._settle()
 
-    async def _settle(self, seen: Look) -> None:
+    async def _settle(self) -> None:
         """Brings about what the plan in force still lacks; a change that was interrupted goes on here."""
         placed, followed = self.state.placed, self.state.followed
         if followed == placed:
             # A suspension that arrived late, from before this plan, would else hold for ever.
-            if any(report.epoch < placed.epoch or report.suspended for report in seen.ingresses):
+            if any(report.epoch < placed.epoch or report.suspended for report in self.seen.ingresses):
                 await self._fleet.follow(placed)
-            await self._change.keep_in_place(placed, seen.running)
+            for slot, replicas in self.seen.running.items():  # a configuration that was applied again resets slots
+                if replicas != placed.occupied.get(slot, 0):
+                    await self._scale(slot, placed.occupied.get(slot, 0))
             return
         if followed is not None and is_only_decided_otherwise(followed, placed):
             await self._fleet.decide(placed)
@@ -582,23 +442,90 @@ class ControlLoop:
             self._say_in_force()
             return
         if followed is not None and self._goes_by_ours(placed):
-            await self._catch_up_with_thresholds(followed, seen)
-        coming = self._change.coming(seen.running)
-        todo = steps(followed, self.state.placed, self._view(seen).counts, seen.running, coming)
-        await self._change.carry_out(todo, lambda: self.state.placed, self._switched)
+            await self._catch_up_with_thresholds(followed)
+        coming = {slot: max(count, self._told.get(slot, 0)) for slot, count in self.seen.running.items()}
+        await self._carry_out(steps(followed, self.state.placed, self.view.counts, self.seen.running, coming))
         self._say_in_force()
 
-    async def _catch_up_with_thresholds(self, followed: PlacedPlan, seen: Look) -> None:
+    async def _carry_out(self, steps: Sequence[ChangeStep]) -> None:
+        """Takes the steps to the plan in force, whose thresholds may change on the way.
+
+        Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
+        raises. Steps taken then stay taken: what is still missing is worked out anew at the next look.
+        """
+        self._tries = replace(self._tries, failed=self._tries.failed + 1)
+        for step in steps:
+            match step:
+                case Scale(slot=slot, replicas=replicas):
+                    await self._start_some(slot, replicas)
+                    await self._scale(slot, replicas)
+                case Await(replicas=awaited):
+                    await self._await(awaited)
+                case Prepare():
+                    await self._fleet.prepare(self.state.placed)
+                case Switch():
+                    await self._fleet.follow(self.state.placed)
+                    self._tries = replace(self._tries, late=0)
+                    self._switched()
+                case Drain():
+                    await self._drain()
+        self._tries = replace(self._tries, failed=0)
+
+    async def _scale(self, slot: str, replicas: int) -> None:
+        await self._fleet.scale(slot, replicas)
+        self._told[slot] = replicas
+
+    async def _start_some(self, slot: str, replicas: int) -> None:
+        """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
+        at_once = self.service.settings.starts_at_once
+        if at_once is not None:
+            running = (await self._fleet.running()).get(slot, 0)
+            for count in range(running + at_once, replicas, at_once):
+                await self._await({slot: count})
+
+    async def _await(self, replicas: Mapping[str, int]) -> None:
+        for slot, count in replicas.items():  # a change that failed may have told them otherwise
+            if self._told.get(slot, 0) < count:
+                await self._scale(slot, count)
+        room = sum((await self._fleet.capacity()).values())
+        until_s = self._clock.now_s() + START_S
+        while missing := _missing(replicas, await self._fleet.running()):
+            if self._clock.now_s() >= until_s:
+                self._tries = replace(self._tries, late=self._tries.late + 1)
+                raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
+            if sum((await self._fleet.capacity()).values()) < room:
+                raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
+            await self._wait()
+
+    async def _drain(self) -> None:
+        """Waits for inputs of earlier plans. An ingress that does not report may still have some."""
+        until_s = self._clock.now_s() + DRAIN_S
+        while self._clock.now_s() < until_s:
+            reports = await self.observer.ingress_reports()
+            if reports and all(report.oldest_epoch >= self.state.placed.epoch for report in reports):
+                return
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Waits during a change; what the tuner says must not wait until the change is through."""
+        if self.tuning.is_on:
+            self._tell_tuner()
+            if self._clock.now_s() >= self.observer.looked_s + self.service.settings.watch_s:
+                await self.observer.ingress_reports()
+            await self._sound_alarm()
+        await self._sleep(LOOK_S)
+
+    async def _catch_up_with_thresholds(self, followed: PlacedPlan) -> None:
         """Thresholds changed during this change, and some ingress was not told: an alarm must not wait for its end."""
         before = replace(followed, plan=self.service.decided(followed.plan, self.state))
         if self._goes_by_ours(followed) or not self._goes_by_ours(before):
             return
-        epoch = self._view(seen).next_epoch
+        epoch = self.view.next_epoch
         before = replace(before, plan=replace(before.plan, predicted={}, epoch=epoch))
         words = "thresholds that some ingress was not told of"
-        await self._decide_meanwhile(before, with_epoch(self.state.placed, epoch + 1), self.state.reason, words)
+        await self._decide_meanwhile(before, decide.with_epoch(self.state.placed, epoch + 1), self.state.reason, words)
 
-    async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str, seen: Look) -> None:
+    async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
         """Goes by other thresholds, in an epoch of their own.
 
         Stages, slots and replicas stay, so nothing is started, tried or waited for. The thresholds are remembered with
@@ -608,17 +535,17 @@ class ControlLoop:
         missing = sorted(set(self.stream.thresholds(self.state)) - set(thresholds))
         if missing:
             raise PlanError(f"{words}: no threshold for ramps {missing}")
-        epoch = self._view(seen).next_epoch
+        epoch = self.view.next_epoch
         self._say(reason, words)
         self._decide_by(thresholds)
         placed, followed = self.state.placed, self.state.followed
         if followed == placed:
-            again = self._decided(placed, epoch, seen)
-            await self._do(self._view(seen).same_rate(again, reason, words), seen)
+            again = self._decided(placed, epoch)
+            await self._do(self.view.same_rate(again, reason, words))
         else:
-            before = None if followed is None else self._decided(followed, epoch, seen)
+            before = None if followed is None else self._decided(followed, epoch)
             self.changes[reason] += 1
-            await self._decide_meanwhile(before, self._decided(placed, epoch + 1, seen), reason, words)
+            await self._decide_meanwhile(before, self._decided(placed, epoch + 1), reason, words)
         self._tell_tuner()
 
     def _decide_by(self, thresholds: Mapping[int, float]) -> None:
@@ -627,9 +554,9 @@ class ControlLoop:
             reach = self.stream.reach(self.state, self._clock.now_s())
             self.ground = replace(self.ground, reach=reach)
 
-    def _decided(self, placed: PlacedPlan, epoch: int, seen: Look) -> PlacedPlan:
+    def _decided(self, placed: PlacedPlan, epoch: int) -> PlacedPlan:
         plan = replace(self.service.decided(placed.plan, self.state), epoch=epoch, predicted={})
-        return replace(placed, plan=self._view(seen).completed(plan))
+        return replace(placed, plan=self.view.completed(plan))
 
     async def _decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
         """While a change is under way: the followed plan, if one is known, and the next get other thresholds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from deployments.controller.act import ControlLoop
@@ -10,7 +10,6 @@ from deployments.controller.intake import latency_s, network_figures, total
 from deployments.controller.observe import Forecast, used
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
-from deployments.wire.messages import ReplicaReport
 from earlyexit.network.chain import Chain
 from optimizer.live.stragglers import avoided_by
 from optimizer.placement import placed_document
@@ -39,8 +38,8 @@ def describe(
         "forecast": None if ground is None else _forecast(ground.forecast),
         "observed": _observed(loop, settings, now_s, chain),
         "hops": _hops(state.placed.plan, settings),
-        "fill": [] if loop.seen is None else _fill(loop, loop.seen.replicas),
-        "accelerators": {} if loop.seen is None else _accelerators(loop, settings),
+        "fill": _fill(loop),
+        "accelerators": _accelerators(loop, settings),
         "stragglers": dict(avoided_by(state.resting)),
         "phases_s": dict(loop.phases_s),
         "plan_changes": dict(loop.changes),
@@ -126,13 +125,12 @@ def _within(agreement: float | None, budget: float | None) -> bool | None:
     return None if agreement is None or budget is None else agreement >= 1 - budget
 
 
-def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str, Any]]:
+def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
     """Per split of the plan, inputs per batch over its batch size, tokens over its budget, since the last planning."""
     rows = []
     for slot, stage in loop.state.placed.stage_of.items():
-        times = [
-            each for report in replicas if report.slot == slot for each in loop.observer.replicas.since_mark(report)
-        ]
+        mine = [report for report in loop.seen.replicas if report.slot == slot]
+        times = [each for report in mine for each in loop.observer.replicas.since_mark(report)]
         for split in stage.splits:
             ran = [each for each in times if (each.first, each.end) == (split.first, split.end)]
             batches = sum(each.batches for each in ran)
@@ -154,7 +152,6 @@ def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str
 
 def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """Emulated ones say so, and how many of our seconds one of theirs takes."""
-    assert loop.seen is not None
     taken = used(loop.seen.running, loop.service.devices)
     return {
         device: {"alive": count, "used": taken.get(device, 0), **_emulated(settings, device)}
