@@ -67,6 +67,10 @@ class Simulated:
     notes: tuple[str, ...]
     """A sentence each."""
 
+    @property
+    def interrupted(self) -> bool:
+        return self.figures.interrupted
+
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
@@ -104,8 +108,10 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     )
 
 
-def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
+def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | SimulatedSequences | None:
     """Play it. Interrupted (Ctrl-C), give what there is of it; None where that is nothing after the warm-up."""
+    if simulation.scenario.sequences is not None:
+        return play_sequences(simulation, progress)
     outcome = simulate(simulation.scenario, progress=progress)
     figures = figures_so_far(outcome) if outcome.interrupted else outcome.figures()
     if figures is None:
@@ -135,31 +141,27 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def simulated_document(simulated: Simulated) -> dict[str, Any]:
+def document_of(simulated: Simulated | SimulatedSequences) -> dict[str, Any]:
     """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
-    simulation, figures = simulated.simulation, simulated.figures
-    return {
-        **_document(simulation, interrupted=figures.interrupted),
-        "simulated": {
-            **figures.document(),
-            "in_slo_share": figures.in_slo_share,
-            "utilisation": figures.utilisation,
-            **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
-        },
-        **_end(simulated.notes),
-    }
-
-
-def simulated_sequences_document(simulated: SimulatedSequences) -> dict[str, Any]:
-    """The same of sequences, with what the cost model says of them."""
-    simulation = simulated.simulation
-    document = _document(simulation, interrupted=simulated.interrupted)
-    return {**document, **sequences_document(simulated), **_end(simulation.notes)}
-
-
-def _end(notes: tuple[str, ...]) -> dict[str, Any]:
     facts = {name: value for name, value in provenance().items() if name != "created_at"}
-    return {"notes": list(notes), "provenance": facts}
+    if isinstance(simulated, SimulatedSequences):
+        became = sequences_document(simulated)
+    else:
+        figures = simulated.figures
+        became = {
+            "simulated": {
+                **figures.document(),
+                "in_slo_share": figures.in_slo_share,
+                "utilisation": figures.utilisation,
+                **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
+            }
+        }
+    return {
+        **_document(simulated.simulation, interrupted=simulated.interrupted),
+        **became,
+        "notes": list(simulated.notes),
+        "provenance": facts,
+    }
 
 
 def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
@@ -296,51 +298,30 @@ INTERRUPTED = 130
 def run(job: SimulateJob) -> None:
     """Simulate, and print what came of it; interrupted, what there is of it."""
     try:
-        _simulate(job)
+        simulation = prepare(job)
+        if isinstance(simulation, NoPlanAnswer):
+            print(simulation.message, file=sys.stderr)
+            raise typer.Exit(NO_PLAN)
+        with progress_share("simulate") as progress:
+            simulated = play(simulation, progress)
     except KeyboardInterrupt:
+        simulated = None
+    if simulated is None:
         print("interrupted before there was anything to print", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def _simulate(job: SimulateJob) -> None:
-    simulation = prepare(job)
-    if isinstance(simulation, NoPlanAnswer):
-        print(simulation.message, file=sys.stderr)
-        raise typer.Exit(NO_PLAN)
-    if simulation.scenario.sequences is not None:
-        _simulate_sequences(simulation)
-        return
-    with progress_share("simulate") as progress:
-        simulated = play(simulation, progress)
-    if simulated is None:
-        raise KeyboardInterrupt
-    _print(simulated)
-    if simulated.figures.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _simulate_sequences(simulation: Simulation) -> None:
-    with progress_share("simulate") as progress:
-        simulated = play_sequences(simulation, progress)
-    if simulated is None:
-        raise KeyboardInterrupt
-    if simulation.job.as_json:
-        print(json.dumps(simulated_sequences_document(simulated)))
+    if job.as_json:
+        print(json.dumps(document_of(simulated)))
     else:
-        show(*sequence_tables(simulated))
-        for note in simulation.notes:
+        show(*tables_of(simulated))
+        for note in simulated.notes:
             print(note)
     if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def _print(simulated: Simulated) -> None:
-    if simulated.simulation.job.as_json:
-        print(json.dumps(simulated_document(simulated)))
-        return
-    show(*simulate_tables(simulated))
-    for note in simulated.notes:
-        print(note)
+def tables_of(simulated: Simulated | SimulatedSequences) -> list[Table]:
+    """What the plan does beside what it was to do, and where inputs or tokens left."""
+    return sequence_tables(simulated) if isinstance(simulated, SimulatedSequences) else simulate_tables(simulated)
 
 
 def simulate_tables(simulated: Simulated) -> list[Table]:

@@ -79,6 +79,10 @@ class SimulatedSequences:
     """Tokens, by the block that they left after."""
     interrupted: bool
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.simulation.notes
+
 
 def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
     """Raise InputError for options that say what the problem's sequences say, or mean nothing of them."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, refused, written
+from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, declined, records, refused, written
 from tests.offramp.service.service_files import TABLE, Files
 
 GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
@@ -23,7 +23,11 @@ def is_said(expected: str, said: str) -> bool:
 
 @pytest.mark.parametrize("case", GOLDEN["commands"], ids=lambda case: case["run"][:60])
 def test_a_command_refuses(
-    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    case: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     files = {"problem.yaml": PROBLEM, "plan.yaml": PLAN} | case.get("files", {})
@@ -32,6 +36,13 @@ def test_a_command_refuses(
         files[name] = files[name].replace(old, new)
     for name, content in files.items():
         written(tmp_path / name, content)
+    for name, fields in case.get("records", {}).items():
+        records(tmp_path / name, 0.1, **fields)
+    if case.get("model"):
+        request.getfixturevalue("model")
+        Path("checkpoint").symlink_to(request.getfixturevalue("checkpoint"))
+        Path("data.csv").symlink_to(request.getfixturevalue("data"))
+        capsys.readouterr()  # what its training printed
     if "declined" in case:
         said = declined(capsys, *shlex.split(case["run"]))
         assert f"Invalid value for '{case['declined']}'" in said

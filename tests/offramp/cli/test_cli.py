@@ -19,8 +19,7 @@ from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
 from optimizer.plan import stock_plan
-from optimizer.plan_file import write_plan
-from tests.offramp.cli.runs import Answering, Captured, declined, refused, run, serving, url_of
+from tests.offramp.cli.runs import Answering, Captured, refused, run, serving, url_of
 
 
 @pytest.fixture
@@ -96,53 +95,6 @@ def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: 
     assert set(json.loads(captured.out)) == {"thresholds", "tested", "test", "warnings"}
     steps = [" ".join(line.split()) for line in captured.err.splitlines()]
     assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
-
-
-def test_training_refuses_what_is_wrong(checkpoint: Path, data: Path, tmp_path: Path, capsys: Captured) -> None:
-    train = ("train", "--backbone", checkpoint, "--out", tmp_path / "new")
-    one_class = tmp_path / "one.csv"
-    one_class.write_text("text,label\na,x\nb,x\n", encoding="utf-8")
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert refused(capsys, *train, "--data", "gone.csv") == "gone.csv: no such file"
-    assert refused(capsys, *train, "--data", data, "--text-column", "t").endswith(
-        "no column 't'; there are text, label"
-    )
-    assert refused(capsys, *train, "--data", one_class).startswith(f"{one_class}: only one class, 'x'")
-    assert refused(capsys, *train, "--data", data, "--ramp-style", "heavy").startswith("--ramp-style 'heavy'; allowed")
-    assert refused(capsys, *train, "--data", data, "--pooling", "max").startswith("--pooling 'max'; allowed")
-    assert refused(capsys, *train, "--data", data, "--ramps", "0,x").startswith("--ramps '0,x'; numbers separated")
-    assert run(*train, "--data", data, "--ramps", "9") == 2
-    assert capsys.readouterr().err.endswith("offramp: ramps can sit after blocks 0 to 1, not [9]\n")  # after bars
-    assert refused(capsys, *train, "--data", data, "--name", "my model").startswith("a model cannot be named")
-    assert "cannot be a model folder" in refused(capsys, *train[:3], "--data", data, "--out", tmp_path / "file")
-    assert "is neither a checkpoint folder" in refused(
-        capsys, "train", "--data", data, "--out", tmp_path / "new", "--backbone", tmp_path / "nowhere"
-    )
-
-
-def test_calibration_refuses_what_is_wrong(model: Path, data: Path, tmp_path: Path, capsys: Captured) -> None:
-    calibrate = ("calibrate", model, "--data")
-    assert refused(capsys, *calibrate, "gone.csv") == "gone.csv: no such file"
-    assert refused(capsys, *calibrate, data, "--label-column", "l").endswith("no column 'l'; there are text, label")
-    assert refused(capsys, *calibrate, data, "--policy", "mood").startswith("--policy 'mood'; allowed: entropy")
-    assert refused(capsys, *calibrate, data).startswith(f"{data}: 40 rows; at least 306 are needed")
-    assert refused(capsys, *calibrate, data, "--budget", 2).startswith("the budget must be between 0 and 1, not 2")
-    assert refused(capsys, *calibrate, data, "--test", "gone.csv") == "gone.csv: no such file"
-    assert "is not a model folder" in refused(capsys, "calibrate", tmp_path, "--data", data, "--budget", 0.5)
-    other = tmp_path / "other.csv"
-    other.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
-    assert refused(capsys, *calibrate, data, "--test", other).startswith("labels unknown to the model: x, y")
-
-
-def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_path: Path, capsys: Captured) -> None:
-    plan = tmp_path / "plan.yaml"
-    write_plan(stock_plan(3, batch=7), plan)
-    gap = tmp_path / "gap.yaml"
-    gap.write_text("stages:\n  - splits:\n      - {first: 1, end: 3, batch: 4}\n", encoding="utf-8")
-    assert "is not calibrated; run: offramp calibrate" in refused(capsys, "serve", model)
-    assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: the first split must start at block 0, not 1"
-    assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
-    assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
 
 
 def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,19 +184,6 @@ def test_the_sustained_rate_is_searched_probe_by_probe(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["sustained_per_s"] >= 20.0
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
-    assert refused(capsys, *bench, "--concurrency", 2).startswith("--sustained is an open loop of its own")
-
-
-def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Captured) -> None:
-    bench = ("bench", "--url", dead_url, "--data")
-    assert refused(capsys, *bench, "gone.txt") == "gone.txt: no such file"
-    assert refused(capsys, *bench, data, "--text-column", "t").endswith("no column 't'; there are text, label")
-    assert refused(capsys, *bench, data, "--arrivals", "bursts").startswith("--arrivals 'bursts'; allowed: poisson")
-    both = refused(capsys, *bench, data, "--rate", 5, "--concurrency", 2)
-    assert both.startswith("--rate (open loop) and --concurrency (closed loop) exclude each other")
-    assert refused(capsys, *bench, data, "--rate", 0) == "--rate 0.0: input should be greater than 0"
-    assert refused(capsys, *bench, data, "--slo-ms", -1) == "--slo-ms -1.0: input should be greater than 0"
-    assert "Invalid value for '--seed'" in declined(capsys, *bench, data, "--seed", -1)
 
 
 def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(

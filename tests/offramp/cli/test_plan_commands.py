@@ -220,10 +220,3 @@ def test_a_profile_is_printed_as_a_table(model: Path, tmp_path: Path, capsys: Ca
     said = capsys.readouterr().out
     assert "m on cpu" in said
     assert said.endswith(f"latency profile: {out}\n")
-
-
-def test_a_length_beyond_the_models_is_refused(model: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "cpu.json"
-    said = refused(capsys, "profile", model, "--out", out, "--lengths", "4,900")
-    assert said.startswith("length 900; the model takes at most 16 tokens")
-    assert not out.exists()

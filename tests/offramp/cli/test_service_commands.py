@@ -134,12 +134,6 @@ def test_a_manifest_with_redis_outlives_its_head(service: Path, capsys: Captured
     assert [group.groupName for group in cluster.workerGroupSpecs][-1] == "front"
 
 
-@pytest.mark.parametrize("options", [("--redis", "redis:6379"), ("--kuberay", "--redis-secret", "mine")])
-def test_redis_without_what_it_goes_with_is_refused(service: Path, capsys: Captured, options: tuple[str, ...]) -> None:
-    assert run("render", service, *options) == 2
-    assert "--redis goes with --kuberay, and --redis-secret with --redis" in capsys.readouterr().err
-
-
 def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, tmp_path: Path) -> None:
     settings = read_service(service).settings
     outside = PolicySpec(name="recorded", thresholds=0.5, records="/x/r.npz")
@@ -148,10 +142,6 @@ def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, 
     assert moved.plan.policy == replace(outside, records="/data/r.npz")
     assert moved.control is not None
     assert moved.control.policy.records == "/data/model/exit_records.npz"
-
-
-def test_a_folder_of_the_nodes_is_absolute(service: Path, capsys: Captured) -> None:
-    assert refused(capsys, "render", service, "--at", "data").startswith("--at data: an absolute folder")
 
 
 def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, capsys: Captured) -> None:

@@ -20,15 +20,6 @@ def test_a_printed_plan_that_does_not_fit_the_problem_is_refused(problem: Path, 
     assert said == f"{plan}:1: the last split ends at block 3, the model has 2 blocks"
 
 
-def test_records_that_do_not_fit_are_refused(problem: Path, plan: Path, tmp_path: Path, capsys: Captured) -> None:
-    other = records(tmp_path / "other.npz", 0.1, num_blocks=3)
-    said = refused(capsys, problem, "--records", other, "--thresholds", 0.4)
-    assert said == f"{other}: records of a model of 3 blocks; the problem has 2"
-    without = records(tmp_path / "without.npz", 0.1, ramps=())
-    said = refused(capsys, problem, "--plan", plan, "--records", without)
-    assert said == f"{without}: no records of the plan's ramps [0]; recorded are []"
-
-
 def test_shares_of_other_values_than_the_recorded_ones_are_refused(
     problem: Path, plan: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -50,26 +41,3 @@ def test_thresholds_that_fall_along_an_answer_want_records_of_that(
     assert said == f"{path} holds scores of decay 8, not of decay 4"
     written(plan, PLAN.replace("{name: entropy, thresholds: 0.4}", "{name: foreseen, thresholds: 0.4}"))
     assert refused(capsys, problem, "--plan", plan, "--records", path).endswith("decay 8, not of no decay")
-
-
-def test_a_policy_that_records_do_not_show_is_refused(
-    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    path = records(tmp_path / "exits.npz", 0.1)
-    written(plan, PLAN.replace("name: entropy", "name: confidence"))
-    said = refused(capsys, problem, "--plan", plan, "--records", path)
-    assert said == f"the plan leaves by confidence, {path} holds scores of entropy"
-    written(plan, PLAN.replace("{name: entropy, thresholds: 0.4}", "{name: voting, votes: 2}"))
-    said = refused(capsys, problem, "--plan", plan, "--records", path)
-    assert said == "the plan leaves by voting, which exit records do not show; give --thresholds"
-
-
-def test_thresholds_that_do_not_fit_the_plan_are_refused(
-    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    path = records(tmp_path / "exits.npz", 0.1)
-    said = refused(capsys, problem, "--records", path)
-    assert said == "ramps [0] are active and nothing says when to leave there; give --thresholds"
-    said = refused(capsys, problem, "--plan", plan, "--records", path, "--thresholds", "1=0.4")
-    assert said == "--thresholds: the problem has no ramps [1]; its ramps are [0]"
-    assert refused(capsys, problem, "--records", path, "--thresholds", "nan") == "thresholds must be finite numbers"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.settings import ServeSettings
-from tests.offramp.cli.runs import Answering, Captured, printed, refused, run, serving, url_of
+from tests.offramp.cli.runs import Answering, Captured, printed, run, serving, url_of
 from tests.offramp.service.service_folders import write_model
 
 SIDE = {"requests": 90, "errors": {}, "p50_s": 0.01, "p99_s": 0.02, "exits": {"0": 60, "5": 30}, "agreement": 0.9945}
@@ -98,19 +98,6 @@ def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Cap
         ("PUT", path, {"version": "2", "share": 0.1, "compare_share": 0.05}),
         ("DELETE", path, None),
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--version", "2", "--end"), "--end ends the canary, --version begins one"),
-        (("--share", "0.1"), "--share and --compare need --version"),
-    ],
-)
-def test_orders_that_contradict_themselves_are_refused(
-    arguments: tuple[str, ...], words: str, capsys: Captured
-) -> None:
-    assert words in refused(capsys, "canary", *arguments)
 
 
 def test_a_version_is_promoted(service: FakeService, capsys: Captured) -> None:

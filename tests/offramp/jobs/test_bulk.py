@@ -169,18 +169,6 @@ async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -
     assert [row.shown["text"] for row in rows] == ["a", "b"]
 
 
-async def test_no_texts_are_no_requests() -> None:
-    server = Server()
-    rows, tally = await run(iter(()), server)
-    assert (rows, server.batches, tally.rows, tally.rows_per_s) == ([], [], 0, 0.0)
-
-
-def test_the_tally_says_rows_rate_failures_and_exits() -> None:
-    tally = Tally(rows=10, failed=1, seconds=2.0)
-    tally.exits.update([3, 0, 0])
-    assert tally.in_words() == "10 rows in 2.0 s, 5.0 rows/s, 1 failed; answers by exit 0: 2, 3: 1"
-
-
 @pytest.mark.parametrize(
     ("out", "asked", "form"),
     [(None, None, "jsonl"), (None, "csv", "csv"), (Path("a.csv"), None, "csv"), (Path("a.jsonl"), "jsonl", "jsonl")],

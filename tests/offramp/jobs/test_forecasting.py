@@ -12,14 +12,11 @@ from earlyexit.errors import DataError
 from offramp.commands.forecast import (
     forecast_document,
     forecast_table,
-    interval_text,
-    rate_document,
-    rate_text,
     read_series,
     window_rates,
 )
 from profiles.forecast import SurvivalForecast
-from profiles.rates import Method, RateForecast
+from profiles.rates import Method
 from tests.offramp.cli.runs import Captured, printed, run
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
@@ -141,34 +138,9 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     assert "Intervals are of the level" in " ".join(rows)
 
 
-def test_the_table_says_what_its_intervals_are_of() -> None:
-    assert interval_text(None).startswith("Intervals are of the level")
-    assert interval_text(240.0) == "Intervals are of what 240 inputs will show; jumps are in none."
-
-
 def test_rates_are_inputs_over_the_length_of_a_window(tmp_path: Path) -> None:
     rates_W = window_rates(read_series(write(tmp_path, CSV)), 10.0)
     np.testing.assert_array_equal(rates_W, [10.0, np.nan, 20.0])
-
-
-@pytest.mark.parametrize(
-    ("high", "as_data", "text"),
-    [
-        (12.0, 12.0, "rate: 10.0/s, 80% interval 8.0-12.0 (last value: few windows)"),
-        (np.inf, None, "rate: 10.0/s, 80% interval 8.0-endless (last value: few windows)"),
-    ],
-)
-def test_a_rate_is_plain_data_and_a_line(high: float, as_data: float | None, text: str) -> None:
-    forecast = RateForecast(
-        rate_rps_H=np.array([10.0]),
-        low_rps_H=np.array([8.0]),
-        high_rps_H=np.array([high]),
-        coverage=0.8,
-        method=Method(how="last value", reason="few windows"),
-    )
-    document = rate_document(forecast)
-    assert document == {"rate_rps": 10.0, "low": 8.0, "high": as_data, "method": "last value", "reason": "few windows"}
-    assert rate_text(document, 0.8) == text
 
 
 def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys: Captured) -> None:

@@ -21,7 +21,6 @@ from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.store import read_card
-from earlyexit.training.augmentation import Augmentation
 from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import codec_for
 from offramp.commands.train import train
@@ -236,16 +235,3 @@ def test_what_does_not_fit_the_network_is_refused(
     job = TrainJob(**{"backbone": f"{HERE}:network", "name": "m"} | fields)
     with pytest.raises(error, match=message):
         train(job, read_labelled(images) if rows is None else rows, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"augmentation": Augmentation()}, "--augment goes with --joint"),
-        ({"patience": 2}, "--patience goes with --joint"),
-    ],
-    ids=["augment", "patience"],
-)
-def test_what_joint_training_alone_does_is_refused_without_it(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        TrainJob(backbone="b", name="m", **fields)

@@ -99,17 +99,6 @@ def test_the_document_of_a_plan_begins_with_the_plan() -> None:
     }
 
 
-def test_the_document_of_no_plan_says_what_binds_and_what_would_do() -> None:
-    document = answer_document(no_plan_answer())
-    assert document["no_plan"] == {
-        "binding": "latency",
-        "nearest_slo_s": 0.005,
-        "highest_rate_per_s": None,
-        "message": "no plan: the SLO of 3 ms (2.4 ms after 20 % slack) binds; the nearest SLO that would do is 5 ms",
-    }
-    assert set(document["baselines"]) == {"stock", "early-exit", "e3", "serial"}
-
-
 def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
     text = shown(*plan_tables(planned_answer()))
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
@@ -174,20 +163,6 @@ def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_ano
     assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
     assert [each.times_better for each in found.explanation.comparisons] == pytest.approx([12_000 / 8000] * 4)
     assert "Survival nested in all of them" in shown(*plan_tables(found))
-
-
-def test_without_comparison_only_the_strategy_that_is_wanted_is_planned() -> None:
-    asked: list[Strategy] = []
-
-    def noting(problem: PlanProblem, strategy: Strategy) -> Decision:
-        asked.append(strategy)
-        return solve(problem, strategy)
-
-    found = answer(FILE, "e3", noting, compared=())
-    assert asked == ["e3"]
-    assert answer_document(found)["baselines"] == {}
-    assert isinstance(found, PlanAnswer)
-    assert len(plan_tables(found)) == 2
 
 
 def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -> None:

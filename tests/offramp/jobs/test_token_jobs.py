@@ -165,16 +165,6 @@ def test_a_decay_is_of_generations_that_are_recorded_with_it(trained: Path) -> N
         calibrate_records(records, JOB.model_copy(update={"decay": 2.0}))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"joint": True}, "are not for them"), ({"task": "label", "answers": 3}, "--answers and --chat are of decoders")],
-    ids=["jointly", "of labels"],
-)
-def test_what_means_nothing_there_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        TrainJob(**{"backbone": "x", "name": "x", "task": "token"} | changes)  # type: ignore[arg-type]
-
-
 def test_a_model_without_a_chat_template_chats_with_nobody(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no chat template"):
         train(TrainJob(backbone=str(checkpoint), name="x", task="token", chat=True, answers=2), PROMPTS, tmp_path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.errors import ModelFolderError
 from earlyexit.network.store import load_model, read_card
 from offramp.commands.jobs import TrainJob
 from offramp.commands.train import head_in_words, train
@@ -55,11 +55,6 @@ def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
     assert not quick["ramps.0.classifier.weight"].equal(whole["ramps.0.classifier.weight"])
 
 
-def test_joint_training_takes_no_float_type(checkpoint: Path) -> None:
-    with pytest.raises(InputError, match="--dtype bfloat16 is of a frozen backbone: joint training chooses by itself"):
-        TrainJob(name="m", joint=True, dtype="bfloat16")
-
-
 @pytest.mark.parametrize(
     ("joint", "labels", "words"),
     [
@@ -79,22 +74,3 @@ def test_where_the_head_comes_from_is_said(
 ) -> None:
     data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=labels * 4)
     assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
-
-
-def test_texts_of_one_class_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    data = LabelledRows.of_texts(texts=("a", "b"), labels=("x", "x"))
-    with pytest.raises(DataError, match=r"^d\.csv: only one class, 'x'; a classifier needs at least two$"):
-        train(job_of(checkpoint), data, tmp_path / "new")
-
-
-@pytest.mark.parametrize("name", ["", "my model", "-m", "a/b", "m\n"])
-def test_a_name_that_cannot_be_in_a_url_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="a model cannot be named"):
-        TrainJob(backbone="b", name=name)
-
-
-@pytest.mark.parametrize("inside", ["", "deeper/model"], ids=["a file", "below a file"])
-def test_a_folder_that_cannot_be_made_is_refused(checkpoint: Path, data: Path, tmp_path: Path, inside: str) -> None:
-    (tmp_path / "taken").write_text("", encoding="utf-8")
-    with pytest.raises(InputError, match=r"taken.* cannot be a model folder: "):
-        train(job_of(checkpoint), read_labelled(data), tmp_path / "taken" / inside)

@@ -31,11 +31,6 @@ def plan_file(tmp_path: Path) -> str:
     return str(tmp_path / "plan.yaml")
 
 
-def test_of_a_folder_alone_everything_is_as_settings_have_it(model: Path) -> None:
-    document = ApplicationDocument(model=ServedModelDocument(folder=str(model)))
-    assert application_settings(document, PLAN) == ServeSettings(model=str(model), plan=PLAN)
-
-
 def test_files_are_found_beside_the_one_that_names_them(tmp_path: Path) -> None:
     document = ApplicationDocument(model=ServedModelDocument(folder="m"), access=AccessDocument(keys_file="../keys"))
     found = application_settings(document, PLAN, tmp_path / "services")

@@ -13,7 +13,7 @@ from offramp.spec.file import Service
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan
-from optimizer.problem import MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.problem import MinimizeLatency, PlanProblem
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from tests.offramp.service.service_files import TABLE, Files, emulated
@@ -203,12 +203,6 @@ def test_a_stretched_cluster_has_the_same_plan_at_a_fraction_of_the_rate(files: 
     assert plain.stages == slow.stages
     assert slow.predicted["rate_per_s"] == pytest.approx(plain.predicted["rate_per_s"] / 20)
     assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
-
-
-def test_a_rate_that_is_asked_for_is_stretched_too(files: Files) -> None:
-    parts = emulated(scale=20.0)
-    service = files.read(**parts, planner={"objective": {"minimize": "cost", "rate_per_s": 40.0}})
-    assert problem_of(service).objective == MinimizeCost(rate_per_s=2.0)
 
 
 def test_early_answers_are_sought_and_promised_in_stretched_time(files: Files) -> None:
