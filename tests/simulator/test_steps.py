@@ -5,13 +5,12 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cluster.emulated import Pace
+from deployments.ingress.core.inputs import PendingInput
 from earlyexit.engine.engine import SHARE, Batch
 from earlyexit.engine.times import SplitCounts
 from earlyexit.errors import PlanError
@@ -136,7 +135,7 @@ def test_a_probe_pays_for_every_ramp_and_leaves_nothing_behind(probe: bool, behi
     )
     alone = StepSize(inputs=1, steps=1)
     assert work.seconds(3, alone, RAMPS) - work.seconds(3, alone, only_0.ramps) == 0.5 * (len(RAMPS) - 1)
-    flight: Any = SimpleNamespace(input=0)
-    step = Step(sample_id="", payload=flight, tokens=1, context=0, behind=Counter())
+    pending = PendingInput(0, 0.0, 1.0)
+    step = Step(sample_id="", payload=pending, tokens=1, context=0, behind=Counter())
     work.count(Batch(split=only_0, members=(step,), tokens=1, started_s=0.0, probe=probe), 1.0)
     assert step.behind == behind
