@@ -25,25 +25,6 @@ def test_sleepers_wake_among_events_after_the_work_of_the_same_moment() -> None:
     assert log == ["1.0 ends", "1.5 ends", "1.5 looks", "3.0 ends", "3.0 looks"]
 
 
-def test_gather_and_locks_take_no_time() -> None:
-    events, log = Events(), list[str]()
-    with closing(SimulatedTime(events)) as loop:
-        lock = asyncio.Lock()
-
-        async def hold(name: str, seconds: float) -> float:
-            async with lock:
-                await asyncio.sleep(seconds)
-                log.append(f"{events.time_s} {name}")
-            return events.time_s
-
-        async def both() -> None:
-            log.append(str(await asyncio.gather(hold("a", 2.0), hold("b", 1.0))))
-
-        loop.create_task(both())
-        events.run_out()
-    assert log == ["2.0 a", "3.0 b", "[2.0, 3.0]"]
-
-
 def test_a_cancelled_sleeper_never_wakes() -> None:
     events, log = Events(), list[str]()
     with closing(SimulatedTime(events)) as loop:

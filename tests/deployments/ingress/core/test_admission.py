@@ -1,8 +1,23 @@
+"""Admission control: how many inputs, or tokens, may be inside."""
+
 from __future__ import annotations
 
-import pytest
+import math
 
-from deployments.ingress.core.admission import BURST, DEEPEST_FALL, FALL, LEAP, PLANNED_SHARE, RISE, Admission
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.ingress.core.admission import (
+    BURST,
+    CONTESTED,
+    DEEPEST_FALL,
+    FALL,
+    LEAP,
+    PLANNED_SHARE,
+    RISE,
+    Admission,
+)
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
@@ -218,3 +233,193 @@ def test_one_slow_answer_of_a_hundred_does_not_keep_the_limit_from_leaping(slow:
     risen = admission.limit / before
     admission.answered(0.1, 0, 1, 5.0)
     assert admission.limit == pytest.approx(before * risen * times)
+
+
+LENGTH = 40
+"""Tokens of an input of the plan's workload."""
+ROOM = 100.0 * LENGTH * (1 - BURST)
+"""The limit at first, in tokens: as many as 100 inputs per second have in an SLO of a second, burst left aside."""
+
+
+def by_tokens(dispatch: Dispatch = "work-conserving") -> Admission:
+    expected = plan(dispatch, length=LENGTH, rate_per_s=100.0, tokens_per_input=float(LENGTH))
+    return Admission(expected, slo_s=1.0, num_ingresses=1)
+
+
+def test_at_first_the_tokens_of_what_the_plan_answers_within_the_slo_may_be_inside() -> None:
+    assert by_tokens().limit == pytest.approx(ROOM)
+    assert by_tokens().counts_tokens
+    unknown = Admission(plan(length=LENGTH, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
+    assert math.isinf(unknown.limit)  # a rate in inputs of nobody knows which length
+
+
+def test_a_short_input_is_let_in_where_a_long_one_would_be_late_by_its_own_tokens() -> None:
+    inside = ROOM - 100
+    assert by_tokens().late_s(90, 1.0, unanswered=inside, now_s=0.0) == 0.0
+    # 500 tokens, of which there is room for 100: the other 400 leave in 400 / 2800 of the SLO.
+    assert by_tokens().late_s(500, 1.0, unanswered=inside, now_s=0.0) == pytest.approx(400 / ROOM)
+
+
+def test_short_inputs_behind_few_long_ones_are_refused_by_the_work_before_them() -> None:
+    assert by_tokens().late_s(10, 1.0, unanswered=5 * 500, now_s=0.0) == 0.0  # five inputs of 500
+    assert by_tokens().late_s(10, 1.0, unanswered=6 * 500, now_s=0.0) == pytest.approx(210 / ROOM)
+
+
+def test_an_input_longer_than_the_limit_is_begun_where_nothing_else_is_inside() -> None:
+    assert by_tokens().late_s(10_000, 1.0, unanswered=0, now_s=0.0) == 0.0
+
+
+def test_where_stages_wait_for_full_batches_there_may_be_the_tokens_of_one_for_every_split_of_every_replica() -> None:
+    admission = by_tokens("deferred")
+    for second in range(60):
+        admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
+    assert admission.limit == pytest.approx((2 * 8 + 4 + 8) * LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mean", "full"),
+    [
+        pytest.param(10_000, 40.0, 4 * 40, id="inputs-bound-it"),
+        pytest.param(100, 40.0, 100, id="tokens-bound-it"),
+        pytest.param(10_000, None, 10_000, id="nobody-knows-how-long-inputs-are"),
+    ],
+)
+def test_a_batch_is_full_by_inputs_or_by_tokens_whichever_come_first(
+    tokens: int, mean: float | None, full: float
+) -> None:
+    stage = Stage(device="V100", replicas=1, splits=(Split(first=0, end=3, batch=4, tokens=tokens),))
+    waiting = Plan(stages=(stage,), dispatch="deferred", predicted={"rate_per_s": 1e-3, "tokens_per_input": mean})
+    admission = Admission(waiting, slo_s=1.0, num_ingresses=1)
+    for second in range(300):
+        admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
+    assert admission.limit == pytest.approx(full)
+
+
+Seen = tuple[str, int, int, float]
+"""A request or an answer, inputs before it, its inputs, and seconds."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    dispatch=st.sampled_from(["work-conserving", "deferred"]),
+    length=st.integers(1, 300),
+    seen=st.lists(
+        st.tuples(
+            st.sampled_from(["ask", "answer", "answer", "give up", "follow"]),
+            st.integers(0, 200),
+            st.integers(1, 5),
+            st.floats(0.05, 2.0),
+        ),
+        max_size=60,
+    ),
+)
+def test_where_all_inputs_are_as_long_tokens_decide_as_inputs_do(
+    dispatch: Dispatch, length: int, seen: list[Seen]
+) -> None:
+    one = Admission(plan(dispatch, rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
+
+    def by_its_tokens(rate_per_s: float) -> Plan:
+        return plan(dispatch, length=length, rate_per_s=rate_per_s, tokens_per_input=float(length))
+
+    many = Admission(by_its_tokens(100.0), slo_s=1.0, num_ingresses=2)
+    now_s = 0.0
+    for what, ahead, number, seconds in seen:
+        now_s += seconds / 4
+        if what == "ask":
+            late_s = one.late_s(number, seconds, unanswered=ahead, now_s=now_s)
+            same_s = many.late_s(number * length, seconds, unanswered=ahead * length, now_s=now_s)
+            assert same_s == pytest.approx(late_s, abs=1e-9)
+        elif what == "follow":
+            rate_per_s = 100.0 * seconds
+            one.follow(plan(dispatch, rate_per_s=rate_per_s), float(length))
+            many.follow(by_its_tokens(rate_per_s), float(length))
+        else:
+            teach = "answered" if what == "answer" else "given_up"
+            getattr(one, teach)(seconds, ahead, 1, now_s)
+            getattr(many, teach)(seconds, ahead * length, length, now_s)
+        assert many.limit == pytest.approx(one.limit * length)
+
+
+# A limit that lengths are out of proportion to
+
+
+@pytest.mark.parametrize(
+    ("length", "ahead"),
+    [
+        pytest.param(600, 0, id="longer-than-it"),
+        pytest.param(250, 0, id="two-would-not-fit"),
+        pytest.param(150, 150, id="two-fit-and-three-would-not"),
+    ],
+)
+def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length: int, ahead: int) -> None:
+    admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
+    admission.answered(1.2, 400 / (1 - FALL), LENGTH, 0.0)
+    assert admission.limit == pytest.approx(400)
+    assert ahead < CONTESTED * admission.limit
+    admission.late_s(length, 1.0, unanswered=ahead, now_s=5.0)  # lets it in, and looks back
+    assert admission.late_s(length, 1.0, unanswered=ahead + length, now_s=5.0) > 0
+    admission.answered(0.1, ahead, length, 5.1)
+    admission.late_s(length, 1.0, unanswered=0, now_s=10.0)
+    assert admission.limit == pytest.approx(400 * LEAP)
+
+
+def test_an_input_that_is_late_by_its_own_length_takes_nobodys_place() -> None:
+    admission = by_tokens()
+    for second in range(20):
+        admission.answered(1.2, 0, 2000, float(second))
+    assert admission.limit == pytest.approx(ROOM)
+    admission.answered(1.2, 0, 1000, 20.0)  # one that is not so long
+    assert admission.limit == pytest.approx(ROOM * (1 - FALL))
+
+
+# Another plan, which counts otherwise
+
+
+# Another plan, which counts otherwise
+
+
+def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_that_counted_inputs_was() -> None:
+    admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
+    admission.answered(1.2, 60, 1, 0.1)
+    admission.follow(plan(length=LENGTH, rate_per_s=200.0, tokens_per_input=float(LENGTH)), 50.0)
+    assert admission.limit == pytest.approx(2 * ROOM * (1 - FALL))
+    admission.follow(plan(rate_per_s=100.0), 50.0)
+    assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
+    assert not admission.counts_tokens
+
+
+def test_one_that_says_nothing_keeps_the_limit_in_tokens_of_inputs_as_they_came_and_back() -> None:
+    admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
+    admission.follow(plan(length=LENGTH), 50.0)
+    assert admission.limit == pytest.approx(50 * BEGIN)
+    admission.follow(plan(), 25.0)  # they have become shorter since
+    assert admission.limit == pytest.approx(2 * BEGIN)
+
+
+@pytest.mark.parametrize("to_tokens", [True, False])
+def test_before_the_first_input_nothing_is_known_in_another_unit(to_tokens: bool) -> None:
+    one, other = plan(rate_per_s=100.0, tokens_per_input=40.0), plan(length=LENGTH)
+    if not to_tokens:
+        one, other = plan(length=LENGTH, rate_per_s=100.0, tokens_per_input=40.0), plan()
+    admission = Admission(one, slo_s=1.0, num_ingresses=1)
+    assert math.isfinite(admission.limit)
+    admission.follow(other)
+    assert math.isinf(admission.limit)
+
+
+@pytest.mark.parametrize(("mean", "limit"), [(100.0, 1.0), (0.0, math.inf)], ids=["one-input", "of-no-length"])
+def test_there_is_room_for_one_input_however_long_they_were(mean: float, limit: float) -> None:
+    admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
+    admission.answered(1.2, 60, 60, 0.1)
+    admission.follow(plan(), mean)
+    assert admission.limit == limit
+
+
+def test_a_fall_right_after_a_change_is_bounded_in_the_new_unit() -> None:
+    admission = by_tokens()
+    admission.answered(1.2, 60 * LENGTH, LENGTH, 0.1)
+    admission.follow(plan(rate_per_s=100.0), float(LENGTH))
+    for _ in range(3):
+        admission.answered(1.2, 60, 1, 0.2)
+    assert admission.limit == pytest.approx(BEGIN * (1 - FALL) ** 4)
+    assert PLANNED_SHARE[0] * BEGIN < admission.limit < BEGIN

@@ -106,30 +106,6 @@ async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_ow
     assert [flight.settled for flight in (first, third)] == [False, False]
 
 
-async def test_a_plan_without_the_small_network_takes_everybody_wherever_they_are(tmp_path: Path) -> None:
-    scene = ChainScene(chained(tmp_path))
-    scene.submit_texts("a")
-    await turns()
-    scene.submit_texts("b", "c")  # they wait: a call is under way
-    await turns()
-    scene.follow(ALONE)
-    cross(scene.stages[0].calls[0], ["a"], block=1)  # still inside the small one
-    await turns()
-    calls = scene.stages[0].calls[1:]
-    assert [(call.names, call.call.piece.next_block, ids(call.call.piece)) for call in calls] == [
-        ("a", 2, [1, 14, 2]),
-        ("bc", 2, [1, 15, 2, 1, 16, 2]),
-    ]
-    scene.follow(replace(CASCADE, epoch=3))
-    scene.submit_texts("d")
-    for call, texts in zip(calls, ("a", "bc"), strict=True):
-        call.answer(texts, exit_block=3)
-    await turns()
-    last = scene.stages[0].calls[-1]
-    assert (last.names, last.call.piece.next_block) == ("d", 0)
-    assert scene.answered == "abc"
-
-
 async def test_who_starts_again_is_encoded_for_every_network_once(tmp_path: Path) -> None:
     codec = chained(tmp_path)
     scene = ChainScene(codec)
@@ -289,23 +265,6 @@ async def test_a_probe_goes_on_without_the_words_and_whole_beside_that(tmp_path:
     assert (seen.exits_N.tolist(), seen.pruned_agreement) == ([3], 0.0)
     counts = scene.core.counts
     assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 1}, {2: 3}, {2: 1}), "and nobody counts two"
-
-
-async def test_an_attempt_that_begins_again_leaves_the_whole_text_beside_the_last_alone(tmp_path: Path) -> None:
-    scene = ChainScene(chained(tmp_path), PRUNES, StreamShape(score="confidence", num_blocks=4, ramps=(1,)))
-    scene.submit_texts("a b c")
-    await turns()
-    cross_with(scene.stages[0].calls[0], ["a b c"], [9, 1, 4, 4, 9], [5])
-    await turns()
-    scene.stages[1].calls[0].fail()
-    await turns()
-    cross_with(scene.stages[0].calls[-1], ["a b c"], [9, 1, 4, 4, 9], [5])
-    await turns()
-    assert [ids(each.call.piece) for each in scene.stages[1].calls] == [
-        [1, 15, 16, 2],
-        [1, 14, 15, 16, 2],
-        [1, 15, 16, 2],
-    ], "who starts again is not watched"
 
 
 def test_who_loses_no_words_is_looked_at_once(tmp_path: Path) -> None:

@@ -1,21 +1,34 @@
-"""What a dispatcher adds to the core: calls, one timer, owners and metrics; what the core decides is tested there."""
+"""What a dispatcher adds to the core: calls, a timer, callers and metrics; and that what raises costs nothing else."""
 
 from __future__ import annotations
 
-import random
-import string
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from earlyexit.errors import OverloadedError
+from deployments.ingress.core.calls import Actions
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.inputs import PendingInput
+from deployments.wire.messages import Chunk, GoingOn, StageCall
+from earlyexit.errors import ExecutionError, OfframpError, OverloadedError
 from earlyexit.network.split import Split
-from earlyexit.network.wire import Encoded
+from earlyexit.network.wire import Answer, Encoded
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
-from profiles.stream import StreamShape
-from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, SLOTS, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import (
+    BATCH,
+    PLAN,
+    SLOTS,
+    TIMING,
+    TWO_TOKENS,
+    MetricsLog,
+    Ring,
+    Scene,
+    survivors,
+    turns,
+)
 
 FIRST, SECOND, THIRD = SLOTS
 
@@ -37,22 +50,6 @@ async def test_a_call_says_what_it_carries() -> None:
     assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
     assert (call.call.assignment.stage, call.avoided) == (PLAN.stages[0], frozenset())
     assert call.batch == BATCH
-
-
-async def test_where_tokens_bound_batches_a_call_holds_and_weighs_what_its_inputs_tokens_fill() -> None:
-    first, *others = PLAN.stages
-    stages = (replace(first, splits=tuple(replace(split, tokens=8) for split in first.splits)), *others)
-    scene = Scene(plan=replace(PLAN, stages=stages), calls_per_replica=9)
-    scene.submit("abcdef")  # of two tokens each
-    scene.submit("g", encoded=Encoded(11, (np.zeros(11, dtype=np.int32),)))
-    await turns()
-    first_calls = scene.stages[0].calls
-    assert [call.names for call in first_calls] == ["abcd", "ef", "g"]
-    assert [(call.weight, call.batch) for call in first_calls] == [(8, 8), (4, 8), (11, 8)]
-    first_calls[2].answer("g")
-    await turns()
-    assert scene.answered == "g"
-    assert scene.report(0.0).answered_tokens == 11
 
 
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
@@ -118,66 +115,128 @@ async def test_an_older_plan_is_ignored_and_the_same_epoch_may_avoid_other_repli
     assert scene.core.placed == placed
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_every_input_is_answered_exactly_once_however_stages_and_plans_behave(seed: int) -> None:
-    rng = random.Random(seed)
-    scene = Scene(max_attempts=100)
-    names = string.ascii_letters
-    for epoch, start in enumerate(range(0, len(names), 2)):
-        scene.submit(names[start : start + 2])
-        await turns()
-        reply_to_all(scene, rng)
-        if rng.random() < 0.5:
-            slots = rng.sample(SLOTS, 2)
-            scene.dispatcher.follow(two_stages(8 + epoch, cut=rng.randint(1, 5), slots=(slots[0], slots[1])))
-        await turns()
-    while scene.core.num_unanswered:
-        reply_to_all(scene, rng)
-        await turns()
-    report = scene.report(0.0)
-    assert (sorted(scene.answered), scene.errors) == (sorted(names), [])
-    assert (report.oldest_epoch, report.answered) == (report.epoch, len(names))
-
-
-def reply_to_all(scene: Scene, rng: random.Random) -> None:
-    for stage in scene.stages:
-        calls, stage.calls = stage.calls, []
-        for call in calls:
-            reply_at_random(call, rng)
-
-
-def reply_at_random(call: StageCallLog, rng: random.Random) -> None:
-    """Answers, survivors to any block, and now and then a failure."""
-    for name in rng.sample(call.names, rng.randint(0, len(call.names))):
-        if rng.random() < 0.6:
-            call.answer(name)
-        else:
-            call.send_on(name, next_block=rng.randint(1, 5))
-    if rng.random() < 0.3:
-        call.fail()
-    else:
-        call.end()
-
-
 # Probes
 
 
-async def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early_answer() -> None:
-    shape = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
-    scene = Scene(shape=shape)
-    first = await scene.sent("ab")
-    first.see("a", 1, score=0.1, label=0)
-    first.answer_early("a", exit_block=1)
-    first.send_on("ab", next_block=2)
-    first.end()
+class BrokenMetrics(MetricsLog):
+    """Counts nothing, and raises."""
+
+    def answers(self, exits: list[int]) -> None:
+        raise ValueError("no metrics")
+
+    def dropped(self, reason: str, num_inputs: int) -> None:
+        raise ValueError("no metrics")
+
+    def hop(self, slot: str, seconds: float) -> None:
+        raise ValueError("no metrics")
+
+    def retried(self, slot: str, num_inputs: int) -> None:
+        raise ValueError("no metrics")
+
+
+class Timers:
+    """Every timer that was set, which the test has ring."""
+
+    def __init__(self) -> None:
+        self.rings: list[tuple[float, Ring]] = []
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Ring:
+        self.rings.append((seconds, Ring(call)))
+        return self.rings[-1][1]
+
+    def ring(self) -> None:
+        """The last one that was set."""
+        self.rings[-1][1].ring()
+
+
+def refuse(flight: PendingInput, outcome: Answer | OfframpError) -> None:
+    raise ValueError("its owner takes no outcome")
+
+
+async def test_an_owner_that_takes_no_answer_keeps_none_from_others(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.dispatcher.submit([("x", TWO_TOKENS)], 10.0, refuse, request_id="request-1")
+    call = await scene.sent("ab")
+    call.say(
+        Chunk(
+            answers=call._answers("xa", 1),
+            lost=((call.id_of("b"), ExecutionError("the model failed on it")),),
+        )
+    )
+    call.end()
     await turns()
-    assert (scene.answered, scene.core.num_unanswered) == ("a", 1)
-    scene.clock.advance(3.0)
-    second = scene.stages[1].calls[0]
-    assert (second.names, second.call.probe, second.call.remaining_s) == ("ab", True, (10.0, 10.0))
-    second.see("a", 3, score=0.2, label=0)
-    second.see("a", 5, score=float("nan"), label=1)
-    second.answer("ab", exit_block=5)  # a is a duplicate
-    second.end()
+    assert (scene.answered, scene.errors, scene.core.num_unanswered) == ("a", [("b", "execution")], 0)
+    assert "an input of request-1 has an outcome that its caller cannot take" in caplog.text
+
+
+async def test_metrics_that_fail_keep_no_outcome_from_its_owner_and_no_input_from_its_retry() -> None:
+    scene = Scene(metrics=BrokenMetrics())
+    call = await scene.sent("abc")
+    call.say(Chunk(answers=call._answers("a", 1), lost=((call.id_of("b"), ExecutionError("the model failed on it")),)))
     await turns()
-    assert (scene.answered, scene.metrics.exits) == ("ab", [1, 5])
+    assert (scene.answered, scene.errors) == ("a", [("b", "execution")])
+    call.fail()
+    await turns()
+    assert scene.stages[0].names == ["abc", "c"]
+    scene.stages[0].calls[1].send_on("c", next_block=2)
+    await turns()
+    assert scene.stages[1].names == ["c"]  # neither was the hop's metric the call's failure
+    scene.stages[1].calls[0].answer("c", exit_block=3)
+    await turns()
+    assert (scene.answered, scene.core.num_unanswered) == ("ac", 0)
+
+
+async def test_answers_of_a_part_are_given_even_if_the_rest_of_it_means_nothing() -> None:
+    scene = Scene()
+    call = await scene.sent("abc")
+    piece = survivors([call.id_of("b")], 99)
+    call.say(Chunk(answers=call._answers("a", 1), going_on=GoingOn(piece=piece, timings=(TIMING,))))
+    await turns()
+    assert scene.answered == "a"
+    assert scene.stages[0].names == ["abc", "bc"]  # they start again
+    scene.stages[0].calls[1].answer("bc")
+    await turns()
+    assert (scene.answered, scene.core.num_unanswered) == ("abc", 0)
+
+
+async def test_a_call_that_cannot_be_sent_starts_again_and_is_never_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    failures = [ValueError("it cannot be sent")]
+
+    def wrong_once(**fields: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return StageCall(**fields)
+
+    monkeypatch.setattr("deployments.ingress.dispatcher.StageCall", wrong_once)
+    scene.submit("ab", deadline_s=1.0)
+    await turns()
+    assert scene.stages[0].names == ["ab"]
+    scene.clock.advance(1.0 + HANG_S)
+    scene.dispatcher.wake()
+    scene.submit("c", deadline_s=9.0)
+    await turns()
+    assert scene.errors == [("a", "deadline"), ("b", "deadline")]
+    assert scene.stages[0].names == ["ab", "c"]
+
+
+async def test_after_an_alarm_that_failed_the_next_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, timers = Scene(), Timers()
+    scene.dispatcher._later = timers.later
+    right, failures = scene.core.wake, [ValueError("it does not wake")]
+
+    def wrong_once(now_s: float) -> Actions:
+        if failures:
+            raise failures.pop()
+        return right(now_s)
+
+    monkeypatch.setattr(scene.core, "wake", wrong_once)
+    await scene.sent("a")
+    scene.clock.advance(10.0)
+    with pytest.raises(ValueError, match="does not wake"):
+        timers.ring()
+    assert len(timers.rings) == 2
+    timers.ring()
+    assert scene.errors == [("a", "deadline")]

@@ -92,16 +92,6 @@ async def scene() -> AsyncIterator[Scene]:
 # The connection
 
 
-async def test_a_link_comes_up_by_itself_and_says_the_word_first(down: Scene) -> None:
-    assert not down.link.is_up
-    await down.begun_pause_s()
-    await down.replica.listen()
-    down.end_pause()
-    assert await soon(down.replica.words.get()) == WORD
-    assert await soon(down.changes.get()) is True
-    assert down.link.is_up
-
-
 async def test_pauses_between_attempts_double_up_to_the_longest_and_begin_anew_after_a_connection(down: Scene) -> None:
     pauses_s = [await down.pause_s() for _ in range(6)]
     assert pauses_s == [FIRST_PAUSE_S * 2**k for k in range(5)] + [LONGEST_PAUSE_S]
