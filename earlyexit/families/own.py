@@ -7,21 +7,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
+from earlyexit.families.trial import Tolerance, TrialError, check_alone, examples, layout_of, named
 from earlyexit.named import import_own
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
+from earlyexit.network.wire import Encoded
 
 LENGTHS = (2, 7, 4)
 """Of the example inputs. They differ, so that all but the longest are padded."""
-TOLERANCE = 1e-4
-"""Between an input alone and among others; another order of summation alone gives about 1e-6."""
+TOLERANCE = Tolerance(answer=1e-4, inside=1e-4, least_range=1.0)
+"""Another order of summation alone gives about 1e-6."""
 
 
 class OwnBackbone(Backbone):
@@ -54,7 +55,7 @@ class OwnBackbone(Backbone):
     @cached_property
     def _boundaries(self) -> tuple[Boundary, ...]:
         """What the blocks give for one example input."""
-        layout = _layout([min(2, self.max_length)])
+        layout = layout_of([min(2, self.max_length)])
         training = self.training
         self.eval()
         with torch.inference_mode():
@@ -75,7 +76,7 @@ class OwnBackbone(Backbone):
         strange = [str(each.dtype) for each in hidden if each.dtype not in known]
         if strange:
             raise ModelFolderError(
-                f"{_named(block)} gives {strange[0]}; what crosses is of the weights' float type, int32 or uint8"
+                f"{named(block)} gives {strange[0]}; what crosses is of the weights' float type, int32 or uint8"
             )
         return tuple(
             TensorSpec(
@@ -94,7 +95,7 @@ class PaddedBackbone(OwnBackbone):
     `embed(token_ids_BT, mask_BT)` gives the hidden state (B, T, ...) before the first block, `block(hidden, mask_BT)`
     that after each, whose trailing shape may change from block to block. The mask is True where there is a token;
     behind an input's last token, ids are 0 and hidden states are arbitrary. They must not influence the tokens: an
-    input's answer must not depend on the lengths of its batch-mates. `check_alone` tests that.
+    input's answer must not depend on the lengths of its batch-mates. `check_own` tests that.
     """
 
     def __init__(
@@ -155,73 +156,24 @@ class OwnFamily(Family):
         return backbone
 
     def pretrained(self) -> Pretrained:
-        """Returns the network that training begins with; raises ModelFolderError where `check_alone` does."""
+        """Returns the network that training begins with; raises ModelFolderError where `check_own` does."""
         backbone = self.build({})
-        check_alone(backbone)
+        check_own(backbone)
         return Pretrained(backbone=backbone, head=None, label_names=None)
 
 
-@torch.inference_mode()
-def check_alone(backbone: Backbone) -> None:
-    """Raise ModelFolderError, naming the block, where an input's values among others differ from its values alone."""
-    layout = _layout([min(length, backbone.max_length) for length in LENGTHS])
-    training = backbone.training
-    backbone.eval()
-    together = examples(backbone.inputs, layout)
-    layouts = [_layout([length]) for length in layout.lengths_B.tolist()]
-    alone = list(zip(*(_apart(values, layout) for values in together), strict=True))
-    for block in range(-1, backbone.num_blocks):
-        together = _step(backbone, block, together, layout)
-        alone = [_step(backbone, block, each, own) for each, own in zip(alone, layouts, strict=True)]
-        _check_rows(together, layout, block)
-        for values, *apart in zip(together, *alone, strict=True):
-            difference = float((values - torch.cat(apart)).abs().max())
-            if not difference <= TOLERANCE:
-                raise ModelFolderError(
-                    f"{_named(block)} gives an input other values among others than alone (by {difference:.2g}): it "
-                    "lets the padding, or other inputs, through; of tokens mask_BT says where they are"
-                )
-    backbone.train(training)
+def check_own(backbone: Backbone, rows: Sequence[Encoded] = ()) -> None:
+    """Raise ModelFolderError, naming the block, where an input's values depend on the inputs beside it.
 
-
-def _step(backbone: Backbone, block: int, values: Tensors, layout: Layout) -> Tensors:
-    return backbone.embed(values, layout) if block < 0 else backbone.run_block(block, values, layout)
-
-
-def _check_rows(hidden: Tensors, layout: Layout, block: int) -> None:
-    for values in hidden:
-        if len(values) not in (layout.num_tokens, layout.num_inputs):
-            raise ModelFolderError(
-                f"{_named(block)} gives {len(values)} rows for {layout.num_inputs} inputs of {layout.num_tokens} "
-                "tokens; one per input, or one per token, is needed"
-            )
-
-
-def examples(inputs: Boundary, layout: Layout) -> Tensors:
-    """Returns random inputs of a network, the same at every call."""
-    generator = torch.Generator().manual_seed(0)
-    return tuple(_example(each, layout, generator) for each in inputs)
-
-
-def _example(spec: TensorSpec, layout: Layout, generator: torch.Generator) -> Tensor:
-    shape = (layout.num_tokens if spec.per_token else layout.num_inputs, *spec.shape)
-    if spec.dtype == "float":
-        return torch.randn(shape, generator=generator)
-    dtype = getattr(torch, spec.dtype)
-    return torch.randint(0, spec.below or 256, shape, generator=generator).to(dtype)
-
-
-def _apart(values: Tensor, layout: Layout) -> Sequence[Tensor]:
-    return torch.split(values, 1 if len(values) == layout.num_inputs else layout.lengths_B.tolist())
+    `rows`: inputs of the user, as in `trial.check_alone`.
+    """
+    try:
+        check_alone(backbone, [LENGTHS], TOLERANCE, rows)
+    except TrialError as error:
+        raise ModelFolderError(
+            f"{error}; padding and other inputs must not change an input's values: mask_BT says where tokens are"
+        ) from error
 
 
 def _as_tuple(given: Tensor | Tensors) -> Tensors:
     return given if isinstance(given, tuple) else (given,)
-
-
-def _layout(lengths: list[int]) -> Layout:
-    return Layout(np.array(lengths, dtype=np.int32))
-
-
-def _named(block: int) -> str:
-    return "the embedding" if block < 0 else f"block {block}"

@@ -10,12 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from earlyexit.errors import GraphError
-from earlyexit.families.base import Backbone, FinalHead, Pretrained
-from earlyexit.families.own import examples
+from earlyexit.families.base import FinalHead, Pretrained
+from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.onnx_backbone import Array, OnnxBackbone, enter, fed, layout_feeds, open_graph
 from earlyexit.foreign.onnx_config import DTYPES, Axes, Crossing, GraphConfig, Outputs, Size
 from earlyexit.foreign.onnx_inputs import Entry, describe_inputs, free_sizes
@@ -34,6 +32,7 @@ from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import why_no_exit
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
+from earlyexit.network.wire import Encoded
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
 """Inputs and tokens of the trials from which sizes follow: of any two, one number is the same."""
@@ -43,13 +42,8 @@ LENGTHS = (5, 1, 9, 3, 5, 7, 2)
 """Of their inputs, in tokens, as far as the graph takes them."""
 TOLERANCE_OF_CUTS = 1e-4
 """Between blocks and the uncut graph, as a share of the range of the answers."""
-TOLERANCE_ALONE = 1e-3
-"""Of an answer, between an input alone and in a batch."""
-TOLERANCE_INSIDE = 1e-2
-"""The same of what blocks hand on. Kernels such as a variance in one pass round large values by the batch; a graph that
-mixes inputs misses both by far."""
-LEAST_RANGE = 0.1
-"""Values that differ less count as if they had this range."""
+TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
+"""Between an input alone and in a batch: a graph that mixes inputs misses both by far."""
 
 
 class Whole:
@@ -111,11 +105,6 @@ class Whole:
         return [self.run(examples(self._entry.boundary, layout), layout) for layout in layouts]
 
 
-def layout_of(lengths: Sequence[int]) -> Layout:
-    """Of inputs of these lengths."""
-    return Layout(np.array(lengths, dtype=np.int32))
-
-
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
     """How a tensor crosses, by its shapes in `SHAPES`; raises GraphError where it has no row per input."""
     dtype = str(trials[0].dtype)
@@ -161,51 +150,23 @@ def _size(name: str, numbers: Sequence[int]) -> Size:
     raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
 
 
-def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig) -> None:
-    """Raise GraphError unless blocks give what the uncut graph does, and an input the same alone and together."""
-    for count in BATCHES:
-        layout = layout_of([min(length, config.max_length) for length in LENGTHS[:count]])
-        values = examples(backbone.inputs, layout)
-        together = _after_blocks(backbone, values, layout)
-        layouts = [layout_of([length]) for length in layout.lengths_B.tolist()]
-        alone = [
-            _after_blocks(backbone, each, own)
-            for each, own in zip(zip(*(_apart(rows, layout) for rows in values), strict=True), layouts, strict=True)
-        ]
-        for block, (rows, *apart) in enumerate(zip(together, *alone, strict=True)):
-            tolerance = TOLERANCE_ALONE if block == backbone.num_blocks - 1 else TOLERANCE_INSIDE
-            for of_batch, *of_one in zip(rows, *apart, strict=True):
-                problem = f"block {block} gives one of {count} inputs other values than alone"
-                _check(of_batch, torch.cat(of_one), tolerance, problem)
-        [last] = config.cuts[-1]
-        uncut = whole.run(values, layout)[last.name]
-        expected = backbone.answer_of(uncut, layout)
-        problem = f"the blocks give {count} inputs other values than the uncut graph"
-        _check(together[-1][0], expected, TOLERANCE_OF_CUTS, problem)
+def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig, rows: Sequence[Encoded] = ()) -> None:
+    """Raise GraphError unless blocks give what the uncut graph does, and an input the same alone and together.
 
-
-def _after_blocks(backbone: Backbone, values: Tensors, layout: Layout) -> list[Tensors]:
-    hidden = backbone.embed(values, layout)
-    found = []
-    for block in range(backbone.num_blocks):
-        hidden = backbone.run_block(block, hidden, layout)
-        found.append(hidden)
-    return found
-
-
-def _apart(values: Tensor, layout: Layout) -> Sequence[Tensor]:
-    return torch.split(values, 1 if len(values) == layout.num_inputs else layout.lengths_B.tolist())
-
-
-def _check(values: Tensor, expected: Tensor, tolerance: float, problem: str) -> None:
-    if values.shape != expected.shape:
-        raise GraphError(f"{problem}: {list(values.shape)} numbers, not {list(expected.shape)}")
-    if not values.numel():
-        return
-    wanted = expected.double()
-    apart, reached = float((values.double() - wanted).abs().max()), float(wanted.max() - wanted.min())
-    if not apart <= tolerance * max(LEAST_RANGE, reached):
-        raise GraphError(f"{problem} (by {apart:.2g} in a range of {reached:.2g}; {tolerance:.1%} of it is allowed)")
+    `rows`: inputs of the user, as in `trial.check_alone`.
+    """
+    try:
+        trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
+    except TrialError as error:
+        raise GraphError(str(error)) from error
+    [last] = config.cuts[-1]
+    for trial in trials:
+        uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
+        expected = backbone.answer_of(uncut, trial.layout)
+        said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, TOLERANCE_ALONE.least_range)
+        if said is not None:
+            count = trial.layout.num_inputs
+            raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
 
 
 FILE = "graph.onnx"
@@ -227,8 +188,8 @@ class GraphOptions:
     """Whether that is a hidden state, which a head of our own classifies."""
 
 
-def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
-    """Put a file's graph into a model's folder, and make a backbone of it.
+def take_graph(path: Path, folder: Path, options: GraphOptions, rows: Sequence[Encoded] = ()) -> Pretrained:
+    """Put a file's graph into a model's folder, and make a backbone of it, which is tried with `rows` where it rounds.
 
     A number of inputs that the graph was made for is taken out of it. Raises GraphError for what cannot be cut,
     run, or classify; for inputs that no codec gives; and where blocks do not compute what the uncut graph does.
@@ -239,7 +200,7 @@ def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as trial:  # what is refused leaves a folder as it was
         write_graph(model, Path(trial), FILE)
-        config = _in_any_batch(lambda: _tried(Path(trial), entry, options), Path(trial), entry, path, made_for)
+        config = _in_any_batch(lambda: _tried(Path(trial), entry, options, rows), Path(trial), entry, path, made_for)
         for name in (FILE, FILE + WEIGHTS_SUFFIX):
             (Path(trial) / name).replace(folder / name)
     return Pretrained(backbone=OnnxBackbone(config, folder), head=_head(config), label_names=None, codec=options.codec)
@@ -282,7 +243,7 @@ def _in_any_batch(tried: Callable[[], Tried], folder: Path, entry: Entry, path: 
             ) from error
 
 
-def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
+def _tried(folder: Path, entry: Entry, options: GraphOptions, rows: Sequence[Encoded]) -> GraphConfig:
     graph = _Graph.opened(folder, entry, options)
     whole, crossings, sizes = graph.cut([*options.cuts, [graph.output]])
     config = GraphConfig(
@@ -296,7 +257,7 @@ def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
         pixels=entry.pixels,
     )
     whole.check_longest()
-    check_blocks(OnnxBackbone(config, folder), whole, config)
+    check_blocks(OnnxBackbone(config, folder), whole, config, rows)
     return config
 
 

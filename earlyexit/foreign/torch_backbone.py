@@ -24,12 +24,13 @@ from torch import Tensor, fx, nn
 
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained
-from earlyexit.families.own import check_alone
+from earlyexit.families.own import check_own
 from earlyexit.foreign.torch_module import TOLERANCE, TorchGraph, first_line
 from earlyexit.foreign.torch_pieces import Graph, Traced, module_of
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
+from earlyexit.network.wire import Encoded
 
 GRAPH_FILE = "graph.json"
 PREFIX = "w_"
@@ -308,11 +309,18 @@ def answer_of(graph: TorchGraph, asked: str | None = None) -> str:
 
 
 def take_module(
-    graph: TorchGraph, traced: Traced, cuts: Sequence[Sequence[str]], answer: str, *, max_length: int | None = None
+    graph: TorchGraph,
+    traced: Traced,
+    cuts: Sequence[Sequence[str]],
+    answer: str,
+    *,
+    max_length: int | None = None,
+    rows: Sequence[Encoded] = (),
 ) -> Pretrained:
     """A backbone of the module's blocks between some cuts, tried, and the classifier that it brings as its head.
 
-    `max_length`: None for the longest that the module takes, or 512 tokens. Raises ModelFolderError for what cannot
+    `max_length`: None for the longest that the module takes, or 512 tokens. `rows`: inputs of the user, which are tried
+    where the module rounds. Raises ModelFolderError for what cannot
     cross, and for inputs that change with their batch-mates; GraphError for lengths that the module does not take, and
     where it is to be given other masks, positions or token types than follow from how long inputs are.
     """
@@ -321,7 +329,7 @@ def take_module(
     backbone.max_length = _longest(graph, backbone, known, max_length)
     _check_examples(graph, traced, backbone, answer)
     try:
-        check_alone(backbone)
+        check_own(backbone, rows)
     except (RuntimeError, IndexError) as error:
         raise GraphError(f"{graph.name} does not take inputs of any numbers: {first_line(error)}") from error
     [last] = backbone.boundary(backbone.num_blocks - 1)

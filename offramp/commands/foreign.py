@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from earlyexit.foreign.onnx_source import GraphOptions
     from earlyexit.foreign.torch_module import TorchGraph
     from earlyexit.foreign.torch_pieces import Traced
+    from earlyexit.network.wire import Encoded
     from earlyexit.tasks.base import ValueArray
     from offramp.commands.jobs import InjectJob
 
@@ -106,8 +107,10 @@ class Foreign(Protocol):
         """Of those whose tensors have no row per input, or per token, of a type that crosses: the tensors, and why."""
         ...
 
-    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
-        """Its backbone in blocks, for a model's folder; raises ModelFolderError for what cannot cross."""
+    def take(
+        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
+    ) -> Pretrained:
+        """Its backbone in blocks, tried with rows of the data; raises ModelFolderError for what cannot cross."""
         ...
 
 
@@ -162,10 +165,13 @@ class TorchForeign:
                 found[site.tensors] = str(error)
         return found
 
-    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+    def take(
+        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
+    ) -> Pretrained:
         from earlyexit.foreign.torch_backbone import take_module
 
-        return take_module(self.graph, self._traced, cuts, self._answer, max_length=codec.get("max_length"))
+        longest = codec.get("max_length")
+        return take_module(self.graph, self._traced, cuts, self._answer, max_length=longest, rows=rows)
 
     @cached_property
     def _answer(self) -> str:
@@ -237,10 +243,12 @@ class OnnxForeign:
 
         return why_not_at(self.file.path, self._options([site.tensors for site in sites], codec))
 
-    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+    def take(
+        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
+    ) -> Pretrained:
         from earlyexit.foreign.onnx_source import take_graph
 
-        return take_graph(self.file.path, folder, self._options(cuts, codec))
+        return take_graph(self.file.path, folder, self._options(cuts, codec), rows)
 
     def _options(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> GraphOptions:
         from earlyexit.foreign.onnx_source import GraphOptions

@@ -150,7 +150,7 @@ def _injected(
     learned, held = parts
     encoder = load_codec(codec, job, folder)
     encoded = learned.encode(encoder)
-    raw = _cut(job, foreign, codec, folder, say)
+    raw = _cut(job, foreign, codec, encoded, folder, say)
     check_inputs(raw.model(()), encoded[0])
     _check_looked_up(job, raw.pretrained.backbone.inputs, encoded)
     check_names(job, learned, raw.num_outputs)
@@ -190,14 +190,14 @@ def _warnings(
     return tuple(warnings_of(worth, model.info.provenance))
 
 
-def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, folder: Path, say: Say) -> _Raw:
+def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say) -> _Raw:
     """The network in blocks, its files in the folder."""
     sites = crossing_sites(job, foreign, codec, say)
     cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
     say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         say("--sets looks for more, where two or three tensors carry everything together")
-    pretrained = foreign.take(cuts, codec, folder)
+    pretrained = foreign.take(cuts, codec, folder, rows)
     return _Raw(job=job, family=foreign.family, codec=codec, cuts=cuts, pretrained=pretrained)
 
 

@@ -97,6 +97,48 @@ def pictures_graph(*, end: str = "flat", batch: str = "B", seed: int = 0) -> onn
     return _model(text, shapes, seed)
 
 
+ROUNDING = """
+rounding (int32[B, 128] bytes) => (float[B, 3] logits) {
+    last = Constant <value_ints = [2]> ()
+    column = Unsqueeze(bytes, last)
+    equal = Equal(column, numbers)
+    one_hot = Cast <to = 1> (equal)
+    looked_up = MatMul(one_hot, table)
+    axis = Constant <value_ints = [1]> ()
+    sum = ReduceSum(looked_up, axis)
+    squares = Mul(looked_up, looked_up)
+    sum_of_squares = ReduceSum(squares, axis)
+    mean = Mul(sum, share)
+    mean_square = Mul(sum_of_squares, share)
+    squared_mean = Mul(mean, mean)
+    variance = Sub(mean_square, squared_mean)
+    positive = Max(variance, tiny)
+    deviation = Sqrt(positive)
+    centred = Sub(looked_up, mean)
+    normed = Div(centred, deviation)
+    dense = MatMul(normed, w0)
+    hidden = Relu(dense)
+    pooled = ReduceMax <axes = [1], keepdims = 0> (hidden)
+    logits = MatMul(pooled, head)
+}
+"""
+LETTERS = 16
+
+
+def rounding_graph(*, seed: int = 0) -> onnx.ModelProto:
+    """A one-hot lookup and a norm whose variance, in one pass over the places, is rounded by the number of inputs.
+
+    The first two of `LETTERS` letters look nearly alike, so rows of these alone have a variance of rounding errors.
+    """
+    model = _model(ROUNDING, {"table": (LETTERS, 8), "w0": (8, 16), "head": (16, 3)}, seed)
+    [table] = [each for each in model.graph.initializer if each.name == "table"]
+    rows = 3 + numpy_helper.to_array(table) * np.array([0.03] * 2 + [1] * (LETTERS - 2), np.float32)[:, None]
+    table.CopyFrom(numpy_helper.from_array(rows.astype(np.float32), "table"))
+    numbers = {"numbers": np.arange(LETTERS, dtype=np.int32), "share": np.float32(1 / 128), "tiny": np.float32(1e-9)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in numbers.items())
+    return model
+
+
 ACROSS = """
 across (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] logits) {
     c0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)

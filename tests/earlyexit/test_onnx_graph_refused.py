@@ -11,7 +11,10 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import numpy as np
 import onnx
+import onnxruntime
+import torch
 from onnx import numpy_helper
 
 from earlyexit.errors import GraphError, ModelFolderError
@@ -19,11 +22,15 @@ from earlyexit.families import find_family
 from earlyexit.foreign.onnx_parts import read_graph
 from earlyexit.foreign.onnx_source import GraphOptions, take_graph, why_not_at
 from earlyexit.network.checkpoint import random_model
+from earlyexit.network.wire import Encoded
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.onnx_graphs import (
+    LETTERS,
     bytes_graph,
     pictures_graph,
     pictures_taken,
+    rounding_graph,
     saved,
     small_graph,
     with_ramps,
@@ -176,6 +183,45 @@ def test_rounding_by_the_batch_is_no_dependence_on_others(tmp_path: Path, others
         said = refused(graph, tmp_path)
         assert "block 0 gives one of 2 inputs other values than alone (by " in said
         assert "0.1% of it is allowed" in said
+
+
+LETTERED = {"name": "tensor", "columns": [{"name": "bytes", "datatype": "INT32", "shape": [128]}]}
+
+
+def rows_below(end: int, count: int = 40) -> list[Encoded]:
+    """Whole numbers from 0 to end - 1, as the codec gives them."""
+    numbers = np.random.default_rng(1).integers(0, end, (count, 1, 128), dtype=np.int32)
+    return [Encoded(1, (each,)) for each in numbers]
+
+
+def test_where_the_number_of_inputs_rounds_the_users_rows_decide(tmp_path: Path) -> None:
+    path, options = saved(rounding_graph(), tmp_path / "from"), GraphOptions(cuts=[["normed"]], codec=LETTERED)
+    with pytest.raises(GraphError, match=r"block 0 .* than alone \(by .* rounds it, .* give rows .* inject --data"):
+        take_graph(path, tmp_path, options)
+    with pytest.raises(GraphError, match=r"so it does the answers to rows of the data \(by .*; 1% of it is allowed"):
+        take_graph(path, tmp_path, options, rows_below(2))
+    rows = rows_below(LETTERS)
+    model = with_ramps(take_graph(path, tmp_path, options, rows))
+    answers = exit_outputs(model, rows)[model.num_blocks - 1]
+    wanted = onnxruntime.InferenceSession(path).run(None, {"bytes": np.concatenate([each.tensors[0] for each in rows])})
+    assert np.allclose(answers.softmax(1), torch.from_numpy(wanted[0]).softmax(1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [
+        "most = ReduceMax<keepdims=0>(h) m = Add(h, most)",
+        "first = CumSum(h, zero) m = Add(h, first)",
+        "q, scale, offset = DynamicQuantizeLinear(h) m = DequantizeLinear(q, scale, offset)",
+    ],
+    ids=["the largest of the batch", "the inputs before", "quantized by the batch"],
+)
+def test_inputs_that_mix_are_refused_whatever_the_users_rows_are(tmp_path: Path, mixing: str) -> None:
+    zero = "zero = Constant<value = int64 {0}>()"
+    graph = numbers_graph(f"{zero} h = Gemm(x, w, b) {mixing} logits = Gemm(m, w, b)")
+    alike = [Encoded(1, (np.ones((1, 4), np.float32),))] * 40
+    with pytest.raises(GraphError, match=r"block 0 gives one of 2 inputs other values than alone \([^)]*\)$"):
+        take_graph(saved(graph, tmp_path / "from"), tmp_path, GraphOptions(cuts=[], codec=NUMBERS), alike)
 
 
 def test_a_text_graph_that_ignores_its_mask_is_refused(tmp_path: Path) -> None:

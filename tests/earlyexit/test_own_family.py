@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.own import PaddedBackbone, check_alone
+from earlyexit.families.own import PaddedBackbone, check_own
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.layers import ReorderedLinear, reorder_linears
 from earlyexit.network.layout import Layout
@@ -84,8 +84,8 @@ def test_padded_modules_answer_packed_inputs_as_alone() -> None:
 
 
 def test_a_network_that_lets_padding_through_is_refused_by_its_block() -> None:
-    with pytest.raises(ModelFolderError, match=r"block 1 gives an input other values among others than alone"):
-        check_alone(leaky())
+    with pytest.raises(ModelFolderError, match=r"block 1 gives one of 3 inputs other values than alone"):
+        check_own(leaky())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
-from earlyexit.families.own import TensorBackbone, check_alone
+from earlyexit.families.own import TensorBackbone, check_own
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
@@ -116,7 +116,7 @@ def test_a_saved_network_answers_the_same_and_its_card_says_what_crosses(
 def test_the_network_is_tried_without_moving_its_statistics() -> None:
     backbone = build().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    check_alone(backbone)
+    check_own(backbone)
     assert backbone.boundary(3)[0].shape == (10,)
     assert backbone.training
     assert all(tensor.equal(before[name]) for name, tensor in backbone.state_dict().items())
@@ -205,7 +205,9 @@ def of_numbers(count: int) -> list[Encoded]:
     ("backbone", "message"),
     [
         pytest.param(
-            lambda: rows_of_three(nn.Tanh(), Centred()), "block 1 gives an input other values among others", id="leaks"
+            lambda: rows_of_three(nn.Tanh(), Centred()),
+            "block 1 gives one of 3 inputs other values than alone",
+            id="leaks",
         ),
         pytest.param(
             lambda: rows_of_three(Twice()),
@@ -219,7 +221,7 @@ def of_numbers(count: int) -> list[Encoded]:
 )
 def test_a_network_that_does_not_keep_to_rows_is_refused(backbone: Callable[[], TensorBackbone], message: str) -> None:
     with pytest.raises(ModelFolderError, match=message):
-        check_alone(backbone())
+        check_own(backbone())
 
 
 def model_of(backbone: TensorBackbone) -> EarlyExitModel:
@@ -228,7 +230,7 @@ def model_of(backbone: TensorBackbone) -> EarlyExitModel:
 
 def test_whole_numbers_may_cross_and_are_described_as_such() -> None:
     backbone = rows_of_three(Counting(), Counting())
-    check_alone(backbone)
+    check_own(backbone)
     model = model_of(backbone)
     assert [(each.dtype, each.shape) for each in model.boundary(0)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)

@@ -121,6 +121,29 @@ def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
     assert torch.allclose(after.softmax(1), before.softmax(1), atol=1e-4, rtol=0)
 
 
+def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_keeps_its_scores(
+    tmp_path: Path,
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import LETTERS, rounding_graph, saved
+
+    path = saved(rounding_graph(seed=8), tmp_path / "theirs")  # of these weights two answers are given
+    rng = np.random.default_rng(1)
+    few = [
+        rng.choice(rng.choice(np.arange(2, LETTERS, dtype=np.int32), 3, replace=False), 128) for _ in range(2 * HELD)
+    ]
+    letters = np.stack(few)
+    rows = LabelledRows(columns={"bytes": letters}, labels=("",) * len(letters))
+    done = injected_into(tmp_path / "m", rows, backbone=str(path), hold_out=0.5)
+    assert done.held_out is not None
+    calibrate(tmp_path / "m", read_labelled(done.held_out), LOOSE)
+    model = load_model(tmp_path / "m")
+    encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))[:50]
+    scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
+    [wanted] = runtime.InferenceSession(path).run(None, {"bytes": letters[:50]})
+    assert torch.allclose(scores, torch.from_numpy(wanted).softmax(1), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("temperature", [0.05, 0.7])
 def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_path: Path, temperature: float) -> None:
     injected_into(tmp_path, rows_of(2 * HELD), hold_out=0.5)
