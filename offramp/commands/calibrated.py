@@ -88,7 +88,12 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
 def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
     """The exits whose temperatures are fitted, ascending: all, and of an injected model all but the last."""
     *ramps, last = sorted(exits)
-    return tuple(ramps) if "cuts" in provenance else (*ramps, last)
+    return tuple(ramps) if is_injected(provenance) else (*ramps, last)
+
+
+def is_injected(provenance: Mapping[str, Any]) -> bool:
+    """Whether a model was made by `offramp inject`."""
+    return "cuts" in provenance
 
 
 def _check_temperatures(folder: Path) -> None:
