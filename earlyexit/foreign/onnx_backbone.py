@@ -1,46 +1,382 @@
-"""An ONNX graph that nobody here wrote: its blocks are sub-graphs, run by ONNX Runtime.
+"""The backbone of an ONNX graph from elsewhere: its blocks are sub-graphs, run by ONNX Runtime.
 
-The file lies in the model's folder, its weights beside it, and neither ever changes. Texts enter it padded, as such
-graphs take them; between blocks they are packed, as any model's are.
+The graph's file lies in the model's folder, its weights beside it, and neither ever changes. Texts enter it padded, as
+such graphs take them; between blocks they are packed, as any model's are. A block computes anew what follows from the
+layout alone (masks, positions, sizes), and constants. Everything else that it needs must cross: `onnx.utils.Extractor`
+would walk on to the graph's inputs for a forgotten tensor, and compute earlier blocks again without a word.
 
 Tensor legend: B inputs, T tokens of the longest, N tokens of all, H rows, W columns.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import Tensor
 
 from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provider_of
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.foreign.onnx_config import DTYPES, Axes, Crossing, GraphConfig, GraphInput, Pixels, Size, read_config
-from earlyexit.foreign.onnx_parts import (
-    WEIGHTS_SUFFIX,
-    FileState,
-    GraphParts,
-    Part,
-    fingerprint,
-    in_plain_words,
-    piece_model,
-    read_graph,
-    state_of,
-)
-from earlyexit.network.boundary import Boundary
+from earlyexit.families.base import Backbone, Family, JsonDict
+from earlyexit.foreign.onnx_file import RANDOM, locations
+from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import Segment
+
+Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
+"""The first axes of a graph's tensor: inputs; inputs with n rows each, in one; inputs and tokens, in either order; all
+inputs' tokens, in one."""
+Source = Literal["codec", "mask", "zeros", "positions"]
+"""What a graph's input is fed with. All but the codec's follow from the layout alone: where there are tokens, 0 for
+each (types of tokens, where all are of the first), and each token's place."""
+Outputs = Literal["logits", "probabilities", "hidden"]
+"""What the graph ends in: its classifier's outputs, or a hidden state that has no classifier yet."""
+
+DTYPES: Mapping[str, DType] = {
+    "float32": "float",
+    "float16": "float",
+    "int64": "int32",
+    "int32": "int32",
+    "uint8": "uint8",
+    "bool": "uint8",
+}
+"""What crosses, by the graph's own type of number."""
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Crossing(_Config):
+    """One tensor of the graph that crosses between blocks."""
+
+    name: str
+    axes: Axes = "B"
+    shape: tuple[int, ...] = ()
+    """Of an input's row, or a token's; begins with n where inputs have n rows."""
+    dtype: str = "float32"
+    """The graph's, as numpy calls it."""
+
+    @field_validator("dtype")
+    @classmethod
+    def _crosses(cls, dtype: str) -> str:
+        if dtype not in DTYPES:
+            raise ValueError(f"numbers that cross are {', '.join(DTYPES)}, not {dtype}")
+        return dtype
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it has a row for every token."""
+        return self.axes not in ("B", "B*n")
+
+    def spec(self, below: int | None = None) -> TensorSpec:
+        """What it is in a boundary."""
+        return TensorSpec(
+            name=self.name, shape=self.shape, dtype=DTYPES[self.dtype], per_token=self.per_token, below=below
+        )
+
+
+class GraphInput(Crossing):
+    """One of the graph's inputs."""
+
+    source: Source = "codec"
+    below: int | None = None
+    """Of whole numbers: the first that the graph does not take."""
+
+
+class Pixels(_Config):
+    """How pixels from 0 to 255, (height, width, 3), red first, become what the graph takes."""
+
+    height: int = Field(gt=0)
+    width: int = Field(gt=0)
+    scale: float = 1 / 255
+    """Multiplies them, before `mean` is taken away and `std` divides."""
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """`mean` and `std` list the channels in the order that `order` names."""
+    order: Literal["RGB", "BGR"] = "RGB"
+    layout: Literal["NCHW", "NHWC"] = "NCHW"
+
+
+class Size(_Config):
+    """A number of the graph that follows from how many inputs and tokens there are: factor * B^inputs * T^tokens."""
+
+    factor: int
+    inputs: int = 0
+    tokens: int = 0
+
+    def of(self, num_inputs: int, longest: int) -> int:
+        """The number, for so many inputs of so many tokens."""
+        return self.factor * int(num_inputs**self.inputs * longest**self.tokens)
+
+
+class GraphConfig(_Config):
+    """All that is needed to run a graph in blocks, beside its file."""
+
+    file: str = "graph.onnx"
+    sha256: str
+    """Of the file and of the weights beside it."""
+    inputs: tuple[GraphInput, ...]
+    cuts: tuple[tuple[Crossing, ...], ...]
+    """What crosses after every block; after the last, the graph's answer alone."""
+    outputs: Outputs
+    sizes: dict[str, tuple[Size, ...] | Size] = {}
+    """Shapes that blocks read of tensors which they do not have; one number for the graph's `Size`."""
+    max_length: int = Field(default=1, gt=0)
+    """The longest input in tokens; 1 where inputs have none."""
+    pixels: Pixels | None = None
+    """None where the codec gives what the graph takes."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> GraphConfig:
+        if not self.codec_inputs:
+            raise ValueError("an input from the codec is needed")
+        if not self.cuts or not all(self.cuts):
+            raise ValueError("every block needs a tensor that crosses after it")
+        if self.pixels is not None and len(self.codec_inputs) > 1:
+            raise ValueError("pixels are the only input from the codec")
+        return self
+
+    @property
+    def codec_inputs(self) -> tuple[GraphInput, ...]:
+        """Those that the codec gives, in its order."""
+        return tuple(each for each in self.inputs if each.source == "codec")
+
+    @property
+    def layout_inputs(self) -> dict[str, GraphInput]:
+        """Those that follow from the layout, by name."""
+        return {each.name: each for each in self.inputs if each.source != "codec"}
+
+    def before(self, block: int) -> tuple[Crossing, ...]:
+        """What crosses before a block: before the first, what the codec gives."""
+        return self.codec_inputs if block == 0 else self.cuts[block - 1]
+
+    def boundary(self, block: int) -> Boundary:
+        """What crosses after a block; -1 for what the codec gives."""
+        if block < 0:
+            return entry_boundary(self.inputs, self.pixels)
+        return tuple(each.spec() for each in self.cuts[block])
+
+
+def entry_boundary(inputs: Sequence[GraphInput], pixels: Pixels | None) -> Boundary:
+    """What the codec gives to a graph with these inputs."""
+    if pixels is not None:
+        return (TensorSpec(name="image", shape=(pixels.height, pixels.width, 3), dtype="uint8"),)
+    return tuple(each.spec(below=each.below) for each in inputs if each.source == "codec")
+
+
+def read_config(config: Mapping[str, Any]) -> GraphConfig:
+    """As a card has it; raises ModelFolderError saying what is wrong."""
+    try:
+        return GraphConfig.model_validate(config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the graph"
+        raise ModelFolderError(f"no onnx backbone can be built: {where}: {first['msg']}") from error
+
+
+WEIGHTS_SUFFIX = ".data"
+"""Of the file with the weights, after the graph's own name."""
+INLINE_BYTES = 1024
+"""Tensors below this stay in the graph: shapes and the like, which ONNX Runtime reads while it opens a session."""
+UNKNOWN = (
+    re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
+    re.compile(r"No Op registered for (?P<name>\w+) "),
+    re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
+    re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
+)
+"""What ONNX Runtime says of operators that it does not have."""
+
+FileState = tuple[tuple[int, int, int], ...]
+"""Of files: which they are, how large, and when they were written; as long as it is the same, so are they."""
+
+
+def read_graph(folder: Path, file: str) -> Any:
+    """The ModelProto of a model's folder, without its weights; raises ModelFolderError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(folder / file, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ModelFolderError(f"{folder / file} is no ONNX file: {one_line(error)}") from error
+    strange = {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}
+    if strange:
+        raise ModelFolderError(f"{folder / file} has weights in {sorted(strange)[0]!r}, which is not its own file")
+    return model
+
+
+def fingerprint(folder: Path, file: str) -> str:
+    """SHA-256 of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
+    digest = hashlib.sha256()
+    for name in (file, file + WEIGHTS_SUFFIX):
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{folder} has no {name}, which its network consists of")
+        with (folder / name).open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def state_of(folder: Path, file: str) -> FileState:
+    """Of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
+    try:
+        found = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
+    except OSError as error:
+        lost = Path(error.filename).name
+        raise ModelFolderError(f"{folder} has no {lost}, which its network consists of") from error
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+
+def in_plain_words(error: Exception) -> str:
+    """What ONNX Runtime could not do, in one line; operators that it does not have are named."""
+    said = str(error)
+    unknown = sorted({found["name"] for pattern in UNKNOWN for found in pattern.finditer(said)})
+    if unknown:
+        return f"ONNX Runtime has no operator {', '.join(unknown)}"
+    return f"ONNX Runtime refuses it: {one_line(error)}"
+
+
+def one_line(error: Exception) -> str:
+    """Returns an error's message without its line breaks."""
+    return " ".join(str(error).split())
+
+
+SIZE_OPERATORS = ("Shape", "Size")
+"""What reads of a tensor how large it is, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a piece is made of."""
+
+    nodes: tuple[Any, ...]
+    """In the graph's order."""
+    inputs: tuple[str, ...]
+    """Of the tensors that were given, those that it reads."""
+    sizes: tuple[str, ...]
+    """Outputs of `Shape` and `Size` whose tensors it does not have: they are fed."""
+    weights: tuple[str, ...]
+
+
+class GraphParts:
+    """A graph whose nodes are in the order of their computation, and what can be taken out of it."""
+
+    def __init__(self, graph: Any) -> None:
+        """`graph`: a GraphProto."""
+        self._nodes = list(graph.node)
+        self.weights = {each.name: each for each in graph.initializer} | {
+            each.values.name: each for each in graph.sparse_initializer
+        }
+        self._maker = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
+
+    def has(self, name: str) -> bool:
+        """Whether a node gives it."""
+        return name in self._maker
+
+    def node_of(self, name: str) -> Any:
+        """The node that gives a tensor; None for inputs and weights."""
+        index = self._maker.get(name)
+        return None if index is None else self._nodes[index]
+
+    def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
+        """What computes `wanted` of the tensors in `given`, and of the inputs in `free`, which may always be read.
+
+        Raises GraphError naming what it needs besides.
+        """
+        known = self._known({*given, *free})
+        nodes: set[int] = set()
+        sizes: dict[str, None] = {}
+        read: dict[str, None] = {}
+        todo = [name for name in reversed(wanted) if name not in given]
+        while todo:
+            name = todo.pop()
+            if name in read or name in sizes:
+                continue
+            if name in given or name in free or name in self.weights:
+                read[name] = None
+                continue
+            index = self._maker.get(name)
+            if index is None or not (name in known or self._depends(name, given)):
+                raise UncutError(name)
+            node = self._nodes[index]
+            if node.op_type in SIZE_OPERATORS and node.input[0] not in known:
+                sizes[name] = None
+            elif index not in nodes:
+                nodes.add(index)
+                todo += [each for each in node.input if each]
+        return Part(
+            nodes=tuple(self._nodes[index] for index in sorted(nodes)),
+            inputs=tuple(name for name in read if name not in self.weights),
+            sizes=tuple(sizes),
+            weights=tuple(name for name in read if name in self.weights),
+        )
+
+    def free(self, layout_inputs: Collection[str]) -> set[str]:
+        """Every tensor that follows from the layout and from constants."""
+        return self._known(set(layout_inputs))
+
+    def _known(self, given: set[str]) -> set[str]:
+        """All that can be computed of these, of weights, and of sizes."""
+        known = given | set(self.weights)
+        for node in self._nodes:
+            repeats = node.op_type not in RANDOM and all(name in known for name in node.input if name)
+            if repeats or node.op_type in SIZE_OPERATORS:
+                known.update(node.output)
+        return known
+
+    def _depends(self, name: str, given: Collection[str]) -> bool:
+        """Whether a tensor is computed, among others, of what was given."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            name = todo.pop()
+            if name in given:
+                return True
+            node = self.node_of(name)
+            if node is None or name in seen or node.op_type in SIZE_OPERATORS:
+                continue
+            seen.add(name)
+            todo += [each for each in node.input if each]
+        return False
+
+
+class UncutError(GraphError):
+    """A cut does not part the graph: something else goes past it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the graph's tensor {name!r} goes past the cut")
+        self.name = name
+
+
+def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+    """A ModelProto of a part; `inputs` and `outputs` are ValueInfoProtos. Its weights lie where the graph's do."""
+    from onnx import ModelProto
+
+    piece = ModelProto(ir_version=model.ir_version)
+    piece.opset_import.extend(model.opset_import)
+    piece.graph.name = "piece"
+    piece.graph.node.extend(part.nodes)
+    for name in part.weights:
+        weight = parts.weights[name]
+        target = piece.graph.sparse_initializer if hasattr(weight, "values") else piece.graph.initializer
+        target.append(weight)
+    piece.graph.input.extend(inputs)
+    piece.graph.output.extend(outputs)
+    return piece
+
 
 Array = npt.NDArray[Any]
 TORCH_DTYPES = {"float": torch.float32, "int32": torch.int32, "uint8": torch.uint8}
@@ -187,9 +523,6 @@ class OnnxGraph(Family):
             )
         load_runtime([])
         return OnnxBackbone(read, folder, state)
-
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        raise ModelFolderError("ONNX graphs come as files (.onnx)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

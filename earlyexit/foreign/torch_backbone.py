@@ -1,10 +1,10 @@
-"""From a torch module that was traced to a backbone in blocks, with the classifier that the module brings.
-
-Torch modules that nobody prepared: traced by `torch.export`, cut at some tensors, kept as data.
+"""The backbone of a traced torch module: blocks as graphs of ATen operators, which are data and not code.
 
 A model's folder holds the graph of every block (`graph.json`) and the weights; neither the module's own code nor a
-pickle is needed to serve it. Modules over tokens take padded tensors (B, T, ...); between blocks inputs stay packed.
+pickle is needed to serve it. A graph names tensors, and operators that compute tensors from tensors, so that anyone's
+folder can be served. Nothing else that Python or torch can do has a name in it, such as reading a file.
 
+Modules over tokens take padded tensors (B, T, ...); between blocks inputs stay packed.
 Tensor legend: B inputs, T tokens of the longest.
 """
 
@@ -12,55 +12,182 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, fx, nn
 
-from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained
-from earlyexit.families.own import check_own
-from earlyexit.foreign.torch_module import TOLERANCE, TorchGraph, first_line
-from earlyexit.foreign.torch_pieces import Graph, Traced, module_of
-from earlyexit.network.boundary import Boundary, TensorSpec
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Backbone, Family, JsonDict
+from earlyexit.network.boundary import Boundary
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
-from earlyexit.network.wire import Encoded
+
+NAMESPACES = ("aten", "prims")
+"""Of `torch.ops`: torch's own operators."""
+SCALARS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: getattr(torch, name) for name in ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")},
+    **{name: getattr(math, name) for name in ("ceil", "floor", "trunc")},
+}
+"""What is computed of sizes, and what takes one tensor out of several."""
+FACTORIES = frozenset(
+    {
+        *(f"aten.{name}.default" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")),
+        *(f"aten.{name}.default" for name in ("tril_indices", "triu_indices")),
+        *("aten.arange.start", "aten.arange.start_step", "aten.empty.memory_format", "aten.eye.m"),
+    }
+)
+"""Operators that make a tensor of none. Others that are given no tensor are refused: one of them reads files."""
+WORDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+"""Arguments that torch has names for."""
+
+
+class Graph(BaseModel):
+    """Calls in an order in which they can run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    takes: tuple[str, ...]
+    """Tensors and sizes that are given to every run."""
+    weights: tuple[str, ...]
+    """Tensors that are always the same, given after those."""
+    calls: tuple[tuple[str, str, Any, Any], ...]
+    """Of each: the name of what it gives, the operator, its arguments by position and by name."""
+    gives: tuple[str, ...]
+
+
+def call_of(node: fx.Node, renamed: Mapping[str, str]) -> tuple[str, str, Any, Any]:
+    """Returns one node of a traced graph as data; raises ModelFolderError for an operator that `module_of` refuses.
+
+    `renamed`: what arguments are called here, where that is not their nodes' name.
+    """
+    kwargs = {name: _to_json(value, renamed) for name, value in node.kwargs.items()}
+    return node.name, _op_name(node), _to_json(node.args, renamed), kwargs
+
+
+def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
+    """Returns a graph as a module, a function of `takes` and then `weights` to a tuple, with constants on that device.
+
+    Raises ModelFolderError for operators that do not compute tensors from tensors, for arguments that they do not have,
+    and for names that stand for nothing.
+    """
+    built, nodes = fx.Graph(), dict[str, fx.Node]()
+    for k, name in enumerate((*graph.takes, *graph.weights)):
+        nodes[name] = built.placeholder(f"given_{k}")
+    for name, op, args, kwargs in graph.calls:
+        try:
+            target = _operator(op)
+            _check_names(target, kwargs)
+            by_name = {key: _from_json(value, nodes, device) for key, value in kwargs.items()}
+            nodes[name] = built.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ModelFolderError(f"the graph's call {name!r} of {op!r} cannot be read: {error}") from error
+    missing = [name for name in graph.gives if name not in nodes]
+    if missing:
+        raise ModelFolderError(f"the graph gives {missing[0]!r}, which nothing in it makes")
+    built.output(tuple(nodes[name] for name in graph.gives))
+    return fx.GraphModule(torch.nn.Module(), built)
+
+
+def _op_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in NAMESPACES and _only_computes(target):
+        return str(target)
+    name = getattr(target, "__name__", str(target))
+    if SCALARS.get(name) is target:
+        return name
+    raise ModelFolderError(f"{node.name!r} calls {target}, which is no operator of torch's own on tensors")
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    if name in SCALARS:
+        return SCALARS[name]
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    if namespace not in NAMESPACES:
+        raise ModelFolderError(f"{name!r} is no operator of torch's own; {', '.join(NAMESPACES)} are")
+    found = getattr(getattr(torch.ops, namespace), packet)
+    found = getattr(found, overload) if isinstance(found, torch._ops.OpOverloadPacket) else None
+    if not isinstance(found, torch._ops.OpOverload) or str(found) != name or not _only_computes(found):
+        raise ModelFolderError(f"{name!r} is no operator that computes tensors from tensors")
+    return found
+
+
+def _only_computes(found: torch._ops.OpOverload[..., Any]) -> bool:
+    """Whether an operator reads tensors, or makes one of sizes, and writes to nothing that it is given."""
+    takes_tensors = any("Tensor" in str(each.type) for each in found._schema.arguments)
+    return (takes_tensors or str(found) in FACTORIES) and not found._schema.is_mutable
+
+
+def _check_names(target: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that an operator does not have: these names become part of the code that runs."""
+    schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+    strange = kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}
+    if strange:
+        raise TypeError(f"it has no argument {sorted(strange)[0]!r}")
+
+
+def _to_json(value: Any, renamed: Mapping[str, str]) -> Any:
+    match value:
+        case fx.Node():
+            return {"tensor": renamed.get(value.name, value.name)}
+        case torch.device():
+            return {"device": None}  # that of the run
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_to_json(each, renamed) for each in value]
+    for word, kind in WORDS.items():
+        if isinstance(value, kind):
+            return {word: str(value).removeprefix("torch.")}
+    raise ModelFolderError(f"an operator is given {value!r}, which a model's folder cannot hold")
+
+
+def _from_json(value: Any, nodes: Mapping[str, fx.Node], device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [_from_json(each, nodes, device) for each in value]
+    if not isinstance(value, dict):
+        return value
+    [(kind, said)] = value.items()
+    if kind == "tensor":
+        return nodes[said]
+    if kind == "device":
+        return device
+    if kind == "float":
+        return float(said)
+    found = getattr(torch, said)
+    if not isinstance(found, WORDS[kind]):
+        raise TypeError(f"{said!r} is no {kind}")
+    return found
+
 
 GRAPH_FILE = "graph.json"
+TOKEN_TYPES = "token_type_ids"
 PREFIX = "w_"
 """Of weights' names, none of which is then one of a module's own."""
-
-
-def _mask(layout: Layout) -> Tensor:
-    return layout.mask_BT
-
-
-def _zeros(layout: Layout) -> Tensor:
-    return torch.zeros_like(layout.mask_BT, dtype=torch.int64)
-
-
-def _positions(layout: Layout) -> Tensor:
-    return torch.arange(layout.longest, device=layout.device).expand(layout.num_inputs, -1)
-
-
 LAYOUT_INPUTS: Mapping[str, Callable[[Layout], Tensor]] = {
-    "attention_mask": _mask,
-    "position_ids": _positions,
-    "token_type_ids": _zeros,
+    "attention_mask": lambda layout: layout.mask_BT,
+    "position_ids": lambda layout: torch.arange(layout.longest, device=layout.device).expand(layout.num_inputs, -1),
+    TOKEN_TYPES: lambda layout: torch.zeros_like(layout.mask_BT, dtype=torch.int64),
 }
 """Inputs (B, T) that follow from how long each input is, by the names that exporters give them. Token types are all
 those of a first text, unless the codec gives them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class Blocks(BaseModel):
     """What `graph.json` holds."""
+
+    model_config = ConfigDict(frozen=True)
 
     graphs: tuple[Graph, ...]
     boundaries: tuple[Boundary, ...]
@@ -71,20 +198,6 @@ class Blocks:
     """Of the module's own inputs: torch's names of their types."""
     weights: Mapping[str, tuple[str, tuple[int, ...]]]
     """Type and shape of each, by the name that the graphs give it."""
-
-    def to_json(self) -> JsonDict:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: JsonDict) -> Blocks:
-        """Raises KeyError and TypeError for what is none."""
-        return cls(
-            graphs=tuple(Graph.from_json(each) for each in data["graphs"]),
-            boundaries=tuple(_boundary(each) for each in data["boundaries"]),
-            inputs=_boundary(data["inputs"]),
-            types=dict(data["types"]),
-            weights={name: (dtype, tuple(shape)) for name, (dtype, shape) in data["weights"].items()},
-        )
 
 
 class ExportedBackbone(Backbone):
@@ -98,7 +211,7 @@ class ExportedBackbone(Backbone):
         self.blocks = blocks
         self.num_blocks = len(blocks.graphs)
         self.max_length = max_length
-        self.weights = _Weights(blocks.weights)
+        self.weights = Weights(blocks.weights)
         self._modules_by_device: dict[tuple[int, torch.device], fx.GraphModule] = {}
 
     @property
@@ -132,7 +245,7 @@ class ExportedBackbone(Backbone):
     def check_graphs(self) -> None:
         """Raise ModelFolderError where a block's graph holds what cannot, or must not, be run."""
         for dtype in self.blocks.types.values():
-            _dtype(dtype)
+            dtype_of(dtype)
         for index in range(self.num_blocks):
             self._module(index, torch.device("cpu"))
 
@@ -141,8 +254,8 @@ class ExportedBackbone(Backbone):
         known = len(padded)
         if index == 0:
             names = graph.takes[:known]
-            padded = [each.to(_dtype(types[name])) for name, each in zip(names, padded, strict=True)]
-        made = [LAYOUT_INPUTS[name](layout).to(_dtype(types[name])) for name in graph.takes[known:-2]]
+            padded = [each.to(dtype_of(types[name])) for name, each in zip(names, padded, strict=True)]
+        made = [LAYOUT_INPUTS[name](layout).to(dtype_of(types[name])) for name in graph.takes[known:-2]]
         module = self._module(index, padded[0].device)
         sizes = (len(padded[0]), layout.longest)
         return list(module(*padded, *made, *sizes, *self.weights.named(graph.weights)))
@@ -157,7 +270,7 @@ class ExportedBackbone(Backbone):
 
 
 class Exported(Family):
-    """Built from a model's folder alone; `exported_backbone` makes one of a module."""
+    """Built from a model's folder alone; `TorchModel.take` makes one of a module."""
 
     name = "exported"
 
@@ -166,26 +279,23 @@ class Exported(Family):
             raise ModelFolderError(f"the family {self.name} is built from a model's folder, which holds {GRAPH_FILE}")
         path = folder / GRAPH_FILE
         try:
-            blocks = Blocks.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelFolderError(f"{path} cannot be read: {error}") from error
+            blocks = Blocks.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(f"{path} cannot be read: {first_line(error)}") from error
         if _sha256(blocks) != config["graph"]:
             raise ModelFolderError(f"{path} is not the graph that the model's card was written for")
         backbone = ExportedBackbone(blocks, config["max_length"])
         backbone.check_graphs()
         return backbone
 
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        raise ModelFolderError("torch modules become models by: offramp inject module:function")
 
-
-class _Weights(nn.Module):
+class Weights(nn.Module):
     """Tensors by any name."""
 
     def __init__(self, weights: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         super().__init__()
         for name, (dtype, shape) in weights.items():
-            empty = torch.empty(shape, dtype=_dtype(dtype))
+            empty = torch.empty(shape, dtype=dtype_of(dtype))
             if empty.is_floating_point():
                 self.register_parameter(PREFIX + name, nn.Parameter(empty, requires_grad=False))
             else:
@@ -195,35 +305,18 @@ class _Weights(nn.Module):
         return [getattr(self, PREFIX + name) for name in names]
 
 
-def exported_backbone(traced: Traced, cuts: Sequence[Sequence[str]], output: str) -> ExportedBackbone:
-    """The module's backbone, with its weights, of a block more than there are cuts.
-
-    Raises ModelFolderError for tensors that cannot cross, or are not all that crosses.
-    """
-    graphs = traced.cut(cuts, output)
-    used = {name for graph in graphs for name in graph.weights}
-    weights = {name: tensor for name, tensor in traced.weights.items() if name in used}
-    blocks = Blocks(
-        graphs=tuple(graphs),
-        boundaries=tuple(tuple(map(traced.spec, each)) for each in (*cuts, (output,))),
-        inputs=tuple(map(traced.input_spec, traced.carried)),
-        types={name: _type(traced.nodes[name].meta["val"]) for name in (*traced.carried, *traced.layout)},
-        weights={name: (_type(tensor), tuple(tensor.shape)) for name, tensor in weights.items()},
-    )
-    backbone = ExportedBackbone(blocks)
-    backbone.weights.load_state_dict({PREFIX + name: tensor.detach() for name, tensor in weights.items()})
-    return backbone
+def first_line(error: Exception) -> str:
+    """Returns what an error says first, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _boundary(specs: Sequence[JsonDict]) -> Boundary:
-    return tuple(TensorSpec(**{**each, "shape": tuple(each["shape"])}) for each in specs)
-
-
-def _type(tensor: Tensor) -> str:
+def type_of(tensor: Tensor) -> str:
+    """Returns torch's name of a tensor's type."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the type of that name; raises ModelFolderError where torch has none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ModelFolderError(f"{GRAPH_FILE} has tensors of {name!r}, which torch has no type of")
@@ -231,199 +324,8 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _text(blocks: Blocks) -> str:
-    return json.dumps(blocks.to_json(), separators=(",", ":")) + "\n"
+    return json.dumps(blocks.model_dump(), separators=(",", ":")) + "\n"
 
 
 def _sha256(blocks: Blocks) -> str:
     return hashlib.sha256(_text(blocks).encode()).hexdigest()
-
-
-LONGEST_TRIED = 512
-"""Tokens, where a module does not say how long its inputs may be."""
-TOKEN_TYPES = "token_type_ids"
-SURE = 1e-3
-"""How far from 1 the sum of probabilities may be."""
-FED = {
-    "attention_mask": "a mask is 1 for every token, and 0 behind the last",
-    "position_ids": "positions begin at 0",
-    TOKEN_TYPES: "types of tokens are 0, but of pairs",
-}
-aten = torch.ops.aten
-SOFTMAX = (aten.softmax.int, aten._softmax.default)
-
-
-def traced_inputs(graph: TorchGraph, *, token_types: bool = False) -> Traced:
-    """The module with its inputs told apart; with `token_types` the codec gives those, after the tokens.
-
-    Raises GraphError for a module that only `torch.fx` could trace, whose shapes are not known.
-    """
-    if any("val" not in node.meta for node in graph.module.graph.nodes if node.op == "placeholder"):
-        raise GraphError(f"{graph.name}: torch.export cannot trace it, and without its shapes it cannot be cut")
-    of_codec = {TOKEN_TYPES} if token_types else set()
-    layout = tuple(name for name in graph.examples if name in LAYOUT_INPUTS.keys() - of_codec)
-    carried = tuple(
-        sorted((name for name in graph.examples if name not in layout), key=lambda name: name == TOKEN_TYPES)
-    )
-    if not carried:
-        raise GraphError(f"{graph.name} takes {', '.join(layout)} alone, which say nothing of what inputs hold")
-    return Traced(module=graph.module, carried=carried, layout=layout)
-
-
-def output_of(graph: TorchGraph, asked: str | None = None) -> str:
-    """The module's output that is a classifier's answer, (B, C): the one that is asked for, or the only one.
-
-    Raises GraphError where that is none.
-    """
-    if asked is not None and asked not in graph.flow.outputs:
-        raise GraphError(f"{graph.name} has no output {asked!r}; it has {', '.join(graph.flow.outputs)}")
-    outputs = _outputs(graph)
-    found = [
-        name
-        for name, values in outputs.items()
-        if asked in (None, name) and _can_be_the_answer(values, graph.flow.batch)
-    ]
-    if len(found) == 1:
-        return found[0]
-    described = ", ".join(f"{name!r} {list(values.shape)}" for name, values in outputs.items())
-    wanted = "one output of two or more numbers for each input is needed"
-    hint = "; --output names it" if found else ""
-    raise GraphError(
-        f"{graph.name} is no classifier: of {graph.flow.batch} inputs it gives {described}; {wanted}{hint}"
-    )
-
-
-def answer_of(graph: TorchGraph, asked: str | None = None) -> str:
-    """The tensor that holds the module's answers as logits, (B, C); where it ends in probabilities, their logarithms.
-
-    Those are new nodes of the graph, but for a softmax, whose input are logits. Raises GraphError as `output_of`.
-    """
-    name = output_of(graph, asked)
-    node = next(each for each in graph.module.graph.nodes if each.name == name)
-    if node.target in SOFTMAX and node.args[1] in (1, -1):
-        logits: Any = node.args[0]
-        return str(logits.name)
-    values = _outputs(graph)[name]
-    inside = bool((values >= 0).all() and (values <= 1).all())
-    whole = bool(((values.sum(1) - 1).abs() < SURE).all())
-    return _logarithm(node) if inside and (whole or node.target is aten.sigmoid.default) else name
-
-
-def take_module(
-    graph: TorchGraph,
-    traced: Traced,
-    cuts: Sequence[Sequence[str]],
-    answer: str,
-    *,
-    max_length: int | None = None,
-    rows: Sequence[Encoded] = (),
-) -> Pretrained:
-    """A backbone of the module's blocks between some cuts, tried, and the classifier that it brings as its head.
-
-    `max_length`: None for the longest that the module takes, or 512 tokens. `rows`: inputs of the user, which are tried
-    where the module rounds. Raises ModelFolderError for what cannot
-    cross, and for inputs that change with their batch-mates; GraphError for lengths that the module does not take, and
-    where it is to be given other masks, positions or token types than follow from how long inputs are.
-    """
-    backbone = exported_backbone(traced, cuts, answer)
-    known = traced.most_tokens if backbone.inputs[0].per_token else None
-    backbone.max_length = _longest(graph, backbone, known, max_length)
-    _check_examples(graph, traced, backbone, answer)
-    try:
-        check_own(backbone, rows)
-    except (RuntimeError, IndexError) as error:
-        raise GraphError(f"{graph.name} does not take inputs of any numbers: {first_line(error)}") from error
-    [last] = backbone.boundary(backbone.num_blocks - 1)
-    head = FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
-    return Pretrained(backbone=backbone, head=head, label_names=None)
-
-
-def _outputs(graph: TorchGraph) -> dict[str, Tensor]:
-    """Of the examples."""
-    with torch.no_grad():
-        return dict(zip(graph.flow.outputs, graph.run(*graph.examples.values()), strict=True))
-
-
-def _can_be_the_answer(values: Tensor, batch: int) -> bool:
-    return values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
-
-
-def _logarithm(node: fx.Node) -> str:
-    """New nodes behind one; its name."""
-    graph = node.graph
-    with graph.inserting_after(node):
-        least = graph.call_function(aten.clamp_min.default, (node, torch.finfo(torch.float32).tiny))
-    with graph.inserting_after(least):
-        logarithm = graph.call_function(aten.log.default, (least,))
-    for each in (least, logarithm):
-        each.meta["val"] = node.meta.get("val")
-    return logarithm.name
-
-
-@torch.inference_mode()
-def _check_examples(graph: TorchGraph, traced: Traced, backbone: ExportedBackbone, answer: str) -> None:
-    """Raise GraphError where the backbone answers the module's own examples otherwise than the module."""
-    wanted = graph.value_of(answer)
-    layout = _layout_of(graph, graph.examples[traced.carried[0]], per_token=backbone.inputs[0].per_token)
-    given = tuple(
-        layout.unpad(graph.examples[name][:, : layout.longest]) if spec.per_token else graph.examples[name]
-        for name, spec in zip(traced.carried, backbone.inputs, strict=True)
-    )
-    try:
-        [found] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(given, layout), layout)
-    except (RuntimeError, IndexError) as error:
-        raise GraphError(f"{graph.name} cannot be run on its own examples in blocks: {first_line(error)}") from error
-    if found.shape == wanted.shape and torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-        return
-    other = next((name for name in traced.layout if not _follows(graph.examples[name], name, layout)), None)
-    if other is None:
-        raise GraphError(f"{graph.name} answers its own examples otherwise in blocks than uncut")
-    raise GraphError(
-        f"{graph.name}: its example of {other!r} is not what it is fed, and its answers are others; {FED[other]}"
-    )
-
-
-def _layout_of(graph: TorchGraph, first: Tensor, *, per_token: bool) -> Layout:
-    """Of the examples, whose first input is this: as long as their mask says, or as they are padded."""
-    lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
-    mask = graph.examples.get("attention_mask")
-    if per_token and mask is not None:
-        lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
-    return Layout(lengths)
-
-
-def _follows(example: Tensor, name: str, layout: Layout) -> bool:
-    """Whether, where there are tokens, it is what inputs of these lengths are fed with."""
-    fed = LAYOUT_INPUTS[name](layout)
-    seen = example[:, : layout.longest]
-    return fed.shape == seen.shape and bool((fed == seen.to(fed.dtype))[layout.mask_BT].all())
-
-
-def _longest(graph: TorchGraph, backbone: ExportedBackbone, known: int | None, asked: int | None) -> int:
-    """In tokens: what is asked for, else the longest that the module takes, up to 512; 1 where inputs have none."""
-    if not backbone.inputs[0].per_token:
-        return 1
-    most = asked or min(known or LONGEST_TRIED, LONGEST_TRIED)
-    if _runs(backbone, most):
-        return most
-    # Positions are looked up in a table: what is too long for it fails, and whatever is longer.
-    longest = bisect_left(range(1, most + 1), True, key=lambda tokens: not _runs(backbone, tokens))
-    if asked is not None or not longest:
-        raise GraphError(
-            f"{graph.name} takes inputs of at most {longest} tokens, not {asked or 1}: --max-length {longest}"
-        )
-    return longest
-
-
-@torch.inference_mode()
-def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
-    """Whether one input of so many tokens can be run."""
-    layout = Layout(np.array([tokens], dtype=np.int32))
-    dtypes = {"float": torch.float32, "int32": torch.int32, "uint8": torch.uint8}
-    zeros = tuple(
-        torch.zeros(tokens if each.per_token else 1, *each.shape, dtype=dtypes[each.dtype]) for each in backbone.inputs
-    )
-    try:
-        backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
-    except (RuntimeError, IndexError):
-        return False
-    return True

@@ -14,18 +14,49 @@ import operator
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from math import inf
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import SymInt, Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from earlyexit.errors import GraphError
+from earlyexit.data.rows import PAIR
+from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.families.base import Pretrained
+from earlyexit.families.own import check_own
+from earlyexit.families.trial import layout_of
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, OperatorKind, Site, with_shares
-from earlyexit.named import import_own
+from earlyexit.foreign.model import (
+    SURE,
+    TEXT_LENGTH,
+    ForeignModel,
+    given_head,
+    longest_taken,
+    or_why,
+    the_answer,
+)
+from earlyexit.foreign.torch_backbone import (
+    LAYOUT_INPUTS,
+    PREFIX,
+    TOKEN_TYPES,
+    Blocks,
+    ExportedBackbone,
+    Graph,
+    call_of,
+    first_line,
+    type_of,
+)
+from earlyexit.named import NamedSpec, import_own
+from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.layout import Layout
+from earlyexit.network.wire import Encoded
 
 _BRANCHING = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
 """They run graphs of their own, by what the inputs hold."""
@@ -115,27 +146,261 @@ def _takes_part(node: fx.Node, tensors: Collection[str]) -> bool:
 
 TOLERANCE = 1e-3
 """Between an input's outputs alone and among others, absolute and relative; the order of sums alone gives some 1e-6."""
+NUM_INPUTS, LONGEST = "num_inputs", "longest"
+SIZES = (NUM_INPUTS, LONGEST)
+"""Sizes that every block is given: inputs of the batch, and tokens of the longest. They do not cross, since the batch
+of a later block is another one."""
+UNBOUNDED = 2**31
+"""From this size on, tracing means any size."""
+DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
+"""Types of what crosses."""
+aten = torch.ops.aten
+LOOKUPS: Mapping[Any, int] = {aten.embedding.default: 1, aten.index.Tensor: 1, aten.index_select.default: 2}
+"""Operators that take rows of a table, and which of their arguments says what rows."""
+SOFTMAX = (aten.softmax.int, aten._softmax.default)
+FED = {
+    "attention_mask": "a mask is 1 for every token, and 0 behind the last",
+    "position_ids": "positions begin at 0",
+    TOKEN_TYPES: "types of tokens are 0, but of pairs",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchGraph:
-    """A torch module that was traced and checked."""
+@dataclass(frozen=True, kw_only=True)
+class TorchModel(ForeignModel):
+    """A torch module that was traced and checked. Operators and tensors of `flow` are named as the nodes of `module`.
 
-    name: str
-    """`module:function`"""
+    Every block makes anew what follows from sizes and lengths alone (masks, positions), or from weights alone.
+    """
+
+    family: ClassVar[str] = "exported"
     module: fx.GraphModule
     """The whole network, its weights included, in evaluation mode: run it by `run`, or cut it."""
     examples: Mapping[str, Tensor]
     """Inputs by name, in the order in which `module.graph` takes them; each (B, ...)."""
-    flow: Dataflow
-    """Operators and tensors are named as the nodes of `module.graph`."""
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Outputs for any batch of inputs, in the order of `flow.outputs`."""
         return _tensors(fx.Interpreter(self.module).run(*inputs, enable_io_processing=False))
 
+    @property
+    def inputs(self) -> Boundary:
+        return tuple(map(self._input_spec, self.carried))
+
+    @property
+    def longest(self) -> int:
+        return (self._most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
+
+    def answering(self, codec: NamedSpec) -> Self:
+        return self.with_outputs(self._output)
+
+    def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
+        """Returns sites with shares of seconds: one input alone, on one thread of this CPU."""
+        watch, threads = _Stopwatch(self.module), torch.get_num_threads()
+        inputs = [value[:1] for value in self.examples.values()]
+        torch.set_num_threads(1)
+        try:
+            with torch.no_grad():
+                for _ in range(repeats):
+                    watch.run(*inputs, enable_io_processing=False)
+        finally:
+            torch.set_num_threads(threads)
+        return with_shares(sites, self.flow, self.flow.outputs, watch.seconds)
+
+    def specs(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
+        return [or_why(list, map(self.spec, cut)) for cut in cuts]
+
+    def take(
+        self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded] = ()
+    ) -> Pretrained:
+        """Also raises GraphError where masks, positions or token types are to be others than follow from lengths."""
+        backbone = self.cut(cuts)
+        backbone.max_length = self._longest_run(backbone, codec.get("max_length"))
+        self._check_examples(backbone)
+        try:
+            check_own(backbone, rows)
+        except (RuntimeError, IndexError) as error:
+            raise GraphError(f"{self.name} does not take inputs of any numbers: {first_line(error)}") from error
+        return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None)
+
+    @cached_property
+    def carried(self) -> tuple[str, ...]:
+        """Inputs that a codec gives, token types last. Raises GraphError for a module whose shapes are not known."""
+        if any("val" not in node.meta for node in self.module.graph.nodes if node.op == "placeholder"):
+            raise GraphError(f"{self.name}: torch.export cannot trace it, and without its shapes it cannot be cut")
+        carried = [name for name in self.examples if name not in self._layout]
+        if not carried:
+            said = ", ".join(self._layout)
+            raise GraphError(f"{self.name} takes {said} alone, which say nothing of what inputs hold")
+        return tuple(sorted(carried, key=lambda name: name == TOKEN_TYPES))
+
+    @cached_property
+    def answer(self) -> str:
+        """The tensor that holds the answers as logits, (B, C); where they end in probabilities, their logarithms.
+
+        Logarithms are new nodes of the graph; a softmax needs none, since its input are logits.
+        """
+        name = self._output
+        node = next(each for each in self.module.graph.nodes if each.name == name)
+        if node.target in SOFTMAX and node.args[1] in (1, -1):
+            logits: Any = node.args[0]
+            return str(logits.name)
+        values = self._outputs[name]
+        inside = bool((values >= 0).all() and (values <= 1).all())
+        whole = bool(((values.sum(1) - 1).abs() < SURE).all())
+        return _logarithm(node) if inside and (whole or node.target is aten.sigmoid.default) else name
+
+    def spec(self, tensor: str) -> TensorSpec:
+        """What crosses with a tensor; raises ModelFolderError for one that cannot cross."""
+        values = self._nodes[tensor].meta.get("val")
+        if not isinstance(values, Tensor):
+            raise ModelFolderError(f"{tensor!r} is no tensor")
+        if values.dtype not in DTYPES:
+            raise ModelFolderError(f"{tensor!r} is {values.dtype}; what crosses is {', '.join(map(str, DTYPES))}")
+        return self._spec(tensor, DTYPES[values.dtype])
+
+    def cut(self, cuts: Sequence[Sequence[str]]) -> ExportedBackbone:
+        """Returns the backbone, with its weights, of one block more than there are cuts.
+
+        Raises ModelFolderError for tensors that cannot cross, naming one where a block needs another besides.
+        """
+        bounds = [self.carried, *map(tuple, cuts), (self.answer,)]
+        graphs = tuple(self._block(before, after) for before, after in pairwise(bounds))
+        used = {name for graph in graphs for name in graph.weights}
+        weights = {
+            name: tensor for name, tensor in self._tables.items() if name == self._first_names[tensor] and name in used
+        }
+        blocks = Blocks(
+            graphs=graphs,
+            boundaries=tuple(tuple(map(self.spec, each)) for each in bounds[1:]),
+            inputs=self.inputs,
+            types={name: type_of(self._nodes[name].meta["val"]) for name in (*self.carried, *self._layout)},
+            weights={name: (type_of(tensor), tuple(tensor.shape)) for name, tensor in weights.items()},
+        )
+        backbone = ExportedBackbone(blocks)
+        backbone.weights.load_state_dict({PREFIX + name: tensor.detach() for name, tensor in weights.items()})
+        return backbone
+
+    @cached_property
+    def _layout(self) -> tuple[str, ...]:
+        """Inputs that follow from how long each input is, and from nothing else."""
+        of_codec = {TOKEN_TYPES} if PAIR in self.asked.columns else set()
+        return tuple(name for name in self.examples if name in LAYOUT_INPUTS.keys() - of_codec)
+
+    @cached_property
+    def _outputs(self) -> dict[str, Tensor]:
+        """Of the examples."""
+        with torch.no_grad():
+            return dict(zip(self.flow.outputs, self.run(*self.examples.values()), strict=True))
+
+    @cached_property
+    def _output(self) -> str:
+        """The output that is a classifier's answer, (B, C): the one that is asked for, or the only one."""
+        asked, outputs, batch = self.asked.output, self._outputs, self.flow.batch
+        if asked is not None:
+            self.with_outputs(asked)
+
+        def can_be(name: str) -> bool:
+            values = outputs[name]
+            fits = values.is_floating_point() and values.ndim == 2 and len(values) == batch and values.shape[1] >= 2
+            return fits and asked in (None, name)
+
+        return the_answer(self.name, {name: each.shape for name, each in outputs.items()}, can_be, batch)
+
+    @cached_property
+    def _nodes(self) -> dict[str, fx.Node]:
+        assert self.answer, "it may add nodes"
+        return {node.name: node for node in self.module.graph.nodes}
+
+    @cached_property
+    def _tables(self) -> dict[str, Tensor]:
+        """Weights, by their nodes' names."""
+        return {name: _attribute(self.module, node) for name, node in self._nodes.items() if node.op == "get_attr"}
+
+    @cached_property
+    def _first_names(self) -> dict[Tensor, str]:
+        """One name for each weight that a module has under several."""
+        return {tensor: name for name, tensor in reversed(self._tables.items())}
+
+    @cached_property
+    def _sizes(self) -> dict[object, str]:
+        """Which of `SIZES` an open size is."""
+        shapes = [self._nodes[name].meta["val"].shape for name in (*self.carried, *self._layout)]
+        return {symbol: name for shape in shapes for symbol, name in _symbols(shape)}
+
+    @property
+    def _most_tokens(self) -> int | None:
+        """How long an input may be, as far as tracing found out; of inputs that have tokens."""
+        size = self._nodes[self.carried[0]].meta["val"].shape[1]
+        upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+        return int(upper) if upper.is_finite and upper < UNBOUNDED else None
+
+    def _input_spec(self, name: str) -> TensorSpec:
+        """What a codec gives for an input: whole numbers as int32; raises ModelFolderError."""
+        node = self._nodes[name]
+        if node.meta["val"].dtype not in (torch.int64, torch.int32):
+            return self.spec(name)
+        return replace(self._spec(name, "int32"), below=self._rows_looked_up(node))
+
+    def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
+        shape = self._nodes[tensor].meta["val"].shape
+        axes: list[Any] = [self._sizes.get(_symbol(size), size) for size in shape]
+        per_token = axes[1:2] == [LONGEST]
+        row = axes[2:] if per_token else axes[1:]
+        if axes[:1] != [NUM_INPUTS] or not all(isinstance(size, int) for size in row):
+            described = " x ".join(str(size) for size in axes)
+            raise ModelFolderError(f"{tensor!r} is {described}; what crosses has a row per input, or one per token")
+        return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
+
+    def _rows_looked_up(self, node: fx.Node) -> int | None:
+        """Of the smallest table that whole numbers are looked up in."""
+        tables = [user.all_input_nodes[0].name for user in _lookups(node)]
+        return min((self._tables[name].shape[0] for name in tables if name in self._tables), default=None)
+
+    def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
+        renamed = {name: self._first_names[tensor] for name, tensor in self._tables.items()}
+        given = {*before, *self._layout, *self._tables}
+        needed: set[str] = set()
+        waiting = [self._nodes[name] for name in after]
+        while waiting:
+            node = waiting.pop()
+            size = self._sizes.get(_symbol(node.meta.get("val")))
+            if size is not None:
+                renamed[node.name] = size
+            elif node.name not in needed:
+                needed.add(node.name)
+                waiting.extend(_inputs(node, before) if node.name not in given else ())
+        return Graph(
+            takes=(*before, *(name for name in self._layout if name in needed), *SIZES),
+            weights=tuple(dict.fromkeys(renamed[name] for name in self._tables if name in needed)),
+            calls=tuple(call_of(node, renamed) for name, node in self._nodes.items() if name in needed - given),
+            gives=tuple(after),
+        )
+
+    @torch.inference_mode()
+    def _check_examples(self, backbone: ExportedBackbone) -> None:
+        """Raise GraphError where the backbone answers the module's own examples otherwise than the module."""
+        wanted = self._value_of(self.answer)
+        layout = self._example_layout(per_token=backbone.inputs[0].per_token)
+        given = tuple(
+            layout.unpad(self.examples[name][:, : layout.longest]) if spec.per_token else self.examples[name]
+            for name, spec in zip(self.carried, backbone.inputs, strict=True)
+        )
+        try:
+            [found] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(given, layout), layout)
+        except (RuntimeError, IndexError) as error:
+            said = first_line(error)
+            raise GraphError(f"{self.name} cannot be run on its own examples in blocks: {said}") from error
+        if found.shape == wanted.shape and torch.allclose(found, wanted, TOLERANCE, TOLERANCE, equal_nan=True):
+            return
+        other = next((name for name in self._layout if not _follows(self.examples[name], name, layout)), None)
+        if other is None:
+            raise GraphError(f"{self.name} answers its own examples otherwise in blocks than uncut")
+        raise GraphError(
+            f"{self.name}: its example of {other!r} is not what it is fed, and its answers are others; {FED[other]}"
+        )
+
     @torch.no_grad()
-    def value_of(self, tensor: str) -> Tensor:
+    def _value_of(self, tensor: str) -> Tensor:
         """What a node of `module.graph` gives for the examples."""
         interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
         interpreter.run(*self.examples.values(), enable_io_processing=False)
@@ -143,8 +408,97 @@ class TorchGraph:
         assert isinstance(value, Tensor)
         return value
 
+    def _example_layout(self, *, per_token: bool) -> Layout:
+        """Of the examples: as long as their mask says, or as they are padded."""
+        first, mask = self.examples[self.carried[0]], self.examples.get("attention_mask")
+        lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
+        if per_token and mask is not None:
+            lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
+        return Layout(lengths)
 
-def read_torch(name: str) -> TorchGraph:
+    def _longest_run(self, backbone: ExportedBackbone, asked: int | None) -> int:
+        """In tokens: what is asked for, else the longest that the module takes, up to 512; 1 where inputs have none."""
+        if not backbone.inputs[0].per_token:
+            return 1
+        most = asked or min(self.longest, TEXT_LENGTH)
+        return longest_taken(self.name, most, lambda tokens: _runs(backbone, tokens), must=asked is not None)
+
+
+def _logarithm(node: fx.Node) -> str:
+    """New nodes behind one; its name."""
+    graph = node.graph
+    with graph.inserting_after(node):
+        least = graph.call_function(aten.clamp_min.default, (node, torch.finfo(torch.float32).tiny))
+    with graph.inserting_after(least):
+        logarithm = graph.call_function(aten.log.default, (least,))
+    for each in (least, logarithm):
+        each.meta["val"] = node.meta.get("val")
+    return logarithm.name
+
+
+def _follows(example: Tensor, name: str, layout: Layout) -> bool:
+    """Whether, where there are tokens, it is what inputs of these lengths are fed with."""
+    fed = LAYOUT_INPUTS[name](layout)
+    seen = example[:, : layout.longest]
+    return fed.shape == seen.shape and bool((fed == seen.to(fed.dtype))[layout.mask_BT].all())
+
+
+@torch.inference_mode()
+def _runs(backbone: ExportedBackbone, tokens: int) -> bool:
+    """Whether one input of so many tokens can be run."""
+    layout = layout_of([tokens])
+    dtypes = {dtype: each for each, dtype in DTYPES.items()}
+    zeros = tuple(
+        torch.zeros(tokens if each.per_token else 1, *each.shape, dtype=dtypes[each.dtype]) for each in backbone.inputs
+    )
+    try:
+        backbone.run_blocks(0, backbone.num_blocks, backbone.embed(zeros, layout), layout)
+    except (RuntimeError, IndexError):
+        return False
+    return True
+
+
+def _inputs(node: fx.Node, before: Sequence[str]) -> Sequence[fx.Node]:
+    if node.op == "placeholder":
+        raise ModelFolderError(f"{', '.join(before)} is not all that the blocks after it need: {node.name!r} too")
+    return node.all_input_nodes
+
+
+def _lookups(node: fx.Node) -> Iterator[fx.Node]:
+    """Where its numbers, of whatever type, are looked up in a table of weights."""
+    for user in node.users:
+        if user.target is torch.ops.aten._to_copy.default:
+            yield from _lookups(user)
+        elif user.target in LOOKUPS and node in _first_indices(user):
+            yield user
+
+
+def _first_indices(lookup: fx.Node) -> Sequence[object]:
+    """What says which rows of its table are taken."""
+    taken = lookup.args[LOOKUPS[lookup.target]]
+    return taken[:1] if isinstance(taken, list | tuple) else (taken,)
+
+
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _symbols(shape: Sequence[object]) -> Iterator[tuple[object, str]]:
+    for size, name in zip(shape, SIZES, strict=False):
+        if (symbol := _symbol(size)) is not None:
+            yield symbol, name
+
+
+def _symbol(size: object) -> object:
+    """The symbol that an open size is; None for whatever else."""
+    return size.node.expr if isinstance(size, SymInt) and size.node.expr.is_Symbol else None
+
+
+def read_torch(name: str) -> TorchModel:
     """Trace the module that `module:function` gives.
 
     Raises ModelFolderError where it cannot be imported; GraphError where it gives something else, cannot be traced with
@@ -156,7 +510,7 @@ def read_torch(name: str) -> TorchGraph:
         check_operators(name, module.graph)
         examples = _examples(name, module, arguments)
         flow = _dataflow(module, examples)
-        graph = TorchGraph(name=name, module=module, examples=examples, flow=flow)
+        graph = TorchModel(name=name, module=module, examples=examples, flow=flow)
         _check_batch(graph)
     return graph
 
@@ -225,11 +579,6 @@ def _open_axes(example: Tensor) -> dict[int, Any]:
     return axes
 
 
-def first_line(error: Exception) -> str:
-    """What it says first, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No word of what torch's tracing itself is built on."""
@@ -295,7 +644,7 @@ def _tensors(values: Any) -> tuple[Tensor, ...]:
     return tuple(each for each in pytree.tree_leaves(values) if isinstance(each, Tensor))
 
 
-def _check_batch(graph: TorchGraph) -> None:
+def _check_batch(graph: TorchModel) -> None:
     """Raise GraphError where an input comes out otherwise alone, or in a larger batch, than among the examples."""
     inputs = tuple(graph.examples.values())
     wanted = graph.run(*inputs)
@@ -326,17 +675,3 @@ class _Stopwatch(fx.Interpreter):
         given = super().run_node(n)
         self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
         return given
-
-
-def time_torch(graph: TorchGraph, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
-    """The sites with shares of seconds: one input alone, on one thread of this CPU."""
-    watch, threads = _Stopwatch(graph.module), torch.get_num_threads()
-    inputs = [value[:1] for value in graph.examples.values()]
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            for _ in range(repeats):
-                watch.run(*inputs, enable_io_processing=False)
-    finally:
-        torch.set_num_threads(threads)
-    return with_shares(sites, graph.flow, graph.flow.outputs, watch.seconds)

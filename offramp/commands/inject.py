@@ -15,12 +15,13 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.data.rows import IMAGE, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
+from earlyexit.foreign.model import Asked, ForeignModel, read_foreign
+from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.network import check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.commands.foreign import Foreign, answer_names, check_names, read_foreign
 from offramp.commands.jobs import MOST_BLOCKS, CalibrateJob, InjectJob, InjectOptions
 from offramp.commands.kinds import codec_for, load_codec
 from offramp.commands.output import warn
@@ -127,7 +128,7 @@ def inject(
     `times` says how long blocks and ramps take.
     """
     parts = _divided(job, data)
-    foreign = read_foreign(job, data)
+    foreign = read_model(job, data)
     codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
     with in_place_of(out) as folder:
         done = _injected(job, foreign, codec, parts, folder, progress=progress, say=say, times=times)
@@ -135,9 +136,16 @@ def inject(
     return replace(done, model=load_model(out), held_out=held_out)
 
 
+def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
+    """Returns the foreign model; raises InputError for what is none."""
+    asked = Asked(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
+    # Longer texts than it takes could not be timed.
+    return read_foreign(job.backbone, asked, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
+
+
 def _injected(
     job: InjectJob,
-    foreign: Foreign,
+    foreign: ForeignModel,
     codec: NamedSpec,
     parts: tuple[LabelledRows, LabelledRows | None],
     folder: Path,
@@ -190,11 +198,13 @@ def _warnings(
     return tuple(warnings_of(worth, model.info.provenance))
 
 
-def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say) -> _Raw:
+def _cut(
+    job: InjectJob, foreign: ForeignModel, codec: NamedSpec, rows: Sequence[Encoded], folder: Path, say: Say
+) -> _Raw:
     """The network in blocks, its files in the folder."""
     sites = crossing_sites(job, foreign, codec, say)
     cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
-    say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    say(f"{job.backbone}: {len(foreign.flow.operators)} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     if len(sites) < 2 and not job.sets:
         say("--sets looks for more, where two or three tensors carry everything together")
     pretrained = foreign.take(cuts, codec, folder, rows)
@@ -254,15 +264,15 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     return learned, held
 
 
-def crossing_sites(job: InjectJob, foreign: Foreign, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
+def crossing_sites(job: InjectJob, foreign: ForeignModel, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
     """The sites where it can be cut; raises GraphError where there is none."""
-    sites = foreign.sites(codec)
+    sites = foreign.answering(codec).sites(sets=job.sets)
     if not sites:
         hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
         raise GraphError(
             f"{job.backbone}: no site: nowhere between its operators one tensor carries everything; {hint}"
         )
-    refused = foreign.refused(sites, codec)
+    refused = foreign.refused([site.tensors for site in sites], codec)
     if not refused:
         return sites
     lost, why = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused), next(iter(refused.values()))
@@ -390,3 +400,50 @@ def warn_of_reversed_means(job: InjectJob) -> None:
         order = "with --bgr the order is blue,green,red" if job.bgr else "without --bgr the order is red,green,blue"
         given = ",".join(map(str, job.mean))
         warn(f"--mean {given}: these are well-known means, but reversed; {order}")
+
+
+def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
+    """Raise DataError where labels do not fit a model of so many answers, and ramps are to learn from them."""
+    where = job.source or "the data"
+    if job.names is not None:
+        _check_named(job, job.names, data, num_outputs)
+    elif not (job.from_answers or _are_numbers(data, num_outputs)) and len(data.label_names) != num_outputs:
+        raise DataError(
+            f"{where}: {len(data.label_names)} different labels, and the model has {num_outputs} answers; --labels "
+            "FILE names all of them in the model's order, a line each"
+        )
+
+
+def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_outputs: int) -> tuple[str, ...]:
+    """As asked for; else the data's labels, in the order in which the model answers most rows as they are labelled.
+
+    The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
+    """
+    if job.names is not None:
+        return job.names
+    labels = data.label_names
+    if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
+        return tuple(map(str, range(num_outputs)))
+    return _in_the_models_order(labels, np.array([labels.index(label) for label in data.labels]), answers.numpy())
+
+
+def _are_numbers(data: LabelledRows, num_outputs: int) -> bool:
+    return set(data.label_names) <= {*map(str, range(num_outputs)), ""}
+
+
+def _check_named(job: InjectJob, names: tuple[str, ...], data: LabelledRows, num_outputs: int) -> None:
+    if len(names) != num_outputs or len(set(names)) < num_outputs:
+        raise DataError(f"--labels: {len(set(names))} different names; the model has {num_outputs} answers")
+    unknown = sorted(set(data.label_names) - {*names, ""})
+    if unknown and not job.from_answers:
+        raise DataError(f"{job.source or 'the data'}: {unknown[0]!r} is none of the names in --labels")
+
+
+def _in_the_models_order(labels: tuple[str, ...], label_N: ValueArray, answer_N: ValueArray) -> tuple[str, ...]:
+    """The assignment of labels to outputs under which most rows are answered right; among equals the alphabet's."""
+    from scipy.optimize import linear_sum_assignment
+
+    counts_CC = np.eye(len(labels)) / 2
+    np.add.at(counts_CC, (answer_N, label_N), 1)
+    _, label_of_C = linear_sum_assignment(counts_CC, maximize=True)
+    return tuple(labels[k] for k in label_of_C)

@@ -601,7 +601,7 @@ class InjectJob(HoldsOut, NewModel):
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """How an ONNX file takes pixels: settings of `earlyexit.foreign.onnx_config.Pixels`."""
+        """How an ONNX file takes pixels: settings of `earlyexit.foreign.onnx_backbone.Pixels`."""
         given = {"mean": self.mean, "std": self.std, "order": "BGR" if self.bgr else None}
         return {name: value for name, value in given.items() if value is not None}
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Column, Table
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.cut_sets import with_sets
-from earlyexit.foreign.dataflow import Dataflow, Site, find_sites
-from earlyexit.named import is_own
+from earlyexit.foreign.dataflow import Dataflow, Site
+from earlyexit.foreign.model import Asked, read_foreign
 from offramp.commands.jobs import SitesJob
 from offramp.commands.output import make_table, show
 
@@ -26,21 +24,18 @@ class SitesFound:
     sites: tuple[Site, ...]
 
 
-Times = Callable[[Dataflow, Sequence[Site]], tuple[Site, ...]]
-"""The sites with their shares of the time that a model takes for some of its outputs."""
-
-
 def sites_of(job: SitesJob) -> SitesFound:
     """Raises InputError for what is no model, or cannot be cut, and where no site is found."""
-    flow, times = _read(job)
+    model = read_foreign(job.model, Asked(), open_size=job.open_size)
     if job.outputs:
-        flow = _for_outputs(flow, job)
-    sites = _timed(job, times, flow, find_sites(flow))
-    if job.sets:
-        sites = _timed(job, times, flow, with_sets(flow, sites))
+        model = model.with_outputs(*job.outputs)
+    try:
+        sites = model.sites(sets=job.sets, measure=job.measure)
+    except GraphError as error:
+        raise GraphError(f"{error}; --no-measure lists sites without times") from error
     if not sites:
-        raise GraphError(f"{job.model} has no site: {_why(flow, job)}")
-    return SitesFound(flow=flow, sites=sites)
+        raise GraphError(f"{job.model} has no site: {_why(model.flow, job)}")
+    return SitesFound(flow=model.flow, sites=sites)
 
 
 def sites_document(found: SitesFound) -> dict[str, Any]:
@@ -57,34 +52,6 @@ def sites_document(found: SitesFound) -> dict[str, Any]:
             for site in found.sites
         ],
     }
-
-
-def _read(job: SitesJob) -> tuple[Dataflow, Times]:
-    if is_own(job.model):
-        from earlyexit.foreign.torch_module import read_torch, time_torch
-
-        graph = read_torch(job.model)
-        return graph.flow, lambda flow, sites: time_torch(replace(graph, flow=flow), sites)
-    from earlyexit.foreign.onnx_file import read_onnx, time_onnx
-
-    file = read_onnx(Path(job.model), open_size=job.open_size)
-    return file.flow, lambda flow, sites: time_onnx(replace(file, flow=flow), sites)
-
-
-def _timed(job: SitesJob, times: Times, flow: Dataflow, sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    if not sites or not job.measure:
-        return sites
-    try:
-        return times(flow, sites)
-    except GraphError as error:
-        raise GraphError(f"{error}; --no-measure lists sites without times") from error
-
-
-def _for_outputs(flow: Dataflow, job: SitesJob) -> Dataflow:
-    unknown = [name for name in job.outputs if name not in flow.outputs]
-    if unknown:
-        raise GraphError(f"{job.model} has no output {unknown[0]!r}; it has {', '.join(flow.outputs)}")
-    return replace(flow, outputs=job.outputs)
 
 
 def _why(flow: Dataflow, job: SitesJob) -> str:

@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign.onnx_source import GraphOptions, take_graph
+from earlyexit.foreign.model import Asked, ForeignModel, read_foreign
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.wire import Encoded
@@ -246,14 +246,19 @@ def saved(model: onnx.ModelProto, folder: Path, *, name: str = "theirs.onnx", be
     return folder / name
 
 
+def read_graph(path: Path, **asked: Any) -> ForeignModel:
+    """A file, read."""
+    return read_foreign(str(path), Asked(**asked), open_size=8)
+
+
 def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:
     """`pictures_graph`'s file in a model's folder."""
-    return take_graph(path, folder, GraphOptions(cuts=cuts, codec=CODEC, pixels=PIXELS))
+    return read_graph(path, pixels=PIXELS).take(cuts, CODEC, folder)
 
 
 def words_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("h0",), ("h1",))) -> Pretrained:
     """`words_graph`'s."""
-    return take_graph(path, folder, GraphOptions(cuts=cuts, codec=TEXT))
+    return read_graph(path).take(cuts, TEXT, folder)
 
 
 def with_ramps(pretrained: Pretrained) -> EarlyExitModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -15,12 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.foreign.dataflow import find_sites
-from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone, answer_of, take_module, traced_inputs
-from earlyexit.foreign.torch_module import TorchGraph, read_torch
+from earlyexit.foreign.model import Asked
+from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
+from earlyexit.foreign.torch_module import TorchModel, read_torch
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
@@ -37,7 +40,7 @@ PLACE = "tests.earlyexit.foreign"
 
 
 @cache
-def read(name: str) -> TorchGraph:
+def read(name: str) -> TorchModel:
     return read_torch(f"{PLACE}:{name}")
 
 
@@ -45,8 +48,11 @@ def read(name: str) -> TorchGraph:
 def taken(name: str) -> Pretrained:
     """The module, cut at every site."""
     graph = read(name)
-    answer = answer_of(graph)
-    return take_module(graph, traced_inputs(graph), [site.tensors for site in find_sites(graph.flow)], answer)
+    return cut_at(graph, [site.tensors for site in find_sites(graph.flow)])
+
+
+def cut_at(graph: TorchModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
+    return graph.take(cuts, codec, Path("of no use"))
 
 
 def model_of(name: str) -> EarlyExitModel:
@@ -226,27 +232,27 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
 )
 def test_what_is_no_classifier_is_refused(name: str, message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        answer_of(read(name))
+        assert read(name).answer
 
 
 def test_a_cut_that_forgets_a_tensor_is_refused() -> None:
     graph = read("pictures")
     inside = next(each.name for each in graph.module.graph.nodes if "batch_norm" in each.name)
     with pytest.raises(ModelFolderError, match="is not all that the blocks after it need: 'image' too"):
-        traced_inputs(graph).cut([(inside,)], answer_of(graph))
+        graph.cut([(inside,)])
 
 
 def test_what_has_no_row_per_input_does_not_cross() -> None:
     graph = read("texts")
     weight = next(each.name for each in graph.module.graph.nodes if "transpose" in each.name)
     with pytest.raises(ModelFolderError, match="what crosses has a row per input, or one per token"):
-        traced_inputs(graph).spec(weight)
+        graph.spec(weight)
 
 
 def test_longer_inputs_than_the_module_takes_are_refused() -> None:
     graph = read("texts")
     with pytest.raises(GraphError, match="takes inputs of at most 24 tokens, not 30"):
-        take_module(graph, traced_inputs(graph), [], answer_of(graph), max_length=30)
+        cut_at(graph, max_length=30)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_longer_inputs_than_the_module_takes_are_refused() -> None:
 def test_a_module_that_is_to_be_fed_otherwise_is_refused(name: str, other: str, why: str) -> None:
     graph = read(name)
     with pytest.raises(GraphError, match=f"its example of '{other}' is not what it is fed, .*; {why}"):
-        take_module(graph, traced_inputs(graph), [], answer_of(graph))
+        cut_at(graph)
 
 
 def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
@@ -270,7 +276,7 @@ def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
 def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
     graph = read("offset")
     with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
-        take_module(graph, traced_inputs(graph), [], answer_of(graph))
+        cut_at(graph)
 
 
 def test_a_fingerprint_is_of_weights_of_any_type() -> None:
@@ -300,10 +306,9 @@ def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
 
 
 def test_token_types_of_pairs_come_after_the_tokens() -> None:
-    graph = read("placed_second_texts")
-    traced = traced_inputs(graph, token_types=True)
-    assert traced.carried == ("input_ids", "token_type_ids")
-    take_module(graph, traced, [], answer_of(graph))  # what the codec gives may be anything
+    graph = replace(read("placed_second_texts"), asked=Asked(columns=(TEXT, PAIR)))
+    assert graph.carried == ("input_ids", "token_type_ids")
+    cut_at(graph)  # what the codec gives may be anything
 
 
 def test_a_layout_says_all_of_a_mask() -> None:

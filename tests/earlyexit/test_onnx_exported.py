@@ -21,13 +21,12 @@ import onnx
 from earlyexit.families.resnet import BasicBlock
 from earlyexit.families.resnet_config import BlockSizes
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
-from earlyexit.foreign.onnx_source import GraphOptions, take_graph
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.wire import Encoded
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.checkpoints import hf_model
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds
-from tests.earlyexit.onnx_graphs import Array, random_words, uncut, with_ramps, words_feeds
+from tests.earlyexit.onnx_graphs import Array, random_words, read_graph, uncut, with_ramps, words_feeds
 from tests.earlyexit.test_onnx_graph import halves
 
 TEXT = {"name": "text", "max_length": 24}
@@ -104,7 +103,7 @@ def resnet(folder: Path, *, by_dynamo: bool) -> Exported:
     path = exported(Residual(), {"x": torch.randn(2, 3, 12, 12)}, folder / "theirs.onnx", by_dynamo=by_dynamo)
     stem, _, first, _, second, _, _ = joins(path, "Relu")
     cuts = [[stem], [first], [second]]
-    model = with_ramps(take_graph(path, folder / "model", GraphOptions(cuts=cuts, codec=ROWS)))
+    model = with_ramps(read_graph(path).take(cuts, ROWS, folder / "model"))
     rng = np.random.default_rng(0)
     encoded = [Encoded(1, (rng.standard_normal((1, 3, 12, 12)).astype(np.float32),)) for _ in range(8)]
     return Exported(path=path, model=model, encoded=encoded, feeds=lambda each: {"x": each.tensors[0]})
@@ -118,7 +117,7 @@ def bert(folder: Path, *, by_dynamo: bool) -> Exported:
     )
     embedded, *norms = joins(path, "LayerNormalization")
     cuts = [[embedded], *([norm] for norm in norms[1:-1:2])]
-    model = with_ramps(take_graph(path, folder / "model", GraphOptions(cuts=cuts, codec=TEXT)))
+    model = with_ramps(read_graph(path).take(cuts, TEXT, folder / "model"))
     return Exported(path=path, model=model, encoded=random_words((5, 1, 24, 3, 5, 9, 2, 12)), feeds=words_feeds)
 
 

@@ -16,9 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from earlyexit.backends.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.foreign.onnx_backbone import OnnxBackbone
-from earlyexit.foreign.onnx_parts import fingerprint
-from earlyexit.foreign.onnx_source import GraphOptions, take_graph
+from earlyexit.foreign.onnx_backbone import OnnxBackbone, fingerprint
 from earlyexit.network.cut import cut_out
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
@@ -259,8 +257,9 @@ def test_pixels_that_enter_as_whole_numbers_stay_what_they_are(
     tmp_path: Path, layout: str, dtype: str, order: str
 ) -> None:
     path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
-    options = GraphOptions(cuts=[["r0"]], codec=onnx_graphs.CODEC, pixels={} if order == "RGB" else {"order": order})
-    model = with_ramps(take_graph(path, tmp_path, options))
+    pixels_of = {} if order == "RGB" else {"order": order}
+    taken = onnx_graphs.read_graph(path, pixels=pixels_of).take([["r0"]], onnx_graphs.CODEC, tmp_path)
+    model = with_ramps(taken)
     for encoded in onnx_graphs.random_pictures(3):
         [pixels] = encoded.tensors
         pixels = pixels if order == "RGB" else pixels[..., ::-1]
@@ -312,15 +311,6 @@ def test_windows_of_a_picture_cross_as_one_row(tmp_path: Path) -> None:
     answer = onnx_graphs.uncut(path)
     expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
     np.testing.assert_allclose(exit_outputs(model, encoded)[1].numpy(), expected, atol=1e-4)
-
-
-def test_a_hidden_state_gets_a_head_of_our_own(tmp_path: Path) -> None:
-    options = GraphOptions(cuts=[["h0"]], codec=onnx_graphs.TEXT, output="h2", hidden=True)
-    taken = take_graph(saved(words_graph(), tmp_path / "from"), tmp_path, options)
-    model = with_ramps(taken)
-    assert taken.head is None
-    assert (model.info.head_style, model.boundary(1)[0].shape, model.boundary(1)[0].per_token) == ("light", (8,), True)
-    assert exit_outputs(model, onnx_graphs.random_words((3, 1)))[1].shape == (2, 3)
 
 
 def test_what_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.foreign.torch_pieces import Graph, module_of
+from earlyexit.foreign.torch_backbone import Graph, module_of
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def graph_of(operator: str, *args: Any, **kwargs: Any) -> Graph:
     """One call, of a tensor `a` that is given."""
     call = ["r", operator, list(args), kwargs]
-    return Graph.from_json({"takes": ["a"], "weights": [], "calls": [call], "gives": ["r"]})
+    return Graph.model_validate({"takes": ["a"], "weights": [], "calls": [call], "gives": ["r"]})
 
 
 def test_operators_on_tensors_run() -> None:

@@ -8,8 +8,16 @@ from random import Random
 
 import pytest
 
-from earlyexit.foreign.cut_sets import MOST_TENSORS, cheapest_cut, crossing_tensors, sets_in, with_sets
-from earlyexit.foreign.dataflow import Dataflow, Operator, find_sites
+from earlyexit.foreign.dataflow import (
+    MOST_TENSORS,
+    Dataflow,
+    Operator,
+    cheapest_cut,
+    crossing_tensors,
+    find_sites,
+    sets_in,
+    with_sets,
+)
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.removal import disconnects
 

@@ -14,8 +14,8 @@ from onnx import TensorProto
 
 from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Site, find_sites, with_shares, work_shares
-from earlyexit.foreign.onnx_file import read_onnx, time_onnx
-from earlyexit.foreign.torch_module import read_torch, time_torch
+from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import model_file
 from tests.earlyexit.graph.test_onnx_file import beside
@@ -46,7 +46,7 @@ def test_a_large_layer_takes_most_of_the_time_of_an_onnx_file(tmp_path: Path) ->
     nodes = [("MatMul", "x small", "a"), ("MatMul", "a large", "b"), ("MatMul", "b last", "y")]
     weights = [weight("small", 4, 2048), weight("large", 2048, 2048), weight("last", 2048, 2)]
     file = read_onnx(saved(tmp_path, graph_of(nodes, ["x"], ["y"], weights)))
-    before, behind = shares(time_onnx(file, find_sites(file.flow)))
+    before, behind = shares(file.timed(find_sites(file.flow)))
     assert 0 < before < 0.3
     assert behind - before > 0.5
     assert list(tmp_path.iterdir()) == [tmp_path / "model.onnx"]
@@ -57,16 +57,16 @@ def test_weights_beside_a_file_are_found_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(stored.raw_data)
     nodes = [("MatMul", "x w", "a"), ("MatMul", "a v", "y")]
     file = read_onnx(saved(tmp_path, graph_of(nodes, ["x"], ["y"], [beside(stored, "w.bin"), weight("v", 6, 2)])))
-    assert 0 < shares(time_onnx(file, find_sites(file.flow)))[0] < 1
+    assert 0 < shares(file.timed(find_sites(file.flow)))[0] < 1
     (tmp_path / "w.bin").unlink()
     with pytest.raises(GraphError, match=r"its weights are not there: .*w\.bin"):
-        time_onnx(file, find_sites(file.flow))
+        file.timed(find_sites(file.flow))
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "ocr_direction"])
 def test_more_and_more_time_has_passed_from_site_to_site(name: str) -> None:
     file = read_onnx(model_file(name))
-    found = shares(time_onnx(file, find_sites(file.flow), repeats=2))
+    found = shares(file.timed(find_sites(file.flow), repeats=2))
     assert all(0 < first <= second < 1 for first, second in pairwise(found))
 
 
@@ -75,7 +75,7 @@ def test_bytes_that_the_file_does_not_tell_are_measured() -> None:
     told = find_sites(file.flow)
     untold = find_sites(replace(file.flow, bytes_per_input={}))
     assert {each.bytes_per_input for each in untold} == {None}
-    measured = time_onnx(file, untold, repeats=1)
+    measured = file.timed(untold, repeats=1)
     assert [each.bytes_per_input for each in measured] == [each.bytes_per_input for each in told]
 
 
@@ -85,11 +85,11 @@ def test_inputs_that_a_model_cannot_take_are_told(tmp_path: Path) -> None:
     model = graph_of(nodes, [("x", TensorProto.FLOAT, ("batch", "side"))], ["y"], weights)
     file = read_onnx(saved(tmp_path, model), open_size=5)
     with pytest.raises(GraphError, match=r"ONNX Runtime cannot run .*model\.onnx on inputs of x \[1, 5\]: "):
-        time_onnx(file, find_sites(file.flow))
+        file.timed(find_sites(file.flow))
 
 
 def test_torch_modules_are_timed_operator_by_operator() -> None:
     graph = read_torch("tests.earlyexit.graph.networks:resnet14")
-    found = shares(time_torch(graph, find_sites(graph.flow), repeats=3))
+    found = shares(graph.timed(find_sites(graph.flow), repeats=3))
     assert len(found) == 7
     assert all(0 < first < second < 1 for first, second in pairwise(found))

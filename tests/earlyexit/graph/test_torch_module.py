@@ -10,7 +10,7 @@ import torch
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign import torch_module
 from earlyexit.foreign.dataflow import carriers, find_sites
-from earlyexit.foreign.torch_module import TorchGraph, read_torch
+from earlyexit.foreign.torch_module import TorchModel, read_torch
 from tests.earlyexit.graph import networks
 from tests.earlyexit.graph.removal import carriers_by_removal
 
@@ -23,7 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @cache
-def read(name: str) -> TorchGraph:
+def read(name: str) -> TorchModel:
     torch.manual_seed(0)
     return read_torch(f"{HERE}:{name}")
 

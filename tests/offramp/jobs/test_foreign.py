@@ -15,8 +15,7 @@ from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import GraphError, InputError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.foreign import TorchForeign, read_foreign
-from offramp.commands.inject import crossing_sites
+from offramp.commands.inject import crossing_sites, read_model
 from tests.earlyexit.foreign import VOCABULARY, two_answers
 from tests.offramp.jobs.test_injecting import HERE, ROWS, injected_into, job_of, rows_of
 
@@ -37,7 +36,7 @@ def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = with_outputs(saved(pictures_graph(seed=5), tmp_path / "theirs"), "r0", "flat")
-    with pytest.raises(GraphError, match=r"several of the graph's outputs can be the answer, name one \(--output\)"):
+    with pytest.raises(GraphError, match=r"the graph is no classifier: .*; several can be the answer, --output"):
         injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, output="logits")
     assert done.model.info.provenance["cuts"] == [["r0"], ["r1"], ["r2"]], "as where it gives nothing else"
@@ -47,10 +46,8 @@ def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp
 
 def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> None:
     backbone = f"{HERE}:two_answers"
-    found = read_foreign(job_of(backbone), rows_of())
-    assert isinstance(found, TorchForeign)
-    first, second = found.graph.flow.outputs
-    with pytest.raises(GraphError, match="; --output names it"):
+    first, second = read_model(job_of(backbone), rows_of()).flow.outputs
+    with pytest.raises(GraphError, match="; several can be the answer, --output names it"):
         injected_into(tmp_path, rows_of(), backbone=backbone)
     with pytest.raises(GraphError, match=rf"has no output 'third'; it has {first}, {second}"):
         injected_into(tmp_path, rows_of(), backbone=backbone, output="third")
@@ -64,7 +61,7 @@ def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> No
 
 
 def test_sites_of_a_type_that_does_not_cross_are_named_with_their_type(tmp_path: Path) -> None:
-    found = read_foreign(job_of(f"{HERE}:doubled"), rows_of())
+    found = read_model(job_of(f"{HERE}:doubled"), rows_of())
     with pytest.raises(GraphError, match=r"no site that can be cut at; not at .*is torch\.float64; what crosses is"):
         crossing_sites(job_of(f"{HERE}:doubled"), found, {"name": "image"}, print)
 
@@ -74,8 +71,7 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
 ) -> None:
     pytest.importorskip("onnxruntime")
     from earlyexit.foreign.onnx_backbone import open_graph
-    from earlyexit.foreign.onnx_source import GraphOptions, why_not_at
-    from tests.earlyexit.onnx_graphs import CODEC, PIXELS, across_graph, saved
+    from tests.earlyexit.onnx_graphs import CODEC, PIXELS, across_graph, read_graph, saved
 
     path, opened = saved(across_graph(seed=3), tmp_path), list[object]()
 
@@ -83,10 +79,10 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
         opened.append(arguments)
         return open_graph(*arguments, **options)
 
-    monkeypatch.setattr("earlyexit.foreign.onnx_source.open_graph", counted)
+    monkeypatch.setattr("earlyexit.foreign.onnx_cut.open_graph", counted)
     cuts = [("r0",), ("c1",), ("across",), ("mixed",), ("back",), ("nowhere",)]
-    refused = why_not_at(path, GraphOptions(cuts=cuts, codec=CODEC, pixels=PIXELS))
-    assert list(refused) == [("nowhere",), ("across",), ("mixed",)]
+    refused = read_graph(path, pixels=PIXELS).refused(cuts, CODEC)
+    assert list(refused) == [("across",), ("mixed",), ("nowhere",)]
     assert "has no tensor 'nowhere'" in refused["nowhere",]
     assert len(opened) == 2, "the answer, and all tensors"
 

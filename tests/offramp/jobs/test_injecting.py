@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,25 @@ from PIL import Image
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, GraphError, InputError, ModelFolderError, OfframpError
-from earlyexit.foreign.dataflow import Site
 from earlyexit.foreign.torch_backbone import GRAPH_FILE
+from earlyexit.foreign.torch_module import TorchModel
 from earlyexit.named import NamedSpec
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
-from offramp.commands.foreign import TorchForeign, answer_names, check_names, read_foreign
-from offramp.commands.inject import Injected, Times, crossing_sites, inject, ramps_worth_their_time, time_exits
+from offramp.commands.inject import (
+    Injected,
+    Times,
+    answer_names,
+    check_names,
+    crossing_sites,
+    inject,
+    ramps_worth_their_time,
+    read_model,
+    time_exits,
+)
 from offramp.commands.jobs import CalibrateJob, InjectJob
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from profiles.table import FloatArray
@@ -157,7 +166,7 @@ def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_p
 
 def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from earlyexit.foreign.onnx_parts import fingerprint
+    from earlyexit.foreign.onnx_backbone import fingerprint
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
@@ -178,14 +187,13 @@ def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tm
 
 
 def test_only_a_model_that_can_be_cut_nowhere_is_refused(tmp_path: Path) -> None:
-    class Nowhere(TorchForeign):
-        def refused(self, sites: Sequence[Site], codec: NamedSpec) -> Mapping[tuple[str, ...], str]:
-            return {site.tensors: "it is crooked" for site in sites}
+    class Nowhere(TorchModel):
+        def refused(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> dict[tuple[str, ...], str]:
+            return {tuple(cut): "it is crooked" for cut in cuts}
 
-    found = read_foreign(job_of(), rows_of())
-    assert isinstance(found, TorchForeign)
+    found = read_model(job_of(), rows_of())
     with pytest.raises(GraphError, match=r"pictures: no site that can be cut at; not at '.*': it is crooked$"):
-        crossing_sites(job_of(), Nowhere(graph=found.graph, job=job_of(), pairs=False), {"name": "image"}, print)
+        crossing_sites(job_of(), Nowhere(**vars(found)), {"name": "image"}, print)
 
 
 def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_uncut(tmp_path: Path) -> None:

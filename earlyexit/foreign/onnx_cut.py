@@ -1,0 +1,585 @@
+"""How inputs enter an ONNX file and its tensors cross, and its graph in a model's folder.
+
+A graph is put into the folder with its weights beside it, opened to batches of any size, and tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+from pydantic import ValidationError
+
+from earlyexit.codecs import make_codec
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.tensor import TensorCodec
+from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
+from earlyexit.errors import GraphError
+from earlyexit.families.base import Pretrained
+from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
+from earlyexit.foreign.dataflow import layout_role
+from earlyexit.foreign.model import SURE, given_head, longest_taken, or_why, the_answer
+from earlyexit.foreign.onnx_backbone import (
+    DTYPES,
+    INLINE_BYTES,
+    WEIGHTS_SUFFIX,
+    Array,
+    Axes,
+    Crossing,
+    GraphConfig,
+    GraphInput,
+    GraphParts,
+    OnnxBackbone,
+    Pixels,
+    Size,
+    Source,
+    UncutError,
+    enter,
+    entry_boundary,
+    fed,
+    fingerprint,
+    in_plain_words,
+    layout_feeds,
+    one_line,
+    open_graph,
+    read_graph,
+)
+from earlyexit.foreign.onnx_file import OnnxModel, read_onnx, sizes_of_input
+from earlyexit.named import NamedSpec
+from earlyexit.network.boundary import NUMPY, Boundary, TensorSpec
+from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Tensors
+from earlyexit.network.wire import DATATYPES, Encoded
+
+FILE = "graph.onnx"
+SHAPES = ((2, 3), (3, 3), (2, 5))
+"""Inputs and tokens of the trials from which sizes follow: of any two, one number is the same."""
+BATCHES = (1, 2, 7)
+"""Of the trials of blocks."""
+LENGTHS = (5, 1, 9, 3, 5, 7, 2)
+"""Of their inputs, in tokens, as far as the graph takes them."""
+TOLERANCE_OF_CUTS = 1e-4
+"""Between blocks and the uncut graph, as a share of the range of the answers."""
+TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
+"""Between an input alone and in a batch: a graph that mixes inputs misses both by far."""
+TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
+"""Between ids and the table that they are looked up in."""
+WHOLE = ("int64", "int32", "uint8")
+"""Types of images that are numbers from 0 to 255: a scaled one would be cut off to whole numbers."""
+Looked = TypeVar("Looked")
+
+
+def answer_of(source: OnnxModel, codec: NamedSpec) -> str:
+    """Returns the tensor that is the answer."""
+    return _opened(source, codec, lambda graph: graph.output)
+
+
+def specs_of(source: OnnxModel, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
+    """Returns what crosses at each of some cuts, or why nothing can."""
+    return _opened(source, codec, lambda graph: graph.specs(cuts))
+
+
+def take_graph(
+    source: OnnxModel, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded]
+) -> Pretrained:
+    """Put a file's graph into a model's folder; returns its backbone, which was tried."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as trial:  # what is refused leaves a folder as it was
+        config = _opened(source, codec, lambda graph: graph.taken(cuts, rows), Path(trial))
+        for name in (FILE, FILE + WEIGHTS_SUFFIX):
+            (Path(trial) / name).replace(folder / name)
+    backbone = OnnxBackbone(config, folder)
+    return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=codec)
+
+
+def _opened(
+    source: OnnxModel, codec: NamedSpec, look: Callable[[_Graph], Looked], folder: Path | None = None
+) -> Looked:
+    """Returns what is seen in the graph, in a folder; where that fails, once it takes any number of inputs."""
+    if folder is None:
+        with TemporaryDirectory() as made:
+            return _opened(source, codec, look, Path(made))
+    path = source.path
+    model = _with_weights(path)
+    entry = describe_inputs(model.graph, codec, source.asked.pixels)
+    made_for = _free_sizes(model.graph, entry)
+    _write_graph(model, folder)
+    try:
+        return look(_Graph.opened(folder, entry, source.asked.output))
+    except GraphError as error:
+        if made_for is None or not _reshape_any_batch(folder, entry, made_for):
+            raise
+        try:
+            return look(_Graph.opened(folder, entry, source.asked.output))
+        except GraphError:
+            raise GraphError(
+                f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """How inputs enter a graph."""
+
+    inputs: tuple[GraphInput, ...]
+    pixels: Pixels | None = None
+    max_length: int = 1
+
+    @property
+    def boundary(self) -> Boundary:
+        """What the codec gives."""
+        return entry_boundary(self.inputs, self.pixels)
+
+
+def describe_inputs(graph: Any, codec: NamedSpec, pixels: Mapping[str, Any]) -> Entry:
+    """How what a codec gives becomes a graph's inputs; `pixels` are settings of `Pixels` beside its size and layout.
+
+    Raises GraphError where that cannot be told, or does not fit.
+    """
+    weights = {each.name for each in graph.initializer}
+    infos = [each for each in graph.input if each.name not in weights]
+    made = make_codec(codec)
+    if isinstance(made, TokenizedCodec):
+        types = isinstance(made, TextPairCodec) and made.token_types
+        return Entry(inputs=_token_inputs(graph, infos, types), max_length=made.max_length)
+    if isinstance(made, ImageCodec):
+        return _image_entry(infos, made, pixels)
+    if isinstance(made, TensorCodec):
+        return Entry(inputs=tuple(_column_inputs(graph, infos, made)))
+    return Entry(inputs=tuple(_as_declared(graph, each) for each in infos))
+
+
+def _free_sizes(graph: Any, entry: Entry) -> int | None:
+    """Let the graph take any number of inputs, and of tokens; gives the number of inputs that it was made for, if one.
+
+    What it says of the shapes inside it goes, which may hold that number.
+    """
+    fixed = None
+    free = {each.name: (0, 1) if each.per_token else (0,) for each in entry.inputs}
+    for each in (*graph.input, *graph.output):
+        dims = each.type.tensor_type.shape.dim
+        for axis in [axis for axis in free.get(each.name, ()) if axis < len(dims)]:
+            if axis == 0 and dims[0].dim_value > 0:
+                fixed = dims[0].dim_value
+            dims[axis].dim_param = "BT"[axis]
+    for each in graph.output:
+        each.type.tensor_type.ClearField("shape")
+    del graph.value_info[:]
+    return fixed
+
+
+def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tuple[GraphInput, ...]:
+    found: list[GraphInput] = []
+    for info in infos:
+        rank, dtype = len(info.type.tensor_type.shape.dim), _dtype(info)
+        source: Source = layout_role(info.name) or "codec"
+        if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
+            raise GraphError(
+                f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as whole numbers (B, T)"
+            )
+        below = _rows_looked_up(graph, info.name) if source in ("codec", "zeros") else None
+        source = "codec" if source == "zeros" and types_of_codec else source
+        found.append(GraphInput(name=info.name, axes="BT", dtype=dtype, source=source, below=below))
+    tokens = [each.name for each in found if each.source == "codec"]
+    if len(tokens) != 1 + types_of_codec:
+        named = ", ".join(map(repr, tokens)) or "none"
+        raise GraphError(f"of the graph's inputs {1 + types_of_codec} should take tokens, by their names: {named}")
+    ids_first = sorted(found, key=lambda each: layout_role(each.name) == "zeros")
+    return tuple(ids_first)
+
+
+def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str, Any]) -> Entry:
+    if len(infos) != 1:
+        names = ", ".join(repr(each.name) for each in infos)
+        raise GraphError(f"the codec image gives one tensor, the graph takes {names}")
+    [info] = infos
+    height, width = codec.size.height, codec.size.width
+    sizes, dtype = sizes_of_input(info), _dtype(info)
+    planes = {"NCHW": (3, height, width), "NHWC": (height, width, 3)}
+    layout = next((name for name, shape in planes.items() if _fits(sizes, shape)), None)
+    if layout is None:
+        raise GraphError(
+            f"the graph's input {info.name!r} is {list(sizes)}; the codec gives images of {height} x {width} pixels"
+        )
+    taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
+    if dtype in WHOLE:
+        settings = _of_whole_pixels(info.name, dtype, settings)
+    try:
+        pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise GraphError(f"pixels: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    as_they_are = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
+    return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
+
+
+def _of_whole_pixels(name: str, dtype: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    scaled = [each for each in ("scale", "mean", "std") if each in settings]
+    if scaled:
+        raise GraphError(
+            f"pixels: {', '.join(scaled)}: the graph's input {name!r} is {dtype}, and takes pixels from 0 to 255 as "
+            "they are; only their order can be said"
+        )
+    return {**settings, "scale": 1.0}
+
+
+def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list[GraphInput]:
+    columns = {column.name: column for column in codec.inputs}
+    by_name = {info.name: info for info in infos}
+    if len(columns) == len(infos) == 1:
+        by_name = dict(zip(columns, infos, strict=True))
+    if columns.keys() != by_name.keys():
+        raise GraphError(f"the codec has the columns {', '.join(columns)}; the graph takes {', '.join(by_name)}")
+    found = []
+    for name, column in columns.items():
+        given = _as_declared(graph, by_name[name], column.shape)
+        crosses = NUMPY[DTYPES[given.dtype]]
+        if DATATYPES[column.datatype] != crosses:
+            raise GraphError(f"the column {name!r} is {column.datatype}; the graph takes {crosses}")
+        found.append(given)
+    return found
+
+
+def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) -> GraphInput:
+    """An input with a row per input, of the shape that the graph says, or of one that fits it."""
+    sizes, dtype = sizes_of_input(info), _dtype(info)
+    shape = tuple(size or 0 for size in sizes[1:]) if shape is None else shape
+    if not _fits(sizes, shape) or not all(shape):
+        raise GraphError(f"the graph's input {info.name!r} is {list(sizes)}; rows of {list(shape)} do not fit it")
+    below = _rows_looked_up(graph, info.name) if dtype in ("int64", "int32") else None
+    return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)
+
+
+def _rows_looked_up(graph: Any, name: str) -> int:
+    """How many rows the table has that an input's numbers are looked up in; 2 where there is none."""
+    weights = {each.name: each for each in graph.initializer}
+    same = {name}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[1] in same and node.input[0] in weights:
+            return int(weights[node.input[0]].dims[0])
+        if node.op_type in TRACED and node.input[0] in same:
+            same.update(node.output)
+    return 2
+
+
+def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """Whether rows of a shape are an input of these sizes, whose first axis is that of inputs."""
+    return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
+
+
+def _dtype(info: Any) -> str:
+    from onnx import helper
+
+    dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
+    if dtype not in DTYPES:
+        raise GraphError(f"the graph's input {info.name!r} is {dtype}; {', '.join(DTYPES)} are fed")
+    return dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    """A graph in a folder, ready to be tried."""
+
+    model: Any
+    folder: Path
+    entry: Entry
+    parts: GraphParts
+    output: str
+    """The tensor that is the answer."""
+    answers: Array
+    """Of the first trial."""
+
+    @classmethod
+    def opened(cls, folder: Path, entry: Entry, output: str | None) -> _Graph:
+        """Raises GraphError where it cannot be run, or gives no classification, or several and `output` is None."""
+        model = read_graph(folder, FILE)
+        parts = GraphParts(model.graph)
+        names = [output] if output is not None else [each.name for each in model.graph.output]
+        if output is not None and not parts.has(output):
+            raise GraphError(f"the graph has no tensor {output!r}; its outputs are {_outputs(model)}")
+        trials = Whole(model, folder, entry, names).measured()
+
+        def can_be(name: str) -> bool:
+            first, other = trials[0][name], trials[1][name]
+            if first.dtype.kind != "f" or first.ndim != 2 or (len(first), len(other)) != (2, 3):
+                return False
+            return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
+
+        answer = the_answer("the graph", {name: trials[0][name].shape for name in names}, can_be, batch=2)
+        return cls(model=model, folder=folder, entry=entry, parts=parts, output=answer, answers=trials[0][answer])
+
+    def taken(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
+        """Returns all that is needed to run its blocks, which were tried; raises GraphError."""
+        cuts = [*cuts, [self.output]]
+        sizes = self._sizes(cuts)
+        whole, of_name = self._measured([*(name for cut in cuts for name in cut), *sizes])
+        sums = np.abs(self.answers.sum(1) - 1)
+        config = GraphConfig(
+            file=FILE,
+            sha256=fingerprint(self.folder, FILE),
+            inputs=self.entry.inputs,
+            cuts=tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts),
+            outputs="probabilities" if (self.answers >= 0).all() and (sums < SURE).all() else "logits",
+            sizes={name: sizes_of(name, of_name[name]) for name in sizes},
+            max_length=self.entry.max_length,
+            pixels=self.entry.pixels,
+        )
+        whole.check_longest()
+        check_blocks(OnnxBackbone(config, self.folder), whole, config, rows)
+        return config
+
+    def specs(self, cuts: Sequence[Sequence[str]]) -> list[list[TensorSpec] | str]:
+        """Returns what crosses at each of these cuts, each for itself, or why nothing can; measured at once."""
+        sizes = [or_why(self._sizes, [cut, [self.output]]) for cut in cuts]
+        readable = [(cut, read) for cut, read in zip(cuts, sizes, strict=True) if not isinstance(read, str)]
+        _, of_name = self._measured([name for cut, read in readable for name in (*cut, *read)] or [self.output])
+
+        def measured(cut: Sequence[str], read: list[str] | str) -> list[TensorSpec]:
+            if isinstance(read, str):
+                raise GraphError(read)
+            found = [crossing(name, of_name[name]).spec() for name in cut]
+            for name in read:
+                sizes_of(name, of_name[name])
+            return found
+
+        return list(map(or_why, [measured] * len(cuts), cuts, sizes))
+
+    def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
+        """That its blocks are fed; raises GraphError where the cuts do not part it."""
+        codec = [each.name for each in self.entry.inputs if each.source == "codec"]
+        layout = {each.name for each in self.entry.inputs if each.source != "codec"}
+        return sizes_needed(self.parts, cuts, codec, layout)
+
+    def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
+        """Tensors in the trials."""
+        whole = Whole(self.model, self.folder, self.entry, names)
+        trials = whole.measured()
+        return whole, {name: [trial[name] for trial in trials] for name in names}
+
+
+class Whole:
+    """The uncut graph; any of its tensors can be looked at."""
+
+    def __init__(self, model: Any, folder: Path, entry: Entry, names: Sequence[str]) -> None:
+        """Raises GraphError for operators that ONNX Runtime does not have."""
+        import onnx
+
+        looked_at = onnx.ModelProto()
+        looked_at.CopyFrom(model)
+        del looked_at.graph.output[:]
+        looked_at.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names))
+        self._session = open_graph(looked_at, folder, quiet=True)
+        self._entry = entry
+        self._names = list(dict.fromkeys(names))
+
+    def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
+        """The tensors of inputs as the codec gives them; raises GraphError where the graph does not take them."""
+        codec = [each for each in self._entry.inputs if each.source == "codec"]
+        entered = enter(values, self._entry.pixels)
+        feeds = {each.name: fed(each, rows, layout) for each, rows in zip(codec, entered, strict=True)}
+        feeds |= layout_feeds([each for each in self._entry.inputs if each.source != "codec"], layout)
+        try:
+            results = self._session.run(self._names, feeds)
+        except Exception as error:  # ONNX Runtime's have no base of their own
+            raise GraphError(
+                f"the graph does not take {layout.num_inputs} inputs"
+                f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {in_plain_words(error)}"
+            ) from error
+        return dict(zip(self._names, results, strict=True))
+
+    def check_longest(self) -> None:
+        """Raise GraphError, with the length that the graph does take, where inputs may be longer."""
+        longest_taken("the graph", self._entry.max_length, self._runs, least=SHAPES[0][1], must=True)
+
+    def _runs(self, length: int) -> bool:
+        layout = layout_of([length])
+        return not isinstance(or_why(self.run, examples(self._entry.boundary, layout), layout), str)
+
+    def measured(self) -> list[dict[str, Array]]:
+        """The tensors in each of `SHAPES`."""
+        shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
+        layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
+        return [self.run(examples(self._entry.boundary, layout), layout) for layout in layouts]
+
+
+def crossing(name: str, trials: Sequence[Array]) -> Crossing:
+    """How a tensor crosses, by its shapes in `SHAPES`; raises GraphError where it has no row per input."""
+    dtype = str(trials[0].dtype)
+    if dtype not in DTYPES:
+        raise GraphError(f"the graph's tensor {name!r} is {dtype}; what crosses is {', '.join(DTYPES)}")
+    for axes in get_args(Axes):
+        found = [_row(trial.shape, axes, *shape) for trial, shape in zip(trials, SHAPES, strict=False)]
+        if found[0] is not None and all(row == found[0] for row in found):
+            return Crossing(name=name, axes=axes, shape=found[0], dtype=dtype)
+    raise GraphError(
+        f"the graph's tensor {name!r}, {list(trials[0].shape)} for {SHAPES[0][0]} inputs, has a row neither per input "
+        "nor per token: it cannot cross"
+    )
+
+
+def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> tuple[int, ...] | None:
+    """The shape of a row, if these are the first axes; the trials of one length alone have no tokens."""
+    leading = {"BT": (num_inputs, longest), "TB": (longest, num_inputs), "B*T": (num_inputs * longest,)}
+    leading |= {"B": (num_inputs,)}
+    if axes in leading:
+        first = leading[axes]
+        return shape[len(first) :] if shape[: len(first)] == first else None
+    if not shape or shape[0] % num_inputs:
+        return None
+    return (shape[0] // num_inputs, *shape[1:])
+
+
+def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:
+    """The numbers of a `Shape` or `Size`, by those of the trials; raises GraphError where they do not follow."""
+    if trials[0].ndim == 0:
+        return _size(name, [int(trial) for trial in trials])
+    return tuple(_size(name, [int(number) for number in numbers]) for numbers in zip(*trials, strict=True))
+
+
+def _size(name: str, numbers: Sequence[int]) -> Size:
+    shapes = [(inputs, tokens if len(numbers) == len(SHAPES) else 1) for inputs, tokens in SHAPES[: len(numbers)]]
+    for inputs in range(3):
+        for tokens in range(3 if len(numbers) == len(SHAPES) else 1):
+            factor, rest = divmod(numbers[0], shapes[0][0] ** inputs * shapes[0][1] ** tokens)
+            size = Size(factor=factor, inputs=inputs, tokens=tokens)
+            if not rest and all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
+                return size
+    raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
+
+
+def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig, rows: Sequence[Encoded] = ()) -> None:
+    """Raise GraphError unless blocks give what the uncut graph does, and an input the same alone and together.
+
+    `rows`: inputs of the user, as in `trial.check_alone`.
+    """
+    try:
+        trials = check_alone(backbone, [LENGTHS[:count] for count in BATCHES], TOLERANCE_ALONE, rows)
+    except TrialError as error:
+        raise GraphError(str(error)) from error
+    [last] = config.cuts[-1]
+    for trial in trials:
+        uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
+        expected = backbone.answer_of(uncut, trial.layout)
+        said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, TOLERANCE_ALONE.least_range)
+        if said is not None:
+            count = trial.layout.num_inputs
+            raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
+
+
+def sizes_needed(
+    parts: GraphParts, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
+) -> list[str]:
+    """Returns the sizes that blocks are fed; blocks that run as one piece need no others.
+
+    Raises GraphError unless every cut parts the graph, in this order; the last is the graph's answer.
+    """
+    free = parts.free(layout)
+    sizes: set[str] = set()
+    before: Sequence[str] = codec
+    for block, cut in enumerate(cuts):
+        for name in cut:
+            if not parts.has(name) and name not in codec:
+                raise GraphError(f"the graph has no tensor {name!r} to cut at")
+            if name in free:
+                raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
+        try:
+            part = parts.part(before, layout, cut)
+        except UncutError as error:
+            where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
+            raise GraphError(
+                f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; it has "
+                "to cross as well, or the cut to be elsewhere"
+            ) from error
+        if not part.nodes:
+            raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
+        sizes.update(part.sizes)
+        before = cut
+    return sorted(sizes)
+
+
+def _with_weights(path: Path) -> Any:
+    """Returns the ModelProto of a file, its weights in memory; raises GraphError where there is none to cut."""
+    import onnx
+
+    model = read_onnx(path).proto
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise GraphError(f"the weights beside {path} cannot be read: {one_line(error)}") from error
+    return model
+
+
+def _write_graph(model: Any, folder: Path) -> None:
+    """Put a graph, whose weights are in memory, into an empty folder; the proto is of no use afterwards."""
+    import onnx
+
+    _weights_from_constants(model.graph)
+    beside = FILE + WEIGHTS_SUFFIX
+    onnx.save_model(model, folder / FILE, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
+    (folder / beside).touch()  # a graph without weights has the file as well
+
+
+def _weights_from_constants(graph: Any) -> None:
+    """Large constants become weights, which may lie in another file, and so do numbers that are held one by one."""
+    from onnx import numpy_helper
+
+    for tensor in graph.initializer:
+        if not tensor.HasField("raw_data") and tensor.data_type != tensor.STRING:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+    kept = []
+    for node in graph.node:
+        value = next((each.t for each in node.attribute if each.name == "value"), None)
+        if node.op_type == "Constant" and value is not None and len(value.raw_data) >= INLINE_BYTES:
+            weight = graph.initializer.add()
+            weight.CopyFrom(value)
+            weight.name = node.output[0]
+        else:
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
+    """Let every `Reshape` that names the number of inputs take any; says whether there was one."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = read_graph(folder, FILE)
+    graph, parts = model.graph, GraphParts(model.graph)
+    free = parts.free({each.name for each in entry.inputs if each.source != "codec"})
+    changed = False
+    for index, node in enumerate(graph.node):
+        if node.op_type != "Reshape" or node.input[0] in free:
+            continue
+        shape = _constant(parts, node.input[1])
+        if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != made_for:
+            continue
+        opened = graph.initializer.add()
+        opened.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
+        node.input[1] = opened.name
+        changed = True
+    if changed:
+        onnx.save_model(model, folder / FILE)
+    return changed
+
+
+def _constant(parts: GraphParts, name: str) -> Array | None:
+    from onnx import numpy_helper
+
+    node = parts.node_of(name)
+    tensor = parts.weights.get(name)
+    if node is not None and node.op_type == "Constant":
+        [value] = node.attribute
+        if value.name == "value_ints":
+            return np.array(value.ints)
+        tensor = value.t if value.name == "value" else None
+    return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
+
+
+def _outputs(model: Any) -> str:
+    return ", ".join(each.name for each in model.graph.output)
