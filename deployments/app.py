@@ -21,8 +21,7 @@ from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.wire.router import AnnouncingRouter
-from earlyexit.network.chain_card import check_prunable
-from earlyexit.network.store import read_card
+from earlyexit.network.store import check_prunable, read_card
 from optimizer.plan_file import ModelShape, parse_plan
 
 # Serve must never hold calls back: how much is under way is the dispatcher's to decide.

@@ -9,8 +9,7 @@ from typing import Any
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
-from earlyexit.network.chain_card import check_prunable
-from earlyexit.network.store import read_card
+from earlyexit.network.store import check_prunable, read_card
 from optimizer.live.tuning.base import check_tunable
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import ModelShape, parse_plan

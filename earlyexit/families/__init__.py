@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 # Name -> where its Family is. A family is a class in a file beside this one and one line here.
 FAMILIES = {
-    "bert": "earlyexit.families.bert:Bert",
-    "distilbert": "earlyexit.families.bert:DistilBert",
+    "bert": "earlyexit.families.encoder:Bert",
+    "distilbert": "earlyexit.families.encoder:DistilBert",
     "exported": "earlyexit.foreign.torch_backbone:Exported",
-    "llama": "earlyexit.families.llama:Llama",
-    "marian": "earlyexit.families.marian:Marian",
-    "mpnet": "earlyexit.families.mpnet:MPNet",
+    "llama": "earlyexit.families.decoder:Llama",
+    "marian": "earlyexit.families.seq2seq:Marian",
+    "mpnet": "earlyexit.families.encoder:MPNet",
     "onnx": "earlyexit.foreign.onnx_backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",
-    "roberta": "earlyexit.families.bert:Roberta",
-    "t5": "earlyexit.families.t5:T5",
+    "roberta": "earlyexit.families.encoder:Roberta",
+    "t5": "earlyexit.families.seq2seq:T5",
     "vgg": "earlyexit.families.vgg:Vgg",
 }
 

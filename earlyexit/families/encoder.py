@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.base import Backbone, FinalHead, JsonDict
+from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, filled_up, rows_run
 from earlyexit.network.layout import Layout, Masks
@@ -259,3 +261,224 @@ def label_names(hf_config: object) -> tuple[str, ...] | None:
     """Returns the checkpoint's label names in order; None where it has none."""
     id2label = getattr(hf_config, "id2label", None)
     return tuple(id2label[k] for k in sorted(id2label)) if id2label else None
+
+
+PARTS = {
+    "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention_out": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "up": ("intermediate.dense",),
+    "down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
+}
+"""Our names of a block's layers, and the layers of `transformers` that each consists of; below too."""
+DISTIL_PARTS = {
+    "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attention_out": ("attention.out_lin",),
+    "attention_norm": ("sa_layer_norm",),
+    "up": ("ffn.lin1",),
+    "down": ("ffn.lin2",),
+    "feed_forward_norm": ("output_layer_norm",),
+}
+
+
+class Bert(Family):
+    """BERT and whatever has its structure; relatives say where they differ."""
+
+    name = "bert"
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = PARTS
+    block_prefix: ClassVar[str] = "encoder.layer.{}"
+    has_token_types: ClassVar[bool] = True
+    """Whether its checkpoints embed them; inputs without token types then get the first type's in their positions."""
+    head_style: ClassVar[RampStyle] = "pooler"
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
+        return EncoderBackbone(EncoderConfig(**config))
+
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        classifies = hasattr(hf_model, "classifier")
+        encoder = getattr(hf_model, self.name) if classifies else hf_model
+        weights: dict[str, Tensor] = encoder.state_dict()
+        backbone = self.build(asdict(self.encoder_config(hf_model.config, pairs=pairs)))
+        self.copy_weights(backbone, weights)
+        if not classifies:
+            return Pretrained(backbone=backbone, head=None, label_names=None)
+        head = final_head(self.head_style, *self.head_layers(hf_model))
+        return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))
+
+    def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
+        """Fill the backbone with the weights of the bare `transformers` encoder, by their names there."""
+        copy_embeddings(backbone, weights, token_type=self.has_token_types)
+        kinds = ("weight", "bias")
+        names = names_in_blocks("{}", self.block_prefix, backbone.num_blocks, self.parts, kinds)
+        backbone.blocks.load_state_dict(put_together(weights, names))
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        """Returns the sizes in a `transformers` configuration; `pairs` as in `from_transformers`."""
+        return sizes_of(
+            hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
+        )
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        """Returns the dense layer and the classifier of a fine-tuned checkpoint."""
+        return hf_model.bert.pooler.dense, hf_model.classifier
+
+
+class Roberta(Bert):
+    """RoBERTa: its positions start behind the padding index, and it tells the texts of a pair apart by separators."""
+
+    name = "roberta"
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        return sizes_of(hf_config, position_offset=hf_config.pad_token_id + 1)
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.classifier.dense, hf_model.classifier.out_proj
+
+
+class DistilBert(Bert):
+    """DistilBERT: half of BERT's blocks, no token types, a ReLU in its head."""
+
+    name = "distilbert"
+    parts = DISTIL_PARTS
+    block_prefix = "transformer.layer.{}"
+    has_token_types = False
+    head_style = "pooler-relu"
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
+        return super().build({"num_blocks": 6, **config})
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        return EncoderConfig(
+            vocab_size=hf_config.vocab_size,
+            hidden_size=hf_config.dim,
+            num_blocks=hf_config.n_layers,
+            num_heads=hf_config.n_heads,
+            intermediate_size=hf_config.hidden_dim,
+            max_length=hf_config.max_position_embeddings,
+            activation=hf_config.activation,
+            norm_eps=1e-12,  # the configuration does not name it; DistilBERT's code has this constant
+        )
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.pre_classifier, hf_model.classifier
+
+
+def sizes_of(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
+    """Returns the sizes in a `transformers` configuration that uses BERT's names."""
+    return EncoderConfig(
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.hidden_size,
+        num_blocks=hf_config.num_hidden_layers,
+        num_heads=hf_config.num_attention_heads,
+        intermediate_size=hf_config.intermediate_size,
+        max_length=hf_config.max_position_embeddings - position_offset,
+        position_offset=position_offset,
+        activation=hf_config.hidden_act,
+        norm_eps=hf_config.layer_norm_eps,
+        token_types=token_types,
+    )
+
+
+MAX_DISTANCE = 128
+"""From it on all distances share a bucket, unless a configuration names another; MPNet's does not."""
+
+
+def by_distance(table: nn.Embedding, length: int, max_distance: int = MAX_DISTANCE) -> Tensor:
+    """Returns the bias on the scores of `length` tokens that all see each other, queries before keys, (H, T, T).
+
+    `table` holds a bias per bucket and head; its second half is for keys behind the query.
+    """
+    device = table.weight.device
+    place_T = torch.arange(length, device=device)
+    # One lookup per distance: picking T * T of them is cheaper than sorting T * T into buckets.
+    offset_D = torch.arange(1 - length, length, device=device)
+    bias_DH: Tensor = table(bucket(offset_D, table.num_embeddings, max_distance))
+    return bias_DH[place_T[None, :] - place_T[:, None] + (length - 1)].permute(2, 0, 1)
+
+
+def before(table: nn.Embedding, longest: int, max_distance: int) -> Tensor:
+    """Returns the bias on the score of a key 0 to `longest` - 1 tokens before its query, (D, H)."""
+    distance_D = torch.arange(longest, device=table.weight.device)
+    bias_DH: Tensor = table(_bucket(distance_D, table.num_embeddings, max_distance))
+    return bias_DH
+
+
+def bucket(offset: Tensor, num_buckets: int, max_distance: int = MAX_DISTANCE) -> Tensor:
+    """Returns the bucket, int64, of a key `offset` tokens behind its query (negative: before it)."""
+    half = num_buckets // 2
+    return _bucket(offset.abs(), half, max_distance) + (offset > 0).long() * half
+
+
+def _bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """Returns the buckets of distances to one side.
+
+    The first half of the buckets hold one distance each. The edges of the others grow evenly in the logarithm up to
+    `max_distance`. Edges are whole numbers; `transformers` rounds a logarithm instead, which depends on the library.
+    """
+    exact = num_buckets // 2
+    # The smallest distance of every wide bucket but the first, computed on the device: a CUDA graph cannot capture
+    # numbers from the host. The small subtraction keeps whole powers whole before they are rounded up.
+    step_E = torch.arange(1, num_buckets - exact, dtype=torch.float64, device=distance.device)
+    edges_E = (exact * (max_distance / exact) ** (step_E / (num_buckets - exact)) - 1e-6).ceil()
+    return torch.where(distance < exact, distance, exact + (distance[..., None] >= edges_E).sum(-1))
+
+
+BUCKETS = "encoder.relative_attention_bias.weight"
+"""Where `transformers` keeps the table."""
+POSITION_OFFSET = 2
+"""Behind the padding index, which is 1 whatever the configuration names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MPNetConfig(EncoderConfig):
+    """Sizes of an MPNet; the defaults are mpnet-base's."""
+
+    vocab_size: int = 30527
+    position_offset: int = POSITION_OFFSET
+    norm_eps: float = 1e-5
+    num_buckets: int = 32
+    """Of distances; half of them for keys behind the query."""
+
+
+class MPNetBackbone(EncoderBackbone):
+    """An encoder whose attention has a bias by the distance of two tokens."""
+
+    config: MPNetConfig
+
+    def __init__(self, config: MPNetConfig) -> None:
+        super().__init__(config)
+        if config.num_buckets < 4 or config.num_buckets % 4:
+            raise ModelFolderError(f"num_buckets must be a multiple of 4, not {config.num_buckets}")
+        self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def attention_bias(self, layout: Layout) -> Tensor:
+        return by_distance(self.distance_bias, layout.longest)
+
+
+class MPNet(Bert):
+    """MPNet: no token types, positions that start behind the padding index as RoBERTa's do."""
+
+    name = "mpnet"
+    parts: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **PARTS,
+        "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        "attention_out": ("attention.attn.o",),
+        "attention_norm": ("attention.LayerNorm",),
+    }
+    has_token_types = False
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> MPNetBackbone:
+        return MPNetBackbone(MPNetConfig(**config))
+
+    def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
+        super().copy_weights(backbone, weights)
+        assert isinstance(backbone, MPNetBackbone)
+        backbone.distance_bias.load_state_dict({"weight": weights[BUCKETS]})
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> MPNetConfig:
+        config = sizes_of(hf_config, position_offset=POSITION_OFFSET)
+        return MPNetConfig(**asdict(config), num_buckets=hf_config.relative_attention_num_buckets)
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.classifier.dense, hf_model.classifier.out_proj

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, RmsNorm
-from earlyexit.families.mpnet import before, by_distance
+from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_blocks, put_together
+from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, RmsNorm, pretrained
+from earlyexit.families.encoder import before, by_distance
 from earlyexit.network.layers import ACTIVATIONS
 from earlyexit.network.layout import Layout, Masks
 from earlyexit.network.piece import Tensors
@@ -344,3 +347,171 @@ def _positions(run: Run) -> Rows:
     """Returns the positions of a run's tokens within the source or the answer."""
     tokens = np.arange(run.start, run.end)
     return np.where(tokens < run.source, tokens, tokens - run.source)
+
+
+T5_ATTENTION = {
+    "attention.norm": ("layer.0.layer_norm",),
+    "attention.qkv": tuple(f"layer.0.SelfAttention.{part}" for part in "qkv"),
+    "attention.out": ("layer.0.SelfAttention.o",),
+}
+T5_CROSSING = {
+    "crossing.norm": ("layer.1.layer_norm",),
+    "crossing.query": ("layer.1.EncDecAttention.q",),
+    "crossing.keys_values": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
+    "crossing.out": ("layer.1.EncDecAttention.o",),
+}
+
+
+class T5(Family):
+    """Encoder-decoders of `transformers`' type `t5`."""
+
+    name = "t5"
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> Seq2SeqBackbone:
+        return Seq2SeqBackbone(Seq2SeqConfig(**config))
+
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        """Raises ModelFolderError for a model without a head for its vocabulary, and for activations unknown here."""
+        if not hasattr(hf_model, "lm_head"):
+            raise ModelFolderError("a T5 without a head for its vocabulary generates nothing")
+        config, weights = hf_model.config, hf_model.state_dict()
+        words_VD, head_VD = weights["shared.weight"], weights["lm_head.weight"]
+        # T5 scales states down in front of the head; here the head's weights are scaled down. Where they are the
+        # embedding's, embedded words are scaled up by as much.
+        scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
+        tied = words_VD.equal(head_VD)
+        backbone = Seq2SeqBackbone(t5_sizes(config, tied=tied, embedding_scale=1 / scale if tied else 1.0))
+        state = put_together(weights, _t5_names(backbone.config))
+        for k in range(backbone.num_blocks):  # T5 does not divide scores by the root of a head's size
+            state[f"blocks.{k}.crossing.query.weight"] *= config.d_kv**0.5
+        width = config.num_heads * config.d_kv
+        for name, values in state.items():
+            if name.endswith("qkv.weight"):
+                values[:width] *= config.d_kv**0.5
+        if tied:
+            state["word.weight"] = words_VD * scale
+        return pretrained(backbone, state, head_VD * scale)
+
+
+def t5_sizes(hf_config: Any, *, tied: bool, embedding_scale: float) -> Seq2SeqConfig:
+    """Returns the sizes in a `transformers` configuration."""
+    return Seq2SeqConfig(
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.d_model,
+        num_blocks=hf_config.num_decoder_layers,
+        num_encoder_blocks=hf_config.num_layers,
+        num_heads=hf_config.num_heads,
+        num_kv_heads=hf_config.num_heads,
+        head_size=hf_config.d_kv,
+        intermediate_size=hf_config.d_ff,
+        max_length=getattr(hf_config, "n_positions", None) or Seq2SeqConfig().max_length,
+        norm_eps=hf_config.layer_norm_epsilon,
+        activation=hf_config.dense_act_fn,
+        gated=hf_config.is_gated_act,
+        embedding_scale=embedding_scale,
+        distance_buckets=hf_config.relative_attention_num_buckets,
+        max_distance=hf_config.relative_attention_max_distance,
+        tied=tied,
+    )
+
+
+def _t5_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
+    """Returns our weights' names, and the weights of `transformers` that each consists of."""
+    names: dict[str, tuple[str, ...]] = {"word.weight": ("shared.weight",)}
+    for ours, theirs in (("encoder_", "encoder"), ("", "decoder")):
+        names[f"{ours}norm.weight"] = (f"{theirs}.final_layer_norm.weight",)
+        distances = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{ours}distances.weight"] = (distances,)
+    encoder, decoder = (
+        T5_ATTENTION | _t5_feed_forward(config, 1),
+        T5_ATTENTION | T5_CROSSING | _t5_feed_forward(config, 2),
+    )
+    names |= names_in_blocks("encoder.{}", "encoder.block.{}", config.num_encoder_blocks, encoder)
+    return names | names_in_blocks("blocks.{}", "decoder.block.{}", config.num_blocks, decoder)
+
+
+def _t5_feed_forward(config: Seq2SeqConfig, layer: int) -> dict[str, tuple[str, ...]]:
+    at = f"layer.{layer}.DenseReluDense"
+    return {
+        "feed_forward.norm": (f"layer.{layer}.layer_norm",),
+        "feed_forward.up": (f"{at}.wi_0", f"{at}.wi_1") if config.gated else (f"{at}.wi",),
+        "feed_forward.down": (f"{at}.wo",),
+    }
+
+
+MARIAN_EPS = 1e-5
+"""Torch's default; configurations do not name it."""
+MARIAN_PARTS = {
+    "attention.norm": ("self_attn_layer_norm",),
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.out_proj",),
+    "feed_forward.norm": ("final_layer_norm",),
+    "feed_forward.up": ("fc1",),
+    "feed_forward.down": ("fc2",),
+}
+MARIAN_CROSSING = {
+    "crossing.norm": ("encoder_attn_layer_norm",),
+    "crossing.query": ("encoder_attn.q_proj",),
+    "crossing.keys_values": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "crossing.out": ("encoder_attn.out_proj",),
+}
+
+
+class Marian(Family):
+    """Encoder-decoders of `transformers`' type `marian` whose two sides share vocabulary, heads and sizes."""
+
+    name = "marian"
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> Seq2SeqBackbone:
+        return Seq2SeqBackbone(Seq2SeqConfig(**config))
+
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        """Raises ModelFolderError for a model without a head for its vocabulary, and for sides that differ in size."""
+        if not hasattr(hf_model, "lm_head"):
+            raise ModelFolderError("a Marian without a head for its vocabulary generates nothing")
+        weights = hf_model.state_dict()
+        words_VD, head_VD = weights["model.decoder.embed_tokens.weight"], weights["lm_head.weight"]
+        if not words_VD.equal(weights["model.encoder.embed_tokens.weight"]):
+            raise ModelFolderError("a Marian whose encoder has a vocabulary of its own is not served")
+        backbone = Seq2SeqBackbone(marian_sizes(hf_model.config, tied=words_VD.equal(head_VD)))
+        state = put_together(weights, _marian_names(backbone.config))
+        bias_V = weights["final_logits_bias"][0].clone()
+        never = hf_model.generation_config.bad_words_ids or ()
+        bias_V[[words[0] for words in never if len(words) == 1]] = -torch.inf  # padding, which is never an answer
+        return pretrained(backbone, state, head_VD, bias_V)
+
+
+def marian_sizes(hf_config: Any, *, tied: bool) -> Seq2SeqConfig:
+    """Returns the sizes in a `transformers` configuration."""
+    for what in ("attention_heads", "ffn_dim"):
+        sides = getattr(hf_config, f"encoder_{what}"), getattr(hf_config, f"decoder_{what}")
+        if sides[0] != sides[1]:
+            raise ModelFolderError(f"{what} must be the same on both sides, not {sides[0]} and {sides[1]}")
+    return Seq2SeqConfig(
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.d_model,
+        num_blocks=hf_config.decoder_layers,
+        num_encoder_blocks=hf_config.encoder_layers,
+        num_heads=hf_config.decoder_attention_heads,
+        num_kv_heads=hf_config.decoder_attention_heads,
+        head_size=hf_config.d_model // hf_config.decoder_attention_heads,
+        intermediate_size=hf_config.decoder_ffn_dim,
+        max_length=hf_config.max_position_embeddings,
+        norm_eps=MARIAN_EPS,
+        norm_first=False,
+        bias=True,
+        activation={"swish": "silu"}.get(hf_config.activation_function, hf_config.activation_function),
+        embedding_scale=hf_config.d_model**0.5 if hf_config.scale_embedding else 1.0,
+        distance_buckets=0,
+        tied=tied,
+    )
+
+
+def _marian_names(config: Seq2SeqConfig) -> dict[str, tuple[str, ...]]:
+    """Returns our weights' names, and the weights of `transformers` that each consists of."""
+    kinds = ("weight", "bias")
+    names = names_in_blocks("encoder.{}", "model.encoder.layers.{}", config.num_encoder_blocks, MARIAN_PARTS, kinds)
+    names["word.weight"] = ("model.decoder.embed_tokens.weight",)
+    return names | names_in_blocks(
+        "blocks.{}", "model.decoder.layers.{}", config.num_blocks, MARIAN_PARTS | MARIAN_CROSSING, kinds
+    )

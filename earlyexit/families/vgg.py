@@ -20,8 +20,15 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Family, JsonDict, Pretrained
-from earlyexit.families.pixels import ImageBackbone, ImageConfig, NormalisedPixels
-from earlyexit.families.state_file import fill, image_codec, linear_head, tensor_of
+from earlyexit.families.images import (
+    ImageBackbone,
+    ImageConfig,
+    NormalisedPixels,
+    fill,
+    image_codec,
+    linear_head,
+    tensor_of,
+)
 
 WIDTHS = (64, 128, 256, 512, 512)
 """Channels of the five regions."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.dataflow import Dataflow, Site, find_sites, with_sets
-from earlyexit.named import NamedSpec, is_own
+from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, TensorSpec, why_no_exit
 from earlyexit.network.wire import Encoded
 
@@ -30,7 +30,7 @@ SURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ForeignOptions:
     """What a user says of a foreign model."""
 
     output: str | None = None
@@ -51,7 +51,7 @@ class ForeignModel(ABC):
     name: str
     """`module:function`, or the file's path."""
     flow: Dataflow
-    asked: Asked = Asked()
+    asked: ForeignOptions = ForeignOptions()
 
     @property
     @abstractmethod
@@ -99,20 +99,6 @@ class ForeignModel(ABC):
         if unknown:
             raise GraphError(f"{self.name} has no output {unknown[0]!r}; it has {', '.join(self.flow.outputs)}")
         return replace(self, flow=replace(self.flow, outputs=outputs))
-
-
-def read_foreign(name: str, asked: Asked, *, open_size: int) -> ForeignModel:
-    """Read an ONNX file, or the torch module that `module:function` gives.
-
-    Axes that an ONNX file leaves open are `open_size` long where it is timed. Raises InputError for what is no model.
-    """
-    if is_own(name):
-        from earlyexit.foreign.torch_module import read_torch
-
-        return replace(read_torch(name), asked=asked)
-    from earlyexit.foreign.onnx_file import read_onnx
-
-    return replace(read_onnx(Path(name), open_size=open_size), asked=asked)
 
 
 def the_answer(name: str, outputs: Mapping[str, Sequence[int]], can_be: Callable[[str], bool], batch: int) -> str:

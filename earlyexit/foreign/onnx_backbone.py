@@ -188,8 +188,9 @@ def read_config(config: Mapping[str, Any]) -> GraphConfig:
         raise ModelFolderError(f"no onnx backbone can be built: {where}: {first['msg']}") from error
 
 
-WEIGHTS_SUFFIX = ".data"
-"""Of the file with the weights, after the graph's own name."""
+FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"
+FILES = (FILE, FILE + WEIGHTS_SUFFIX)
+"""Of a graph and of its weights beside it."""
 INLINE_BYTES = 1024
 """Tensors below this stay in the graph: shapes and the like, which ONNX Runtime reads while it opens a session."""
 UNKNOWN = (

@@ -19,12 +19,12 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError
-from earlyexit.families.base import Pretrained
 from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import layout_role
-from earlyexit.foreign.model import SURE, given_head, longest_taken, or_why, the_answer
+from earlyexit.foreign.model import SURE, ForeignOptions, longest_taken, or_why, the_answer
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
+    FILE,
     INLINE_BYTES,
     WEIGHTS_SUFFIX,
     Array,
@@ -48,14 +48,13 @@ from earlyexit.foreign.onnx_backbone import (
     open_graph,
     read_graph,
 )
-from earlyexit.foreign.onnx_file import OnnxModel, read_onnx, sizes_of_input
+from earlyexit.foreign.onnx_file import sizes_of_input
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import NUMPY, Boundary, TensorSpec
 from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
 from earlyexit.network.wire import DATATYPES, Encoded
 
-FILE = "graph.onnx"
 SHAPES = ((2, 3), (3, 3), (2, 5))
 """Inputs and tokens of the trials from which sizes follow: of any two, one number is the same."""
 BATCHES = (1, 2, 7)
@@ -73,48 +72,32 @@ WHOLE = ("int64", "int32", "uint8")
 Looked = TypeVar("Looked")
 
 
-def answer_of(source: OnnxModel, codec: NamedSpec) -> str:
-    """Returns the tensor that is the answer."""
-    return _opened(source, codec, lambda graph: graph.output)
-
-
-def specs_of(source: OnnxModel, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> list[list[TensorSpec] | str]:
-    """Returns what crosses at each of some cuts, or why nothing can."""
-    return _opened(source, codec, lambda graph: graph.specs(cuts))
-
-
-def take_graph(
-    source: OnnxModel, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path, rows: Sequence[Encoded]
-) -> Pretrained:
-    """Put a file's graph into a model's folder; returns its backbone, which was tried."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as trial:  # what is refused leaves a folder as it was
-        config = _opened(source, codec, lambda graph: graph.taken(cuts, rows), Path(trial))
-        for name in (FILE, FILE + WEIGHTS_SUFFIX):
-            (Path(trial) / name).replace(folder / name)
-    backbone = OnnxBackbone(config, folder)
-    return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=codec)
-
-
-def _opened(
-    source: OnnxModel, codec: NamedSpec, look: Callable[[_Graph], Looked], folder: Path | None = None
+def opened(
+    proto: Any,
+    path: Path,
+    asked: ForeignOptions,
+    codec: NamedSpec,
+    look: Callable[[Graph], Looked],
+    folder: Path | None = None,
 ) -> Looked:
-    """Returns what is seen in the graph, in a folder; where that fails, once it takes any number of inputs."""
+    """Returns what is seen in the graph, in a folder; where that fails, once it takes any number of inputs.
+
+    `proto`: an onnx.ModelProto without the weights beside the file `path`.
+    """
     if folder is None:
         with TemporaryDirectory() as made:
-            return _opened(source, codec, look, Path(made))
-    path = source.path
-    model = _with_weights(path)
-    entry = describe_inputs(model.graph, codec, source.asked.pixels)
+            return opened(proto, path, asked, codec, look, Path(made))
+    model = _with_weights(proto, path)
+    entry = describe_inputs(model.graph, codec, asked.pixels)
     made_for = _free_sizes(model.graph, entry)
     _write_graph(model, folder)
     try:
-        return look(_Graph.opened(folder, entry, source.asked.output))
+        return look(Graph.opened(folder, entry, asked.output))
     except GraphError as error:
         if made_for is None or not _reshape_any_batch(folder, entry, made_for):
             raise
         try:
-            return look(_Graph.opened(folder, entry, source.asked.output))
+            return look(Graph.opened(folder, entry, asked.output))
         except GraphError:
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
@@ -281,7 +264,7 @@ def _dtype(info: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Graph:
+class Graph:
     """A graph in a folder, ready to be tried."""
 
     model: Any
@@ -294,7 +277,7 @@ class _Graph:
     """Of the first trial."""
 
     @classmethod
-    def opened(cls, folder: Path, entry: Entry, output: str | None) -> _Graph:
+    def opened(cls, folder: Path, entry: Entry, output: str | None) -> Graph:
         """Raises GraphError where it cannot be run, or gives no classification, or several and `output` is None."""
         model = read_graph(folder, FILE)
         parts = GraphParts(model.graph)
@@ -501,11 +484,12 @@ def sizes_needed(
     return sorted(sizes)
 
 
-def _with_weights(path: Path) -> Any:
+def _with_weights(proto: Any, path: Path) -> Any:
     """Returns the ModelProto of a file, its weights in memory; raises GraphError where there is none to cut."""
     import onnx
 
-    model = read_onnx(path).proto
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:

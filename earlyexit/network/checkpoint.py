@@ -64,7 +64,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     """Returns a checkpoint's network and its family's name.
 
     `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
-    of a state dict (.th, .pt, .pth) that `families/state_file.py` knows, `module:function`, or a .json file with a
+    of a state dict (.th, .pt, .pth) that `families/images.py` knows, `module:function`, or a .json file with a
     `family` and the configuration of an untrained network. `pairs`: its inputs are pairs of texts. `size`: height and
     width of the images of a state dict's network; None for the size that it was trained on.
 
@@ -77,7 +77,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     if source.endswith(CONFIG_SUFFIX):
         return _untrained(Path(source))
     if source.endswith(STATE_FILES):
-        from earlyexit.families.state_file import load_state_file
+        from earlyexit.families.images import load_state_file
 
         return load_state_file(Path(source), size)
     from safetensors import SafetensorError

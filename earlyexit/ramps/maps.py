@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.pixels import halved
+from earlyexit.families.images import halved
 from earlyexit.ramps.heads import MAP_SIDES, Ramp
 from earlyexit.ramps.pooling import Pooling
 

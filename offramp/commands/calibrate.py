@@ -17,8 +17,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DataError
 from earlyexit.network.chain import Chain
-from earlyexit.network.chain_card import check_prunable
-from earlyexit.network.store import ModelCard, load_model, read_card, save_model
+from earlyexit.network.store import ModelCard, check_prunable, load_model, read_card, save_model
 from earlyexit.policies import make_policy
 from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks import find_task

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.network.chain_card import weights_file_sha256
-from earlyexit.network.store import ModelCard, read_card
+from earlyexit.network.store import ModelCard, read_card, weights_file_sha256
 from optimizer.calibration_file import (
     BESIDE,
     CALIBRATION_FILE,

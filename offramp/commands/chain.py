@@ -8,8 +8,7 @@ from pathlib import Path
 
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError
-from earlyexit.network.chain_card import ModelFolder, chain_card, check_members
-from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, read_card
+from earlyexit.network.store import CARD_FILE, CHAIN, ModelCard, ModelFolder, chain_card, check_members, read_card
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ChainJob, check_name
 from offramp.commands.progress import provenance

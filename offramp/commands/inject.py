@@ -15,7 +15,8 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.data.rows import IMAGE, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, GraphError, InputError
-from earlyexit.foreign.model import Asked, ForeignModel, read_foreign
+from earlyexit.foreign import read_foreign
+from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.network.checkpoint import add_ramps
 from earlyexit.network.network import check_inputs
@@ -138,7 +139,7 @@ def inject(
 
 def read_model(job: InjectJob, data: LabelledRows) -> ForeignModel:
     """Returns the foreign model; raises InputError for what is none."""
-    asked = Asked(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
+    asked = ForeignOptions(output=job.output, columns=data.kind, image_size=job.image_size, pixels=job.pixels)
     # Longer texts than it takes could not be timed.
     return read_foreign(job.backbone, asked, open_size=min(OPEN_SIZE, job.max_length or OPEN_SIZE))
 

@@ -10,8 +10,9 @@ from typing import Any
 from rich.table import Column, Table
 
 from earlyexit.errors import GraphError
+from earlyexit.foreign import read_foreign
 from earlyexit.foreign.dataflow import Dataflow, Site
-from earlyexit.foreign.model import Asked, read_foreign
+from earlyexit.foreign.model import ForeignOptions
 from offramp.commands.jobs import SitesJob
 from offramp.commands.output import make_table, show
 
@@ -26,7 +27,7 @@ class SitesFound:
 
 def sites_of(job: SitesJob) -> SitesFound:
     """Raises InputError for what is no model, or cannot be cut, and where no site is found."""
-    model = read_foreign(job.model, Asked(), open_size=job.open_size)
+    model = read_foreign(job.model, ForeignOptions(), open_size=job.open_size)
     if job.outputs:
         model = model.with_outputs(*job.outputs)
     try:

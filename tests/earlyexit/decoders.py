@@ -13,8 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from earlyexit.families.base import Pretrained
-from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.families.llama import Llama
+from earlyexit.families.decoder import DecoderBackbone, Llama
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire

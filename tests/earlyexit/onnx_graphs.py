@@ -13,7 +13,8 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 from earlyexit.families.base import Pretrained
-from earlyexit.foreign.model import Asked, ForeignModel, read_foreign
+from earlyexit.foreign import read_foreign
+from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.wire import Encoded
@@ -248,7 +249,7 @@ def saved(model: onnx.ModelProto, folder: Path, *, name: str = "theirs.onnx", be
 
 def read_graph(path: Path, **asked: Any) -> ForeignModel:
     """A file, read."""
-    return read_foreign(str(path), Asked(**asked), open_size=8)
+    return read_foreign(str(path), ForeignOptions(**asked), open_size=8)
 
 
 def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.families.base import Pretrained
-from earlyexit.families.decoder import DecoderBackbone, DecoderConfig
-from earlyexit.families.llama import from_weights
+from earlyexit.families.decoder import DecoderBackbone, DecoderConfig, from_llama_weights
 
 ROTARY_BASE = 10_000.0
 LAST_BYTE = 258
@@ -22,7 +21,7 @@ LAST_BYTE = 258
 def read_stories(path: Path) -> Pretrained:
     """A checkpoint of llama2.c."""
     config, weights = read_weights(path)
-    return from_weights(DecoderBackbone(config), weights)
+    return from_llama_weights(DecoderBackbone(config), weights)
 
 
 def read_weights(path: Path) -> tuple[DecoderConfig, dict[str, Tensor]]:

@@ -12,8 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from earlyexit.errors import ModelFolderError, OverloadedError
-from earlyexit.families.decoder import DecoderConfig
-from earlyexit.families.llama import Llama
+from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.named import Fill
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel

@@ -21,7 +21,7 @@ from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.foreign.dataflow import find_sites
-from earlyexit.foreign.model import Asked
+from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import TorchModel, read_torch
 from earlyexit.network.checkpoint import RampOptions, add_ramps
@@ -306,7 +306,7 @@ def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
 
 
 def test_token_types_of_pairs_come_after_the_tokens() -> None:
-    graph = replace(read("placed_second_texts"), asked=Asked(columns=(TEXT, PAIR)))
+    graph = replace(read("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.carried == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
 

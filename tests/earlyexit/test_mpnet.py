@@ -12,7 +12,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.mpnet import MPNetBackbone, bucket, by_distance
+from earlyexit.families.encoder import MPNetBackbone, bucket, by_distance
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.layout import Layout
 from earlyexit.network.split import Segment

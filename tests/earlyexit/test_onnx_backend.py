@@ -12,8 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.backends.onnx import CUDA, OnnxSegments, onnx_segments, run_in_place
-from earlyexit.backends.onnx_export import EXIT_NAME, index_tensors, value_names
+from earlyexit.backends.onnx import (
+    CUDA,
+    EXIT_NAME,
+    OnnxSegments,
+    index_tensors,
+    onnx_segments,
+    run_in_place,
+    value_names,
+)
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.order import Attention
 from earlyexit.engine.queue import Member

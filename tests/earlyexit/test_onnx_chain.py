@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.backends import onnx as onnx_backend
-from earlyexit.backends.onnx import OnnxSegments
-from earlyexit.backends.onnx_export import export
+from earlyexit.backends.onnx import OnnxSegments, export
 from earlyexit.network.chain_network import ChainSegments
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments

@@ -18,8 +18,7 @@ pytest.importorskip("onnxruntime")
 
 import onnx
 
-from earlyexit.families.resnet import BasicBlock
-from earlyexit.families.resnet_config import BlockSizes
+from earlyexit.families.resnet import BasicBlock, BlockSizes
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.wire import Encoded

@@ -9,8 +9,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.families import FAMILIES, GENERATES, MEASURES_IMPORTANCE, find_family
-from earlyexit.network.chain_card import check_prunable
-from earlyexit.network.store import CARD_FILE
+from earlyexit.network.store import CARD_FILE, check_prunable
 from tests.earlyexit.models import SMALL
 from tests.model_cards import a_card
 

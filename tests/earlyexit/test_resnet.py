@@ -15,8 +15,7 @@ from torch.nn.functional import conv2d
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNet, ResNetBackbone
-from earlyexit.families.resnet_config import cifar_layout
+from earlyexit.families.resnet import ResNet, ResNetBackbone, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from earlyexit.families.resnet_config import ResNetConfig, cifar_layout
+from earlyexit.families.resnet import ResNetConfig, cifar_layout
 from earlyexit.families.vgg import VggConfig
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel

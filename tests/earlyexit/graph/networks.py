@@ -89,8 +89,7 @@ class WholeResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from earlyexit.families.resnet import ResNetBackbone
-        from earlyexit.families.resnet_config import cifar_layout
+        from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 
         self.backbone = ResNetBackbone(cifar_layout(14))
         self.head = nn.Linear(64, 10)

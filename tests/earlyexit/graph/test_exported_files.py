@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("onnxscript")
 
-from earlyexit.backends.onnx_export import quiet_exporter
+from earlyexit.backends.onnx import quiet_exporter
 from earlyexit.foreign.dataflow import carriers, find_sites
-from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.graph import networks
 from tests.earlyexit.graph.removal import carriers_by_removal

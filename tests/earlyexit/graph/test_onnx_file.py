@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.graph.tiny import graph_of, saved, weight
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.graph.found import LIGHT, PACKAGED, model_file
 from tests.earlyexit.graph.tiny import graph_of, saved, weight
 

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from earlyexit.errors import GraphError
 from earlyexit.foreign.dataflow import Site, find_sites, with_shares, work_shares
-from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import model_file

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from earlyexit.foreign.dataflow import Dataflow, carriers, find_sites, regions_of
-from earlyexit.foreign.onnx_file import read_onnx
+from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import LIGHT, PACKAGED, model_file
 from tests.earlyexit.graph.removal import carriers_by_removal

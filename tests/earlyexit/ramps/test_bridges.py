@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNetBackbone
-from earlyexit.families.resnet_config import cifar_layout
+from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model

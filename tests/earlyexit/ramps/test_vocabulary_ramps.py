@@ -10,8 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.families.decoder import DecoderBackbone
-from earlyexit.families.llama import Llama
+from earlyexit.families.decoder import DecoderBackbone, Llama
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel

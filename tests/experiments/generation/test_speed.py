@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.families.llama import Llama
+from earlyexit.families.decoder import Llama
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.tasks.token import TokenTask

@@ -13,8 +13,7 @@ from deployments.versions.choice import MOST_COMPARED, Traffic, draws
 from deployments.versions.store import AppStatus
 from deployments.versions.versions import LOOK_S
 from earlyexit.errors import DeadlineError, InputError, VersionUnavailableError
-from earlyexit.network.chain_card import ModelFolder, chain_card
-from earlyexit.network.store import WEIGHTS_FILE
+from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
 from tests.deployments.ingress.completions.generating import tales
 from tests.deployments.ingress.versions.version_world import CANARY, ORDERS, Held, World, refused
 from tests.model_cards import a_card
