@@ -23,7 +23,14 @@ from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask, first_token
 from earlyexit.training.ramps import no_progress
-from offramp.commands.calibrated import fitted_exits, forget_calibration, members_of, read_calibration, save_calibration
+from offramp.commands.calibrated import (
+    fitted_exits,
+    forget_calibration,
+    is_injected,
+    members_of,
+    read_calibration,
+    save_calibration,
+)
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.progress import provenance
@@ -264,13 +271,16 @@ def _calibrate_model(
     outputs: Iterable[Outputs] | None,
     progress: Progress,
 ) -> tuple[CalibrationCard, ExitRecords]:
-    """Fit temperatures too, which are written with the weights."""
+    """Fit temperatures too, which are written with the weights.
+
+    Rows without labels do for an injected model: its own answers stand for them.
+    """
     import torch
 
     check_ramps(job, card.ramps)
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
-    labels = data.targets(model.task, codec)
+    labels = None if _lack_labels(model, data, job) else data.targets(model.task, codec)
     encoded = data.encode(codec)
     parts, facts = parts_of(data, job), facts_of(job)
     policy = score_of(model.task, job.policy)
@@ -278,6 +288,9 @@ def _calibrate_model(
         computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
         computing.temperatures_E.fill_(1.0)
         outputs = batches_of_outputs(computing, encoded, progress)
+    if labels is None:
+        outputs = list(outputs)
+        labels = np.concatenate([raw[model.num_blocks - 1].argmax(1).numpy() for _, raw in outputs])
     outputs = _scaled(model, outputs, labels, parts[0])
     records = _recorded(outputs, policy, model.task, labels, parts, job, facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
@@ -289,6 +302,16 @@ def _calibrate_model(
     save_model(model, folder)
     save_calibration(found, records, folder)
     return found, records
+
+
+def _lack_labels(model: EarlyExitModel, data: LabelledRows, job: CalibrateJob) -> bool:
+    """Whether an injected model's own answers stand for labels; raises DataError where only labels would do."""
+    if not is_injected(model.info.provenance) or any(data.labels):
+        return False
+    if job.metric == "harm":
+        where = job.source or "the data"
+        raise DataError(f"{where}: rows without labels; harm is measured by labels, agreement is not")
+    return True
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:

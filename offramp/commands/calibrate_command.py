@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from earlyexit.codecs import find_codec
+from earlyexit.data.rows import has_labels
 from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrate import calibrate, calibrate_records, outcome_figures
-from offramp.commands.calibrated import save_calibration
+from offramp.commands.calibrated import is_injected, save_calibration
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import make_table, show, warn
 from offramp.commands.progress import progress_bars
@@ -47,9 +48,11 @@ def run(job: CalibrateOptions) -> None:
 
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    """Rows of a model whose answers are tokens are prompts, without labels."""
-    labels = {"label_column": None} if read_card(model).task["name"] == TokenTask.name else {}
-    rows, held_out = job.read(data, **labels), None
+    """Rows of a model whose answers are tokens are prompts, without labels; an injected model's rows may lack them."""
+    model_card = read_card(model)
+    labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
+    has_none = is_injected(model_card.provenance) and not has_labels(data, label_column=job.label_column, part=job.part)
+    rows, held_out = job.read(data, **({"label_column": None} if has_none else labels)), None
     if job.test is not None:
         held_out = _known_rows(model, job.read(job.test, part=job.test_part, **labels))
     with progress_bars() as progress:
@@ -68,11 +71,10 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
                 dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
-            task = find_task(read_card(model).task)
+            task = find_task(model_card.task)
             report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
-    info = read_card(model)
-    reference = None if info.chain.is_one else info.chain.names[-1]
-    report["warnings"] = calibration_warnings(card, beside, info.provenance, reference)
+    reference = None if model_card.chain.is_one else model_card.chain.names[-1]
+    report["warnings"] = calibration_warnings(card, beside, model_card.provenance, reference)
     return card, report
 
 

@@ -143,9 +143,10 @@ def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_
     ]
     letters = np.stack(few)
     rows = LabelledRows(columns={"bytes": letters}, labels=("",) * len(letters))
-    done = injected_into(tmp_path / "m", rows, backbone=str(path), hold_out=0.5)
-    assert done.held_out is not None
-    calibrate(tmp_path / "m", read_labelled(done.held_out), LOOSE)
+    injected_into(tmp_path / "m", rows, backbone=str(path))
+    calibrate(tmp_path / "m", rows, LOOSE)
+    with pytest.raises(DataError, match=r"rows without labels; harm is measured by labels"):
+        calibrate(tmp_path / "m", rows, CalibrateJob(budget=0.2, metric="harm"))
     model = load_model(tmp_path / "m")
     encoded = rows.encode(find_codec(model.info.codec, tmp_path / "m"))[:50]
     scores = exit_outputs(model, encoded)[model.num_blocks - 1].softmax(1)
