@@ -77,7 +77,7 @@ def opened(
     path: Path,
     asked: ForeignOptions,
     codec: NamedSpec,
-    look: Callable[[Graph], Looked],
+    look: Callable[[Opened], Looked],
     folder: Path | None = None,
 ) -> Looked:
     """Returns what is seen in the graph, in a folder; where that fails, once it takes any number of inputs.
@@ -92,12 +92,12 @@ def opened(
     made_for = _free_sizes(model.graph, entry)
     _write_graph(model, folder)
     try:
-        return look(Graph.opened(folder, entry, asked.output))
+        return look(Opened.opened(folder, entry, asked.output))
     except GraphError as error:
         if made_for is None or not _reshape_any_batch(folder, entry, made_for):
             raise
         try:
-            return look(Graph.opened(folder, entry, asked.output))
+            return look(Opened.opened(folder, entry, asked.output))
         except GraphError:
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
@@ -264,7 +264,7 @@ def _dtype(info: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Opened:
     """A graph in a folder, ready to be tried."""
 
     model: Any
@@ -277,7 +277,7 @@ class Graph:
     """Of the first trial."""
 
     @classmethod
-    def opened(cls, folder: Path, entry: Entry, output: str | None) -> Graph:
+    def opened(cls, folder: Path, entry: Entry, output: str | None) -> Opened:
         """Raises GraphError where it cannot be run, or gives no classification, or several and `output` is None."""
         model = read_graph(folder, FILE)
         parts = GraphParts(model.graph)

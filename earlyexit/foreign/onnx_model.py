@@ -91,7 +91,7 @@ class OnnxModel(ForeignModel):
         return Pretrained(backbone=backbone, head=given_head(backbone), label_names=None, codec=codec)
 
     def _opened(self, codec: NamedSpec, look: Callable[[Any], Any], folder: Path | None = None) -> Any:
-        """Returns what is seen in the graph, an `onnx_cut.Graph`."""
+        """Returns what is seen in the graph, an `onnx_cut.Opened`."""
         from earlyexit.foreign.onnx_cut import opened
 
         return opened(self.proto, self.path, self.asked, codec, look, folder)
