@@ -165,26 +165,6 @@ Side = Engine | Transformers
 SPENT = "ms of processor time per token"
 
 
-def enough_for(concurrency: int) -> int:
-    """Sequences of a run in which so many are under way most of the time."""
-    return max(4, 2 * concurrency)
-
-
-def parser_of(prog: str, doc: str | None, *, prompt: int, tokens: int, rounds: int) -> ArgumentParser:
-    """The options of every command whose engine makes sequences with scripted exits, and their defaults."""
-    parser = ArgumentParser(prog=prog, description=doc)
-    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
-    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--prompt", type=int, default=prompt, help="tokens")
-    parser.add_argument("--tokens", type=int, default=tokens, help="of an answer, on average")
-    parser.add_argument("--ramp", type=int, default=14)
-    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
-    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
-    parser.add_argument("--rounds", type=int, default=rounds)
-    return parser
-
-
 def jobs_of(options: Namespace, text: Tokenizer, num_sequences: int) -> list[Job]:
     """Prompts cut from real texts, and lengths of answers from half to one and a half times the mean."""
     rng = np.random.default_rng(0)
@@ -233,7 +213,16 @@ def figures(side: Side, jobs: Sequence[Job], concurrency: int, chunk: int) -> Fi
 
 def main() -> None:
     """Measure and print."""
-    parser = parser_of("python -m experiments.generation.speed", __doc__, prompt=64, tokens=32, rounds=3)
+    parser = ArgumentParser(prog="python -m experiments.generation.speed", description=__doc__)
+    parser.add_argument("model", type=Path, help="a decoder's .gguf, or its folder")
+    parser.add_argument("--data", type=Path, required=True, help="texts that prompts are cut from")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--prompt", type=int, default=64, help="tokens")
+    parser.add_argument("--tokens", type=int, default=32, help="of an answer, on average")
+    parser.add_argument("--ramp", type=int, default=14)
+    parser.add_argument("--share", type=float, default=0.5, help="of tokens, that leave there")
+    parser.add_argument("--dtype", choices=get_args(FloatName), default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sequences", type=int, help="default: twice as many as at once, four at least")
     parser.add_argument("--chunk", type=int, default=64, help="tokens of a prompt in one step")
     parser.add_argument("--calibrated", action="store_true", help="the folder's own ramps and thresholds decide")
@@ -248,7 +237,7 @@ def main() -> None:
         peers["transformers"] = Transformers(options.model, options.dtype)
     all_found = dict[int, Found]()
     for concurrency in options.concurrency:
-        jobs = jobs_of(options, text, options.sequences or enough_for(concurrency))
+        jobs = jobs_of(options, text, options.sequences or max(4, 2 * concurrency))
         engines: dict[str, Side] = {
             name: Engine(model, splits, policy, text, fill=fill)
             for name, (splits, fill) in plans(model.num_blocks, ramps, concurrency, options.fills).items()

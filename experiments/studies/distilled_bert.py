@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
@@ -95,8 +94,9 @@ class _RunsDocument(BaseModel):
     runs: list[_RunDocument]
 
 
-def read_imdb_runs(path: Path) -> tuple[ImdbRun, ...]:
-    """The runs of the transcribed file; raises DataError for another file."""
+def imdb_runs() -> tuple[ImdbRun, ...]:
+    """Returns the runs of the transcribed file; raises DataError for another file."""
+    path = require_data(DISTILBERT_IMDB)
     try:
         runs = _RunsDocument.model_validate_json(path.read_bytes()).runs
     except ValidationError as error:
@@ -215,14 +215,15 @@ def chance_of_loss(outcome: ExitOutcome, rng: np.random.Generator, resamples: in
     return float(each_N[rng.integers(len(each_N), size=(resamples, len(each_N)))].mean(1).std())
 
 
-def fig02_compare(
-    records: ExitRecords, bert: LatencyTable, runs: Sequence[ImdbRun], distilbert: LatencyTable, resamples: int
-) -> StudyResult:
-    """BERT by its exit records, the distilled model by Apparate's runs, each with one table of latencies."""
+def fig02_run(effort: Effort) -> StudyResult:
+    """BERT by its exit records; the distilled model by Apparate's runs without the fork's control layer."""
+    records, runs = bert12_sst2("entropy"), [each for each in imdb_runs() if each.is_plain]
+    bert = published_profile("bert-base", "V100").tables[LENGTH]
+    distilbert = published_profile("distilbert-base", "A6000").tables[LENGTH]
     outcomes = {entropy: records.outcome(dict.fromkeys(records.ramps, entropy)) for entropy in ENTROPIES}
     saved = {entropy: savings(each.survival, bert, records.ramps) for entropy, each in outcomes.items()}
     lost = {entropy: float(lost_N(each).mean()) for entropy, each in outcomes.items()}
-    chance = chance_of_loss(outcomes[ENTROPY], np.random.default_rng(SEED), resamples)
+    chance = chance_of_loss(outcomes[ENTROPY], np.random.default_rng(SEED), RESAMPLES[effort])
     distilled = distilled_savings(runs, distilbert)
     ramp = float(distilbert.ramp_s_EB[:, 0].mean() / distilbert.block_s_NB[:, 0].sum())
     return StudyResult(
@@ -292,18 +293,6 @@ def _pictures(
     )
 
 
-def fig02_run(effort: Effort) -> StudyResult:
-    """Apparate's own runs, without those in which the fork's control layer decides too."""
-    runs = read_imdb_runs(require_data(DISTILBERT_IMDB))
-    return fig02_compare(
-        bert12_sst2("entropy"),
-        published_profile("bert-base", "V100").tables[LENGTH],
-        [run for run in runs if run.is_plain],
-        published_profile("distilbert-base", "A6000").tables[LENGTH],
-        RESAMPLES[effort],
-    )
-
-
 FIG02_STUDY = declare("fig02_savings", fig02_run, needs=(BERT12_SST2, DISTILBERT_IMDB))
 
 
@@ -313,13 +302,13 @@ DEVICE = "V100"
 PAPER = 1.67
 
 
-def most_exits(runs: Sequence[ImdbRun]) -> ImdbRun:
-    """Of Apparate's plain runs the one in which most inputs leave; it saves about what E3's figure 2 says."""
-    return min((run for run in runs if run.is_plain), key=lambda run: run.survival_N[-1])
+def fig09_run(effort: Effort) -> StudyResult:
+    """The distilled model's own exits on IMDB at all batch sizes; in full the stand-in on SST-2, at the largest.
 
-
-def fig09_compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, effort: Effort) -> StudyResult:
-    """Both workloads: the first at all batch sizes, the stand-in at the largest and only with full effort."""
+    Of Apparate's plain runs it is the one in which most inputs leave, which saves about what E3's figure 2 says.
+    """
+    most = min((run for run in imdb_runs() if run.is_plain), key=lambda run: run.survival_N[-1])
+    problem, inputs, stand_in = distilled_cluster(), imdb(most), every_second_ramp(ENTROPY)
     found = by_batch(problem, inputs, BATCHES[effort], effort)
     other = by_batch(problem, stand_in, (LARGEST_BATCH,), effort) if effort == "full" else {}
     e3, best, their_e3, their_best = (ratios_of(rows, side) for rows in (found, other) for side in ("e3", "best"))
@@ -346,12 +335,6 @@ def fig09_compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, ef
         best=best,
         tables=(allowed_table({each.words: (problem, each) for each in (inputs, stand_in)}, LARGEST_BATCH),),
     )
-
-
-def fig09_run(effort: Effort) -> StudyResult:
-    """The distilled model's own exits on IMDB, and the stand-in on SST-2."""
-    own = imdb(most_exits(read_imdb_runs(require_data(DISTILBERT_IMDB))))
-    return fig09_compare(distilled_cluster(), own, every_second_ramp(ENTROPY), effort)
 
 
 FIG09_STUDY = declare(

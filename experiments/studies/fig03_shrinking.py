@@ -81,12 +81,13 @@ def mixes(records: ExitRecords, rng: np.random.Generator, num_inputs: int) -> di
     return {name: last_N[each] for name, each in rows.items()}
 
 
-def compare(records: ExitRecords, table: LatencyTable, num_batches: int) -> StudyResult:
-    """Every mix at both batch sizes."""
+def run(effort: Effort) -> StudyResult:
+    """BERT-base's recorded exits and the V100's published times: every mix at both batch sizes."""
+    records, table = bert12_sst2("entropy"), published_profile("bert-base", "V100").tables[LENGTH]
     rng = np.random.default_rng(SEED)
     found: dict[int, dict[str, Shrinking]] = {}
     for batch in BATCHES:
-        last = mixes(records, rng, num_batches * batch)
+        last = mixes(records, rng, NUM_BATCHES[effort] * batch)
         found[batch] = {name: shrinking(last_N.reshape(-1, batch), table) for name, last_N in last.items()}
     first, (some, more) = found[BATCHES[0]], BATCHES
     some_s, more_s = table.blocks_at(np.array([float(some), float(more)])).sum(0)
@@ -120,12 +121,6 @@ def _by_block(title: str, y_label: str, values: Mapping[str, tuple[float, ...]])
     x = tuple(float(block + 1) for block in range(len(values[RECORDED])))
     named = {f"{name} easy:hard" if name != RECORDED else name: each for name, each in values.items()}
     return Lines(title, "block", y_label, x, named)
-
-
-def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits, and the V100's published times."""
-    table = published_profile("bert-base", "V100").tables[LENGTH]
-    return compare(bert12_sst2("entropy"), table, NUM_BATCHES[effort])
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))

@@ -6,7 +6,7 @@ Plans for wrong survivals, simulated on the true exits: 16 V100 at E3's speed, P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from experiments.recorded_exits import BERT12_SST2
@@ -142,8 +142,17 @@ def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
     return simulate
 
 
-def compare(found: Sequence[Mistakes]) -> StudyResult:
-    """The first case has the picture. What an error costs e3 at most and at least, then all."""
+def run(effort: Effort) -> StudyResult:
+    """BERT-base's recorded exits on E3's 16 V100, and further cases, of which the first has the picture.
+
+    What an error costs e3 at most and at least, then all.
+    """
+    cluster, found = equal_cluster(), list[Mistakes]()
+    for name, problem, batch, inputs, errors, strategies in cases(cluster, sst2(), effort):
+        truth = facing(with_batch_limit(problem, batch), inputs)
+        simulate = simulator(truth, inputs, effort)
+        for strategy in strategies:
+            found += mispredicted(name, truth, strategy, errors, simulate)
     first = [each for each in found if each.case == found[0].case]
     of_e3 = [lost(each) for each in found if each.strategy == "e3" and each.case not in (AT_ONCE, LLAMA)]
     known = [each for each in of_e3 if each is not None]
@@ -172,17 +181,6 @@ def compare(found: Sequence[Mistakes]) -> StudyResult:
             ),
         ),
     )
-
-
-def run(effort: Effort) -> StudyResult:
-    """BERT-base's recorded exits on E3's 16 V100."""
-    cluster, found = equal_cluster(), list[Mistakes]()
-    for name, problem, batch, inputs, errors, strategies in cases(cluster, sst2(), effort):
-        truth = facing(with_batch_limit(problem, batch), inputs)
-        simulate = simulator(truth, inputs, effort)
-        for strategy in strategies:
-            found += mispredicted(name, truth, strategy, errors, simulate)
-    return compare(found)
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2, LLAMA_2))

@@ -25,7 +25,6 @@ from experiments.tcb_device import (
     ANSWERED,
     SCHEDULED,
     SIDES,
-    ByRate,
     Cost,
     Side,
     Work,
@@ -186,13 +185,6 @@ def concatenated(row: int, slots: int, lengths: Sequence[int]) -> Runs:
     return [(range(len(lengths)), concatenated_rows(lengths, row, slots))]
 
 
-def tokens_computed(runs: Runs) -> int:
-    """By linear layers, padding included."""
-    return sum(
-        len(layout.slots) * layout.longest if isinstance(layout, Rows) else layout.num_tokens for _, layout in runs
-    )
-
-
 def schemes_of(cost: Cost) -> Mapping[str, Callable[[Sequence[int]], Runs]]:
     """By what they are called."""
     return {
@@ -259,19 +251,41 @@ class Computed:
 
 
 def fcfs_study(variance: float, effort: Effort) -> StudyResult:
-    """Simulated at rising rates, full batches on three devices, and really computed."""
+    """Simulated at rising rates, full batches on three devices, and really computed.
+
+    The paper's two ratios stand first, as simulated, and as a device would have them whose time hardly grows.
+    """
     drawn, device = tcb_device.lengths(tcb_device.DRAWN, variance), tcb_device.paper_device()
     found = by_rate(drawn, tcb_device.ARRIVAL, device, effort)
-    computed = compute(drawn, effort)
+    computed, bound = compute(drawn, effort), bounds(drawn)
+    slow = f"V100 with a fixed part as long as makes TNB's ratio {PAPER_TNB} (variance 20)"
     devices = {
         "V100, published": published_v100(),
         "this CPU, MiniLM": computed.cost,
-        f"V100 with a fixed part as long as makes TNB's ratio {PAPER_TNB} (variance 20)": with_the_paper_s_ratio(
-            device
-        ),
+        slow: with_the_paper_s_ratio(device),
     }
     full = {name: capacities(drawn, cost) for name, cost in devices.items()}
-    return fcfs_compare(variance, found, full, computed, bounds(drawn))
+    paper = {"TNB": PAPER_TNB if variance == 20.0 else None, "TTB": PAPER_TTB[variance]}
+    measured = {f"{kind}, this CPU, 64 inputs": each for kind, each in computed.over_packed.items()}
+    return StudyResult(
+        comparisons=(
+            *(
+                Comparison(f"maximum throughput, TCB / {other}", found.over(SCHEDULED, other), paper[other])
+                for other in paper
+            ),
+            *(
+                Comparison(f"the same on a {slow}: TCB / {other}", ratio(full[slow]["TCB"], full[slow][other]), each)
+                for other, each in paper.items()
+            ),
+            *(Comparison(f"bound by count: {name}", each) for name, each in bound.items()),
+            *(Comparison(f"packed over {name}", each.median) for name, each in measured.items()),
+        ),
+        pictures=(
+            found.lines(SCHEDULED, f"First come, first served, variance {variance:g}", "scheduled in time per second"),
+            found.lines(ANSWERED, "The same, answered by the deadline", "answered in time per second"),
+        ),
+        tables=(_full_table(full), _readings_table(variance), found.table()),
+    )
 
 
 def capacities(drawn: IntArray, cost: Cost) -> dict[str, float]:
@@ -316,38 +330,6 @@ def compute(drawn: IntArray, effort: Effort) -> Computed:
     took_ms = compared(timed, parts, schemes_of(cost), rounds=5 if full else 1)
     over = {name: each for name, each in times_of(took_ms, OURS).items() if name != OURS}
     return Computed(cost=cost, over_packed=over)
-
-
-def fcfs_compare(
-    variance: float,
-    found: ByRate,
-    full: Mapping[str, Mapping[str, float]],
-    computed: Computed,
-    bound: Mapping[str, float],
-) -> StudyResult:
-    """The paper's two ratios, as simulated, as computed, and as a device would have them whose time hardly grows."""
-    slow = list(full)[-1]
-    paper = {"TNB": PAPER_TNB if variance == 20.0 else None, "TTB": PAPER_TTB[variance]}
-    measured = {f"{kind}, this CPU, 64 inputs": each for kind, each in computed.over_packed.items()}
-    return StudyResult(
-        comparisons=(
-            *(
-                Comparison(f"maximum throughput, TCB / {other}", found.over(SCHEDULED, other), paper[other])
-                for other in paper
-            ),
-            *(
-                Comparison(f"the same on a {slow}: TCB / {other}", ratio(full[slow]["TCB"], full[slow][other]), each)
-                for other, each in paper.items()
-            ),
-            *(Comparison(f"bound by count: {name}", each) for name, each in bound.items()),
-            *(Comparison(f"packed over {name}", each.median) for name, each in measured.items()),
-        ),
-        pictures=(
-            found.lines(SCHEDULED, f"First come, first served, variance {variance:g}", "scheduled in time per second"),
-            found.lines(ANSWERED, "The same, answered by the deadline", "answered in time per second"),
-        ),
-        tables=(_full_table(full), _readings_table(variance), found.table()),
-    )
 
 
 def _full_table(full: Mapping[str, Mapping[str, float]]) -> Table:
@@ -395,22 +377,18 @@ def by_count(width: int, slots: int) -> float:
     return (12 * width + 2 * LENGTH) / (12 * width + 2 * LENGTH / slots)
 
 
-def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
-    """At one batch size."""
-    torch.set_num_threads(1)
-    full = effort == "full"
-    timed = Timed((MODELS["minilm"] if full else TINY) | {"num_blocks": ONE_BLOCK})
-    return slots_compare(rows, paper, measured(timed, rows if full else 1, rounds=3 if full else 1))
-
-
 def measured(timed: Timed, rows: int, rounds: int) -> dict[int, Spread]:
     """How many times faster than in one slot, by number of slots: ratios within rounds."""
     took_ms = slotted_ms(timed, rows, rounds)
     return {slots: times_of(took_ms, f"{slots}")["1"] for slots in SLOTS_SLOTS}
 
 
-def slots_compare(rows: int, paper: float, computed: Mapping[int, Spread]) -> StudyResult:
-    """The largest speed-ups beside the paper's."""
+def slots_study(rows: int, paper: float, effort: Effort) -> StudyResult:
+    """At one batch size; the largest speed-ups stand beside the paper's."""
+    torch.set_num_threads(1)
+    full = effort == "full"
+    timed = Timed((MODELS["minilm"] if full else TINY) | {"num_blocks": ONE_BLOCK})
+    computed = measured(timed, rows if full else 1, rounds=3 if full else 1)
     v100 = published_v100()
     series = {
         "this CPU, MiniLM": tuple(computed[slots].median for slots in SLOTS_SLOTS),
