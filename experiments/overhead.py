@@ -9,23 +9,18 @@ round and front.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from argparse import ArgumentParser
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
-from experiments.peers.processes import LOGS, Server, running
-from experiments.peers.turns import per_input
+from experiments.peers.offramp_server import OfframpOptions, offramp_process
+from experiments.peers.sides import per_input
 from experiments.turns import Figures, in_turns, tell
-from offramp.client.client import Client
 from optimizer.plan import stock_plan
 
 LOADS: Mapping[str, Mapping[str, float]] = {
@@ -40,8 +35,6 @@ TEXTS = (
     "book a table for two at eight",
     "how much of my salary goes into taxes",
 )
-SERVE = "--serve"
-"""How this module is called as a service, which ends with its input."""
 
 
 def main() -> None:
@@ -53,14 +46,13 @@ def main() -> None:
     parser.add_argument("--fronts", nargs="+", choices=("haproxy", "proxy"), default=["haproxy"])
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(SERVE, choices=("haproxy", "proxy"), help="only serve, until the input ends")
     options = parser.parse_args()
-    if options.serve:
-        serve(options)
-        return
     with TemporaryDirectory() as folder:
         inputs = write_inputs(Path(folder) / "inputs.jsonl", TEXTS)
-        sides = {front: partial(cost_by_part, front, inputs, options) for front in options.fronts}
+        model, plan = str(costless_model(Path(folder) / "model")), stock_plan(1, batch=32)
+        settings = ServeSettings(model=model, plan=plan, backend=options.backend)
+        asked = {front: OfframpOptions.of(settings, {}, port=options.port, front=front) for front in options.fronts}
+        sides = {front: partial(cost_by_part, each, inputs, options.seconds) for front, each in asked.items()}
         found = in_turns(sides, options.rounds, warm_ups=0)
     if options.json:
         print(json.dumps(found))
@@ -68,15 +60,16 @@ def main() -> None:
         tell(f"{options.rounds} rounds", found)
 
 
-def cost_by_part(front: str, inputs: Path, options: Namespace) -> Figures:
+def cost_by_part(options: OfframpOptions, inputs: Path, seconds: float) -> Figures:
     """Milliseconds of processor time per answer, by part and in all, at every rate and saturated."""
     figures: Figures = {}
-    with served(front, options) as server:
+    with offramp_process(options) as remote:
+        server = remote.server
         for name, load in LOADS.items():
             told = {"url": server.url, "inputs": inputs, "slo_s": SLO_S, **load}
             run_client(ClientOptions.model_validate(told | {"duration_s": WARM_S}))
             before = server.cpu_s_by_part()
-            result = run_client(ClientOptions.model_validate(told | {"duration_s": options.seconds}))
+            result = run_client(ClientOptions.model_validate(told | {"duration_s": seconds}))
             assert not result.measured.lost_share, result
             parts_s = per_input(before, server.cpu_s_by_part(), result.num_sent)
             parts_s["beside the stages"] = sum(each_s for part, each_s in parts_s.items() if part != "stages")
@@ -84,30 +77,6 @@ def cost_by_part(front: str, inputs: Path, options: Namespace) -> Figures:
             figures[f"{name}, p50 ms"] = 1000 * (result.p50_s or 0.0)
             figures[f"{name}, answers/s"] = result.answered_per_s
     return figures
-
-
-@contextmanager
-def served(front: str, options: Namespace) -> Iterator[Server]:
-    """The service in a process of its own, once it is ready."""
-    url = f"http://127.0.0.1:{options.port}"
-    command = [sys.executable, "-m", "experiments.overhead", SERVE, front]
-    command += ["--port", str(options.port), "--backend", options.backend]
-    with running(command, url, LOGS / f"parts-{front}.log", {}, stdin=subprocess.PIPE) as server:
-        try:
-            with Client(url, timeout_s=10.0) as client:
-                client.wait_until_ready(timeout_s=120.0)
-            yield server
-        finally:
-            server.process.communicate()  # the end of its input ends it
-
-
-def serve(options: Namespace) -> None:
-    """Serve a model that costs nothing until the input ends."""
-    with TemporaryDirectory() as folder:
-        model = str(costless_model(Path(folder)))
-        settings = ServeSettings(model=model, plan=stock_plan(1, batch=32), backend=options.backend)
-        with serving(settings, LocalCluster(port=options.port, front=options.serve)):
-            sys.stdin.read()
 
 
 if __name__ == "__main__":

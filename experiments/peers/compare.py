@@ -20,11 +20,23 @@ from typing import Any
 from earlyexit.backends.backends import BackendName
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
-from experiments.peers.plans import STRATEGIES, Prepared, prepare
 from experiments.peers.processes import PEERS, Server, serving
-from experiments.peers.sides import ServedSide, Tried, offramp_sides, settings, sweep
+from experiments.peers.sides import (
+    PROBE_HEADER,
+    STRATEGIES,
+    Prepared,
+    Rates,
+    ServedSide,
+    Tried,
+    Turn,
+    offramp_sides,
+    prepare,
+    settings,
+    sustained,
+    sweep,
+    take_turn,
+)
 from experiments.peers.stock import Dtype
-from experiments.peers.turns import PROBE_HEADER, Rates, Turn, sustained, take_turn
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
 from offramp.demo.plans import Processors

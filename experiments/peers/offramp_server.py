@@ -1,4 +1,4 @@
-"""Offramp's service in a process of its own.
+"""Offramp's service in a process of its own, and how that process is started and told what to do.
 
     python -m experiments.peers.offramp_server FILE
 
@@ -10,16 +10,23 @@ does too.
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
+from earlyexit.errors import OfframpError
+from experiments.peers.processes import LOGS, Server, running, threads_of
 from offramp.demo.service import served
-from optimizer.plan_file import parse_plan
+from optimizer.plan import Plan
+from optimizer.plan_file import parse_plan, plan_document
 
 READY, DONE = "ready", "done"
 
@@ -33,14 +40,58 @@ class OfframpOptions(BaseModel):
     plans: dict[str, dict[str, Any]]
     port: int
     metrics_port: int
+    front: Literal["haproxy", "proxy"] = "haproxy"
+
+    @classmethod
+    def of(cls, settings: ServeSettings, plans: Mapping[str, Plan], *, port: int, **more: Any) -> Self:
+        """Returns the options; the metrics are at the port after the service's."""
+        documents = {name: plan_document(plan) for name, plan in plans.items()}
+        return cls(settings=settings, plans=documents, port=port, metrics_port=port + 1, **more)
+
+
+@dataclass(slots=True)
+class Remote:
+    """The service's process, told over its input which plan to follow."""
+
+    server: Server
+    following: str = ""
+
+    def change_to(self, name: str) -> None:
+        """Puts a plan in force, and holds it; nothing is lost. Raises OfframpError where the service ended."""
+        if name != self.following:
+            stdin: IO[str] = self.server.process.stdin  # type: ignore[assignment] # it was opened as text
+            stdin.write(f"{name}\n")
+            stdin.flush()
+            self.hear(DONE)
+            self.following = name
+
+    def hear(self, word: str) -> None:
+        """Waits for the service to say it; raises OfframpError where it ends instead."""
+        assert self.server.process.stdout is not None
+        if not any(line.strip() == word for line in self.server.process.stdout):
+            raise OfframpError(f"the service ended; {self.server.log} says why")
+
+
+@contextmanager
+def offramp_process(options: OfframpOptions) -> Iterator[Remote]:
+    """Runs the service until the end of the block; yields as soon as it is ready."""
+    told = LOGS / "offramp.json"
+    told.parent.mkdir(parents=True, exist_ok=True)
+    told.write_text(options.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "experiments.peers.offramp_server", str(told)]
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = threads_of(options.settings.threads_per_replica)
+    with running(command, f"http://127.0.0.1:{options.port}", told.with_suffix(".log"), environment, **piped) as server:
+        remote = Remote(server)
+        remote.hear(READY)
+        yield remote
 
 
 def main() -> None:
-    """Serve, and follow the plans that are named."""
+    """Serves, and follows the plans that are named."""
     options = OfframpOptions.model_validate_json(Path(sys.argv[1]).read_bytes())
-    first = options.settings.plan
-    cluster = LocalCluster(port=options.port, metrics_port=options.metrics_port)
-    with served(options.settings, first, cluster) as service:
+    cluster = LocalCluster(port=options.port, metrics_port=options.metrics_port, front=options.front)
+    with served(options.settings, options.settings.plan, cluster) as service:
         print(READY, flush=True)
         for line in sys.stdin:
             asyncio.run(service.apply(parse_plan(options.plans[line.strip()]), hold=True))

@@ -1,29 +1,90 @@
-"""The sides of a comparison: a peer with the settings that a sweep found best, and Offramp under each of its plans."""
+"""The sides of a comparison and a side's turn: plans of a workload, servers that are up, rates that all sides get.
+
+A side is a peer with the settings that a sweep found best, or Offramp under one of its plans. In its turn its processor
+time and latency are measured at rates that all sides get, and then the highest rate that it sustains.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import IO
+from pathlib import Path
+from statistics import median
+from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from deployments.settings import ServeSettings
 from earlyexit.backends.backends import BackendName
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
+from earlyexit.network.store import read_card
 from experiments.peers.client import ClientOptions, LoadResult, run_client
-from experiments.peers.offramp_server import DONE, READY, OfframpOptions
-from experiments.peers.plans import Prepared
-from experiments.peers.processes import LOGS, Server, running, serving, threads_of
-from experiments.peers.stock import Dtype, Kernel, ServerOptions
+from experiments.peers.offramp_server import OfframpOptions, offramp_process
+from experiments.peers.processes import Server, serving
+from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
-from offramp.demo.plans import Processors
+from offramp.demo.plans import Processors, measured_problem, plan_for, with_slo
 from offramp.demo.service import hand_control
-from optimizer.plan_file import plan_document
+from offramp.load.sustained import Bounds, Search, Sustaining
+from optimizer.decision import Strategy
+from optimizer.plan import Plan
+from optimizer.problem import PlanProblem
+
+# What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
+
+
+SLO_FACTOR = 12.5
+"""E3's 100 ms is so many times its V100's 8 ms for a batch of one (section 5)."""
+STOCK_RUNS = 60
+STRATEGIES: dict[str, Strategy] = {"offramp": "serial", "early-exit": "early-exit", "stock": "stock"}
+"""Sides and the spaces that their plans are from. One machine is one stage: its replicas run every split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A workload measured on this machine, and its plans."""
+
+    stock_s: float
+    """One text alone through the full model: median over texts."""
+    slo_s: float
+    problem: PlanProblem
+    plans: dict[str, Plan]
+    """By side."""
+
+
+def prepare(workload: Workload, dtype: Dtype, machine: Processors) -> Prepared:
+    """Measure the model on one thread, and plan. Raises PlanError where a strategy has no plan.
+
+    The SLO is `SLO_FACTOR` times what one text alone takes.
+    """
+    stock_s = stock_alone_s(workload, dtype, machine)
+    slo_s = SLO_FACTOR * stock_s
+    measured = measured_problem(workload.folder, workload.texts, workload.records, workload.thresholds, machine, dtype)
+    problem = with_slo(measured, slo_s)
+    plans = {side: plan_for(problem, each, workload.policy, workload.records) for side, each in STRATEGIES.items()}
+    return Prepared(stock_s=stock_s, slo_s=slo_s, problem=problem, plans=plans)
+
+
+def stock_alone_s(workload: Workload, dtype: Dtype, machine: Processors) -> float:
+    """Seconds of the full model for one text, tokens ready: the median over texts."""
+    model = StockModel.load(ServerOptions(model=workload.folder, dtype=dtype, threads=machine.threads))
+    clock = MonotonicClock()
+    seconds = []
+    order = np.random.default_rng(0).permutation(len(workload.texts))[:STOCK_RUNS]
+    for encoded in model.encode([workload.texts[row] for row in order]):
+        started_s = clock.now_s()
+        model.predict_encoded([encoded])
+        seconds.append(clock.now_s() - started_s)
+    return median(seconds[STOCK_RUNS // 6 :])  # the first are cold
+
+
+# Servers that are up.
+
 
 WAIT_S = 0.005
 """For a batch to fill, where a server waits at all."""
@@ -126,47 +187,164 @@ def offramp_sides(
         backend=backend,
         threads_per_replica=machine.threads,
     )
-    told = LOGS / "offramp.json"
-    told.parent.mkdir(parents=True, exist_ok=True)
-    documents = {name: plan_document(plan) for name, plan in prepared.plans.items()}
-    options = OfframpOptions(settings=service, plans=documents, port=port, metrics_port=port + 1)
-    told.write_text(options.model_dump_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "experiments.peers.offramp_server", str(told)]
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    log, environment = told.with_suffix(".log"), threads_of(service.threads_per_replica)
-    with running(command, f"http://127.0.0.1:{port}", log, environment, **piped) as server:
-        remote = Remote(server)
-        remote.hear(READY)
+    with offramp_process(OfframpOptions.of(service, prepared.plans, port=port)) as remote:
+        begins = {name: partial(remote.change_to, name) for name in prepared.plans}
         yield [
-            ServedSide(
-                name=name,
-                server=server,
-                load=load,
-                is_ours=True,
-                begin=partial(remote.change_to, name),
-            )
-            for name in prepared.plans
+            ServedSide(name=name, server=remote.server, load=load, is_ours=True, begin=begin)
+            for name, begin in begins.items()
         ]
 
 
-@dataclass(slots=True)
-class Remote:
-    """The service's process, told over its input which plan to follow."""
+# A side's turn.
 
-    server: Server
-    following: str = ""
 
-    def change_to(self, name: str) -> None:
-        """Put a plan in force, and hold it; nothing is lost meanwhile. Raises OfframpError where the service ended."""
-        if name != self.following:
-            stdin: IO[str] = self.server.process.stdin  # type: ignore[assignment] # it was opened as text
-            stdin.write(f"{name}\n")
-            stdin.flush()
-            self.hear(DONE)
-            self.following = name
+SEEDS_PER_ROUND = 1000
+"""More than a round has probes, so that no two of a comparison see the same arrivals."""
+PROBE_HEADER = "round  side                  rate/s   p50 ms   p99 ms     lost  verdict"
+SPAN = 20.0
+"""How far from where a search starts it may end, as a ratio."""
+MOST_PROBES = 6
+PROBE_SHARE = 0.5
+"""Of the seconds of a run, those of a probe."""
+RESOLUTION = 0.05
+COLD_GROWTH, WARM_GROWTH = 1.15, 1.06
+"""The first step from a start that was guessed, and from what the round before gave."""
 
-    def hear(self, word: str) -> None:
-        """Wait for the service to say it; raises OfframpError where it ends instead."""
-        assert self.server.process.stdout is not None
-        if not any(line.strip() == word for line in self.server.process.stdout):
-            raise OfframpError(f"the service ended; {self.server.log} says why")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Requests per second, Poisson."""
+
+    light_per_s: float
+    heavy_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a side is asked in its turn."""
+
+    workload: Workload
+    drawn: Sequence[int]
+    rates: Rates
+    start_per_s: float
+    is_known: bool
+    """Whether an earlier round ended there."""
+    target: Sustaining
+    index: int
+    """Of the round, whose arrivals are the same for all sides."""
+
+
+def take_turn(side: ServedSide, turn: Turn) -> dict[str, Any]:
+    """Measure a side that is up and warm; for JSON."""
+    seed = turn.index * SEEDS_PER_ROUND
+    answers = side.load.inputs.with_name(f"{side.name}.answers")
+    keeping = replace(side, load=side.load.model_copy(update={"answers": answers}))
+    light = costed(side, turn.rates.light_per_s, seed, turn)
+    heavy = costed(keeping, turn.rates.heavy_per_s, seed + 1, turn)
+    search = Search(
+        start_per_s=turn.start_per_s,
+        bounds=Bounds(
+            low_per_s=turn.start_per_s / SPAN,
+            high_per_s=turn.start_per_s * SPAN,
+            resolution=RESOLUTION,
+            most_probes=MOST_PROBES,
+        ),
+        growth=WARM_GROWTH if turn.is_known else COLD_GROWTH,
+    )
+    probing = replace(side, load=side.load.model_copy(update={"duration_s": PROBE_SHARE * side.load.duration_s}))
+    search, probes = _searched(probing, search, turn, seed + 2)
+    return {
+        "light": light,
+        "heavy": heavy,
+        "answers": check_answers(turn.workload, turn.drawn, answers),
+        "sustained_per_s": 0.0 if search.ending is None else search.best_per_s,
+        "ending": search.ending,
+        "probes": probes,
+    }
+
+
+def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[Search, list[dict[str, Any]]]:
+    """The search at its end, and its probes; a side that dies ends its search without an ending."""
+    probes: list[dict[str, Any]] = []
+    while (rate_per_s := search.next_rate()) is not None:
+        probe: dict[str, Any] = {"side": side.name, "rate_per_s": rate_per_s, "seed": seed + len(probes)}
+        try:
+            result = side.measure(rate_per_s, seed + len(probes))
+        except OfframpError as error:
+            print(f"{_head(side.name, rate_per_s, turn)}  {error}", flush=True)
+            return search, [*probes, probe | {"result": None, "verdict": None, "error": str(error)}]
+        verdict = turn.target.verdict(result.measured)
+        print(probe_line(side.name, rate_per_s, result, turn), flush=True)
+        probes.append(probe | {"result": result.model_dump(mode="json"), "verdict": verdict, "error": None})
+        search = search.learn(rate_per_s, verdict)
+    return search, probes
+
+
+def _head(name: str, rate_per_s: float, turn: Turn) -> str:
+    return f"{turn.index + 1:>5}  {name:<18} {rate_per_s:9.1f}"
+
+
+def probe_line(name: str, rate_per_s: float, result: LoadResult, turn: Turn) -> str:
+    """A run of the client, below `PROBE_HEADER`."""
+    p50, p99 = ("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (result.p50_s, result.p99_s))
+    verdict = turn.target.verdict(result.measured)
+    return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.measured.lost_share:>8.1%}  {verdict}"
+
+
+def sustained(turn: Mapping[str, Any]) -> float | None:
+    """The highest rate that passed in a turn, which results of before 23 November 2026 call goodput; None for none."""
+    return float(turn["sustained_per_s"] if "sustained_per_s" in turn else turn["goodput_per_s"]) or None
+
+
+def costed(side: ServedSide, rate_per_s: float, seed: int, turn: Turn) -> dict[str, Any]:
+    """Figures at a rate, and processor seconds per answer, of our processes by part, of a peer as a whole."""
+    side.begin()
+    before = side.server.cpu_s_by_part()
+    result = side.measure(rate_per_s, seed)
+    parts = per_answer(before, side.server.cpu_s_by_part(), result, side.load.inputs_per_request)
+    told = f"{1e3 * sum(parts.values()):.2f} ms of processor time per answer"
+    print(f"{probe_line(side.name, rate_per_s, result, turn)}  {told}", flush=True)
+    return result.model_dump(mode="json") | {"cpu_s": parts if side.is_ours else {"server": sum(parts.values())}}
+
+
+def per_answer(
+    before: Mapping[str, float], after: Mapping[str, float], result: LoadResult, inputs_per_request: int = 1
+) -> dict[str, float]:
+    """Processor seconds per answered input that were spent between, by part; the warm-up counts as the rest does."""
+    answered_share = result.num_answered / max(1, result.num_counted)
+    return per_input(before, after, max(1.0, result.num_sent * answered_share * inputs_per_request))
+
+
+def per_input(before: Mapping[str, float], after: Mapping[str, float], num_inputs: float) -> dict[str, float]:
+    """Processor seconds that were spent between, by part."""
+    return {part: (after[part] - before.get(part, 0.0)) / num_inputs for part in after}
+
+
+def check_answers(workload: Workload, drawn: Sequence[int], answers: Path) -> dict[str, float | None]:
+    """Of a client's file of answers to these texts: how many, and the shares that are right.
+
+    `accuracy` is against true labels, `as_recorded` against the recorded label and exit; None where there are none.
+    """
+    rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    pairs = [(drawn[row["input"]], (row["label"], row["exit"])) for row in rows]
+    labels, expected = workload.labels, _recorded(workload)
+    return {
+        "num_inputs": len(pairs),
+        "accuracy": _share([answer[0] == labels[index] for index, answer in pairs] if labels else []),
+        "as_recorded": _share([answer == expected[index] for index, answer in pairs] if expected else []),
+    }
+
+
+def _recorded(workload: Workload) -> list[tuple[str, int]]:
+    """Label and exit of each text; none where exits are computed."""
+    if workload.keys is None:
+        return []
+    names = read_card(workload.folder).label_names
+    outcome = workload.records.outcome(workload.thresholds)
+    assert outcome.answers_N is not None
+    recorded = zip(outcome.answers_N.tolist(), outcome.exits_N.tolist(), strict=True)
+    return [(names[label], exit_block) for label, exit_block in recorded]
+
+
+def _share(rights: Sequence[bool]) -> float | None:
+    return sum(rights) / len(rights) if rights else None

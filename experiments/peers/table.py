@@ -9,7 +9,7 @@ from typing import Any
 from experiments.kit import Spread, spread
 from experiments.peers.compare import OURS, SERVICE
 from experiments.peers.processes import PARTS, REST
-from experiments.peers.turns import sustained
+from experiments.peers.sides import sustained
 from experiments.peers.workloads import FOLDER
 
 MIB = 2**20

@@ -19,14 +19,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from earlyexit.errors import DataError
 from experiments import studies
 from experiments.report.text import report_text
 from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
-from experiments.studies.record import Outcome, Record, read_record, record_of, record_path
-from experiments.studies.study import About, Effort
+from experiments.studies.study import About, Effort, Outcome, Record, read_record, record_of, record_path
 from offramp.commands.plan_picture import load_pyplot
 
 COMMITTED = Path("experiments", "REPORT.md")
@@ -67,32 +65,19 @@ class Runner:
     console: Console
 
     def run_all(self, names: Sequence[str], jobs: int) -> list[Record]:
-        """Every study's result, in the order of the names; at most so many run at a time.
+        """Returns every study's result, in the order of the names; at most `jobs` run at a time.
 
-        On a terminal a bar names those that run; everywhere each that is finished is a line. Ctrl-C goes to the studies
-        too; they end by themselves, and no other begins.
+        Prints a line per finished study. Ctrl-C goes to the studies too; they end by themselves, and no other begins.
         """
-        running: list[str] = []
 
         def one(name: str) -> Record:
-            running.append(name)
-            bar.update(task, description=", ".join(running))
             record = self.run(name)
-            running.remove(name)
-            bar.update(task, advance=1, description=", ".join(running) or "studies")
             outcome = record.outcome
-            words = (
-                f"done in {outcome.took_s:.0f} s" if outcome.state == "done" else f"{outcome.state}: {outcome.reason}"
-            )
-            self.console.print(f"{record.about.name:<28} {words}")
+            ended = f" in {outcome.took_s:.0f} s" if outcome.state == "done" else f": {outcome.reason}"
+            self.console.print(f"{record.about.name:<28} {outcome.state}{ended}")
             return record
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with (
-            Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar,
-            ThreadPoolExecutor(jobs) as pool,
-        ):
-            task = bar.add_task("studies", total=len(names))
+        with ThreadPoolExecutor(jobs) as pool:
             return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
 
     def run(self, name: str) -> Record:

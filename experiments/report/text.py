@@ -8,8 +8,7 @@ from pathlib import Path
 from experiments.kit import number
 from experiments.studies.__main__ import FIGURES
 from experiments.studies.picture import Picture
-from experiments.studies.record import Record
-from experiments.studies.study import SYSTEMS, Ratios, StudyResult, Table
+from experiments.studies.study import SYSTEMS, Ratios, Record, StudyResult, Table
 
 HOW = {
     "simulated": "the live batch engine, router and admission on a simulated clock",

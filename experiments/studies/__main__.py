@@ -17,9 +17,8 @@ from rich.console import Console
 from experiments import studies
 from experiments.data import RUNS
 from experiments.kit import show
-from experiments.studies.drawing import draw
-from experiments.studies.record import Outcome, Record, perform, record_of, write_record
-from experiments.studies.study import About, Effort, Study
+from experiments.studies.picture import draw
+from experiments.studies.study import About, Effort, Outcome, Record, Study, perform, record_of, write_record
 from offramp.commands.plan_picture import load_pyplot
 
 FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}

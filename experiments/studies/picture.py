@@ -1,13 +1,18 @@
-"""What a picture shows, as plain data; `drawing.py` draws it."""
+"""What a picture shows, as plain data, and the picture as SVG: the same picture gives the same bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from earlyexit.errors import InputError
+from offramp.commands.plan_picture import load_pyplot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Values = Mapping[str, tuple[float | None, ...]]
 """Name (a strategy has a colour of its own) -> a value per place; None is a gap."""
@@ -104,3 +109,138 @@ def _check_lengths(title: str, length: int, series: Mapping[str, tuple[object, .
     for name, values in series.items():
         if len(values) != length:
             raise InputError(f"{title}: {name} has {len(values)} values for {length} places")
+
+
+# Pictures as SVG.
+
+
+COLORS = {"stock": "#7a7a7a", "early-exit": "#e69f00", "e3": "#0072b2", "serial": "#cc79a7", "best": "#009e73"}
+"""A strategy looks the same in every picture (Okabe and Ito's palette, told apart by colour-blind readers too)."""
+OTHER_COLORS = ("#d55e00", "#56b4e9", "#8c6d1f", "#000000", "#b58fd6", "#8fb339")
+"""For series that are no strategies, in their order."""
+MARKERS = ("o", "s", "^", "v", "P", "X", "*")
+PAPER = "the paper"
+SETTINGS = {
+    "svg.hashsalt": "offramp",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.6,
+}
+WIDTH = 0.8
+"""Of a group of bars, whose labels are 1 apart."""
+BOX = ("whislo", "q1", "med", "q3", "whishi")
+"""What matplotlib calls the figures of a box, in their order."""
+MOST_MARKED = 30
+"""Points of a line that still get a marker each."""
+
+
+def draw(picture: Picture, path: Path) -> None:
+    """Write one SVG; raises InputError without matplotlib."""
+    pyplot = load_pyplot()
+    with pyplot.rc_context(SETTINGS):
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.6), constrained_layout=True)
+        try:
+            _draw_on(axes, picture)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+        finally:
+            pyplot.close(figure)
+
+
+def colors(names: Iterable[str]) -> dict[str, str]:
+    """Every series' colour."""
+    others = [name for name in names if name not in COLORS]
+    return COLORS | {name: OTHER_COLORS[index % len(OTHER_COLORS)] for index, name in enumerate(others)}
+
+
+def _draw_on(axes: Axes, picture: Picture) -> None:
+    DRAW[type(picture)](axes, picture)
+    axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
+    axes.set_title(picture.title, fontsize=10, loc="left")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    if picture.log_y:
+        axes.set_yscale("log")
+    else:  # from 0: a bar that is twice as long is twice as much
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _explain(axes)
+
+
+def _explain(axes: Axes) -> None:
+    """The legend stands beside the axes, where it hides nothing; every name once, the paper's last."""
+    handles, names = axes.get_legend_handles_labels()
+    once = dict(zip(names, handles, strict=True))
+    ordered = sorted(once, key=PAPER.__eq__)
+    beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0, "frameon": False}
+    axes.legend([once[name] for name in ordered], ordered, loc="upper left", **beside)
+
+
+def _draw_bars(axes: Axes, picture: Bars) -> None:
+    color_of = colors(picture.series)
+    for name, places in _places(picture.series, len(picture.labels)).items():
+        values = picture.series[name]
+        width = 0.94 * WIDTH / len(picture.series)
+        shown = [(at, value) for at, value in zip(places, values, strict=True) if value is not None]
+        axes.bar([at for at, _ in shown], [value for _, value in shown], width, color=color_of[name], label=name)
+        for at, value in zip(places, values, strict=True):
+            if value is None:
+                axes.annotate("none", (at, 0), xytext=(0, 2), textcoords="offset points", ha="center", rotation=90)
+        _mark_paper(axes, places, picture.paper.get(name, ()))
+    _label_groups(axes, picture.labels)
+
+
+def _draw_lines(axes: Axes, picture: Lines) -> None:
+    color_of = colors(picture.series)
+    marked = len(picture.x) <= MOST_MARKED
+    for index, (name, values) in enumerate(picture.series.items()):
+        heights = [float("nan") if value is None else value for value in values]
+        marker = MARKERS[index % len(MARKERS)] if marked else None
+        axes.plot(picture.x, heights, color=color_of[name], marker=marker, markersize=4, linewidth=1.5, label=name)
+        _mark_paper(axes, picture.x, picture.paper.get(name, ()), color_of[name])
+    if picture.log_x:
+        axes.set_xscale("log")
+    if picture.log_x and marked:  # few points are their own ticks: 25, 50, 100 rather than powers of ten
+        axes.set_xticks(picture.x, [f"{value:g}" for value in picture.x])
+        axes.minorticks_off()
+
+
+def _draw_boxes(axes: Axes, picture: Boxes) -> None:
+    color_of = colors(picture.series)
+    for name, places in _places(picture.series, len(picture.labels)).items():
+        shown = [(at, box) for at, box in zip(places, picture.series[name], strict=True) if box is not None]
+        axes.bxp(
+            [dict(zip(BOX, astuple(box), strict=True)) for _, box in shown],
+            positions=[at for at, _ in shown],
+            widths=0.8 * WIDTH / len(picture.series),
+            showfliers=False,
+            patch_artist=True,
+            boxprops={"facecolor": color_of[name], "label": name},
+            medianprops={"color": "black"},
+        )
+    if picture.limit is not None:
+        axes.axhline(picture.limit, color="#b00020", linewidth=1.0, linestyle="--", label="limit")
+    _label_groups(axes, picture.labels)
+
+
+def _places(series: Mapping[str, object], groups: int) -> dict[str, list[float]]:
+    """The x of every series in every group."""
+    step = WIDTH / len(series)
+    left = -WIDTH / 2 + step / 2
+    return {name: [group + left + index * step for group in range(groups)] for index, name in enumerate(series)}
+
+
+def _label_groups(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_xticks(range(len(labels)), list(labels))
+    axes.tick_params(axis="x", length=0)
+
+
+def _mark_paper(axes: Axes, places: Sequence[float], values: Sequence[float | None], color: str = "white") -> None:
+    shown = [(at, value) for at, value in zip(places, values, strict=bool(values)) if value is not None]
+    if shown:
+        at, heights = zip(*shown, strict=True)
+        axes.plot(at, heights, "D", markersize=5, markerfacecolor=color, markeredgecolor="black", label=PAPER)
+
+
+DRAW: dict[type, Callable[[Axes, Any], None]] = {Bars: _draw_bars, Lines: _draw_lines, Boxes: _draw_boxes}

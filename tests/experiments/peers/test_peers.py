@@ -22,10 +22,9 @@ from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from experiments.peers.processes import MARK, Server, serving
-from experiments.peers.sides import settings
+from experiments.peers.sides import Rates, Turn, check_answers, settings, sustained, take_turn
 from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
 from experiments.peers.table import best_peer, heavy_s, ratio, render
-from experiments.peers.turns import Rates, Turn, check_answers, sustained, take_turn
 from experiments.peers.workloads import Workload
 from offramp.client.protocol import Prediction as Answered
 from offramp.demo.plans import Processors

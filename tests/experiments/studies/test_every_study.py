@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from experiments import studies
-from experiments.studies.record import perform, read_record
-from experiments.studies.study import StudyResult
+from experiments.studies.study import StudyResult, perform, read_record
 
 HELD = Path(__file__).with_name("quick_figures.json")
 TIMED = ("fig20_planner_overhead", "tcb_fig16_overhead")

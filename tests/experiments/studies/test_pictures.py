@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from experiments.studies.drawing import draw
-from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture
+from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture, draw
 from experiments.studies.study import Comparison, Ratios, largest_ratios
 
 RATES = "goodput (inputs/s)"

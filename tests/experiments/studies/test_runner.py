@@ -17,8 +17,7 @@ from experiments.report.__main__ import Runner, unknown, write_report
 from experiments.report.text import report_text
 from experiments.studies.__main__ import main, run_study
 from experiments.studies.picture import Box, Boxes, Lines, Picture
-from experiments.studies.record import Outcome, Record, read_record, write_record
-from experiments.studies.study import Study, StudyResult
+from experiments.studies.study import Outcome, Record, Study, StudyResult, read_record, write_record
 from tests.experiments.studies.fake_study import ABOUT, NAME, STUDY, run
 
 MACHINE = {
