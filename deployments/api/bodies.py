@@ -1,4 +1,4 @@
-"""What bodies hold, whatever the model; `parsing.py` reads requests, `answers.py` writes responses."""
+"""The bodies of requests and answers; `parsing.py` reads requests, `responses.py` writes answers."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ T = TypeVar("T", bound=BaseModel)
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_DIMENSIONS = 16
 KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
-"""Alternatives of a field's type, as pydantic names them."""
+"""Pydantic's names for alternatives of a field's type, in the locations of errors."""
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body of a request or an answer; JSON values are not converted to other types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PredictBody(_Body):
+class PredictBody(Body):
     """`POST /predict`."""
 
     inputs: Any
     """One input or a list of them, as the model's codec takes them."""
     truncate: bool = False
-    """Cut inputs that are too long for the model instead of refusing them."""
+    """Truncate inputs that are too long for the model instead of refusing them."""
     timeout_s: TimeoutSeconds | None = None
     """Seconds after which an answer is worth nothing."""
     ids: list[str] | None = None
     """The caller's names of the inputs; the `recorded` exit policy looks its answers up by them."""
 
 
-class ErrorDetail(_Body):
+class ErrorDetail(Body):
     """What went wrong."""
 
     kind: str
     message: str
 
 
-class ErrorBody(_Body):
+class ErrorBody(Body):
     """Every error outside /v2."""
 
     error: ErrorDetail
     request_id: str
 
 
-class V2Error(_Body):
+class V2Error(Body):
     """Every error in /v2."""
 
     error: str
 
 
-class V2Input(BaseModel):
+class V2Input(Body, strict=False):
     """An input tensor of the Open Inference Protocol."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
@@ -66,19 +66,15 @@ class V2Input(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class V2Output(BaseModel):
+class V2Output(Body, strict=False):
     """A requested output tensor."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class V2Body(BaseModel):
+class V2Body(Body, strict=False):
     """`POST /v2/models/{model}/infer`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str | None = None
     inputs: list[V2Input] = Field(min_length=1)
@@ -135,23 +131,19 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return ".".join(map(str, loc[:alternative]))
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Live(_Answer):
+class Live(Body):
     """The process answers."""
 
     live: Literal[True]
 
 
-class Ready(_Answer):
+class Ready(Body):
     """Whether every stage has been warm."""
 
     ready: bool
 
 
-class V2Tensor(_Answer):
+class V2Tensor(Body):
     """A tensor that is described, not sent."""
 
     name: str
@@ -159,7 +151,7 @@ class V2Tensor(_Answer):
     shape: list[int]
 
 
-class V2Model(_Answer):
+class V2Model(Body):
     """A model's metadata."""
 
     name: str
@@ -169,7 +161,7 @@ class V2Model(_Answer):
     outputs: list[V2Tensor]
 
 
-class V2Server(_Answer):
+class V2Server(Body):
     """The server's metadata."""
 
     name: str
@@ -178,13 +170,13 @@ class V2Server(_Answer):
     models: list[str]
 
 
-class BinaryTail(_Answer):
+class BinaryTail(Body):
     """Of an output whose bytes follow the JSON."""
 
     binary_data_size: Annotated[int, Field(ge=0)]
 
 
-class V2AnswerTensor(_Answer):
+class V2AnswerTensor(Body):
     """An output; `data`, or `parameters` that say how many bytes follow the JSON."""
 
     name: str
@@ -194,7 +186,7 @@ class V2AnswerTensor(_Answer):
     parameters: BinaryTail | None = None
 
 
-class V2Answer(_Answer):
+class V2Answer(Body):
     """The answer to `POST /v2/models/{model}/infer`."""
 
     model_name: str
@@ -207,19 +199,15 @@ Version = Annotated[str, Field(pattern=NAME_PATTERN)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class IndexBody(BaseModel):
+class IndexBody(Body):
     """`POST /v2/repository/index`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     ready: bool = False
     """Only what can be asked now."""
 
 
-class LoadParameters(BaseModel):
+class LoadParameters(Body):
     """Triton's parameters of loading and unloading, and the version."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     config: str | None = None
     """Settings as JSON, as `offramp load` sends them; None: those in the repository's folder."""
@@ -229,10 +217,8 @@ class LoadParameters(BaseModel):
     """Of no consequence: nothing depends on a version."""
 
 
-class LoadBody(BaseModel):
+class LoadBody(Body):
     """`POST /v2/repository/models/{model}/load`, and `/unload`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     parameters: LoadParameters = LoadParameters()
 
@@ -250,7 +236,7 @@ class Canary(BaseModel):
 
 
 class DefaultVersion(BaseModel):
-    """The version that requests get which name none."""
+    """The version that answers requests without a version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from deployments.api.access import EVERYBODY, Gate
+from deployments.api.access import ALL_CALLERS, Gate
 from deployments.api.bodies import InferRequest, V2Reply
 from deployments.api.endpoint import FAILED, GONE, Api, Backend, failure_of, log_error, own_id, retry_after
 from deployments.api.grpc.messages import ONE_OF, message_class
@@ -127,7 +127,7 @@ class Caller:
     request_id: str
     remaining_s: float | None
     """Until the deadline of the call; None where it has none."""
-    owner: str = EVERYBODY
+    owner: str = ALL_CALLERS
     """Of the key, where there are keys."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.access import EVERYBODY, Limit, gate_of
+from deployments.api.access import ALL_CALLERS, RateLimits, gate_of
 from deployments.api.http import build_api
 from deployments.keys import AccessSettings
 from earlyexit.clock import ManualClock
@@ -99,7 +99,7 @@ async def test_the_password_is_good_for_what_a_page_gets_and_not_for_what_it_wou
 
 async def test_too_many_requests_are_a_429_with_the_time_to_wait(backend: FakeBackend) -> None:
     clock = ManualClock()
-    async with client_of(backend, gate(Limit(rate_per_s=0.5, burst=2.0), clock=clock)) as client:
+    async with client_of(backend, gate(RateLimits(0.5, 2.0), clock=clock)) as client:
         *taken, refused = [await predicted(client, f"Bearer {KEY}") for _ in range(3)]
         assert [each.status_code for each in (*taken, refused)] == [200, 200, 429]
         assert refused.headers["retry-after"] == "2"
@@ -112,13 +112,13 @@ async def test_too_many_requests_are_a_429_with_the_time_to_wait(backend: FakeBa
 
 
 async def test_health_is_never_too_much(backend: FakeBackend) -> None:
-    async with client_of(backend, gate(Limit(rate_per_s=1.0, burst=1.0), keys=False)) as client:
+    async with client_of(backend, gate(RateLimits(1.0, 1.0), keys=False)) as client:
         assert [(await client.get("/v2/health/live")).status_code for _ in range(3)] == [200] * 3
         assert [(await client.get("/v2")).status_code for _ in range(2)] == [200, 429]
 
 
 async def test_a_rate_of_inputs_counts_those_of_predictions_alone(backend: FakeBackend) -> None:
-    async with client_of(backend, gate(Limit(rate_per_s=1.0, burst=4.0), of="inputs")) as client:
+    async with client_of(backend, gate(RateLimits(1.0, 4.0, "inputs"))) as client:
         client.headers.update(BEARER)
         assert [(await client.get("/stats")).status_code for _ in range(9)] == [200] * 9
         answers = [await client.post("/predict", json={"inputs": each}) for each in (["pay"] * 3, "pay", "pay")]
@@ -130,7 +130,7 @@ def test_settings_that_ask_for_nothing_make_no_gate() -> None:
     assert gate_of(AccessSettings(cors_origins=(HERE,)), ManualClock(), 1) is None
     limited = gate_of(AccessSettings(rate_per_s=1.0), ManualClock(), 2)
     assert limited is not None
-    assert limited.admit("GET", "/stats", None) == EVERYBODY
+    assert limited.admit("GET", "/stats", None) == ALL_CALLERS
 
 
 # The description
@@ -140,7 +140,7 @@ def test_settings_that_ask_for_nothing_make_no_gate() -> None:
 async def test_the_description_says_whether_a_key_is_needed(
     backend: FakeBackend, keys: bool, security: list[dict[str, Any]]
 ) -> None:
-    async with client_of(backend, gate(Limit(rate_per_s=1.0, burst=9.0), keys=keys)) as client:
+    async with client_of(backend, gate(RateLimits(1.0, 9.0), keys=keys)) as client:
         document = (await client.get("/openapi.json", headers=BEARER)).json()
     assert document["security"] == security
     assert document["paths"]["/v2/health/live"]["get"]["security"] == []

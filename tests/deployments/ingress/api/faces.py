@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import httpx
 
-from deployments.api.access import Gate, KeyRing, Limit, RateLimits
+from deployments.api.access import Gate, KeyRing, RateLimits
 from deployments.api.bodies import Canary, InferRequest, LoadParameters
 from deployments.api.endpoint import Served
 from deployments.api.generation import GenerateRequest, Stream
@@ -152,17 +152,10 @@ class FakeContext:
         self.details = details
 
 
-def gate(
-    limit: Limit | None = None, *, keys: bool = True, clock: ManualClock | None = None, of: str = "requests"
-) -> Gate:
+def gate(limits: RateLimits | None = None, *, keys: bool = True, clock: ManualClock | None = None) -> Gate:
     """For the keys of alice and bob."""
     ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{KEY},bob:{OTHER_KEY}"})
-    return Gate(
-        ring=ring if keys else None,
-        limits=None if limit is None else RateLimits(limit, of),
-        clock=clock or ManualClock(),
-        counts_inputs=of == "inputs",
-    )
+    return Gate(ring=ring if keys else None, limits=limits, clock=clock or ManualClock())
 
 
 def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.api.access import Limit
+from deployments.api.access import RateLimits
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.versions.choice import Fork, Tally
@@ -158,7 +158,7 @@ async def test_without_a_known_key_nobody_is_answered_and_nothing_is_quoted(ask:
 async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
     ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limited = gate(Limit(rate_per_s=1.0, burst=4.0), of="inputs")
+    limited = gate(RateLimits(1.0, 4.0, "inputs"))
     asked = [("pay",) * 3, ("pay",), ("pay",)]
     said = [await ask(backend, *texts, gate=limited, headers={"authorization": f"Bearer {KEY}"}) for texts in asked]
     assert [each.status for each in said] == [200, 200, 429]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.access import Limit
+from deployments.api.access import RateLimits
 from earlyexit.errors import DeadlineError, OverloadedError
 from tests.deployments.ingress.api.faces import BEARER, gate
 from tests.deployments.ingress.completions.generating import (
@@ -238,7 +238,7 @@ async def test_models_are_listed(teller: Teller) -> None:
 
 
 async def test_keys_and_rates_are_kept_as_everywhere(teller: Teller) -> None:
-    async with client_of(teller, gate(Limit(rate_per_s=0.1, burst=1.0), of="inputs")) as client:
+    async with client_of(teller, gate(RateLimits(0.1, 1.0, "inputs"))) as client:
         bare = await client.post("/v1/completions", json=TEXT)
         assert (bare.status_code, bare.json()["error"]["code"]) == (401, "invalid_api_key")
         assert (await client.post("/v1/completions", json=TEXT, headers=BEARER)).status_code == 200
