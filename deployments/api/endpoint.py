@@ -18,10 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from deployments.api.access import Gate
-from deployments.api.bodies import InferRequest
+from deployments.api.bodies import InferRequest, V2Error
+from deployments.api.completions.bodies import OpenAiError
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.live_page import Viewer
-from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler
+from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from deployments.api.responses import compressed
@@ -332,9 +333,10 @@ def _error(request: Request, error: OfframpError) -> Response:
 
 def _error_body(request: Request, kind: str, message: str, status: int, param: str | None = None) -> dict[str, object]:
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    if path.startswith("/v2"):  # errors of the protocol are a string
+    form = error_of(path)
+    if form is V2Error:
         return {"error": message}
-    if path.startswith("/v1/"):
+    if form is OpenAiError:
         return openai_error(kind, message, status, param)
     return {"error": {"kind": kind, "message": message}, "request_id": request_id(request)}
 

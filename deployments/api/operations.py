@@ -1,4 +1,4 @@
-"""The table of operations: routes, gRPC methods, open and frequent paths, OpenAPI and client paths follow from it."""
+"""The table of operations, from which routes, RPCs, access, tracing, OpenAPI and the client's paths follow."""
 
 from __future__ import annotations
 
@@ -56,33 +56,32 @@ class Operation:
     """One method of one path."""
 
     name: str
-    """The handler: a method of the class that answers the operation."""
+    """The name of its handler: a method of the class that answers it."""
     method: str
     path: str
     summary: str
     _: KW_ONLY
     body: type[BaseModel] | None = None
     takes: tuple[str, ...] = ()
-    """Content types of the body besides JSON."""
+    """Content types of the request's body besides JSON."""
     answer: type[BaseModel] | Mapping[str, Any] | None = None
-    """What a 200 holds: a body, or a JSON schema; None for any object."""
+    """The body of a 200, or its JSON schema; None for any object."""
     gives: tuple[str, ...] = (JSON,)
-    """Content types of the answer; those after JSON have a schema of their own, or none."""
+    """Content types of the answer."""
     errors: tuple[str, ...] = ()
-    """Statuses of an operation without a body, beside those that every operation may have."""
-    error: type[BaseModel] = ErrorBody
+    """Statuses of errors of an operation without a body, beside those that all operations have."""
     more: Mapping[str, tuple[str, type[BaseModel] | None]] | None = None
-    """Further answers that are no errors: status -> description and body."""
+    """Further answers that are not errors: description and body by status."""
     parameters: tuple[Mapping[str, Any], ...] = ()
-    """Beside those in the path."""
+    """Parameters beside those in the path."""
     of: Literal["all", "answers", "generates"] = "all"
-    """Which models have it: those that answer each input at once, those that generate, or all."""
+    """The models that have it: those that answer each input at once, those that generate, or all."""
     of_any_model: bool = False
     """Whether the path may name a model that this service does not serve."""
     by_version: bool = False
-    """Whether the path below a version of the model is the same operation."""
+    """Whether it also has a path below a version of the model."""
     rpc: str | None = None
-    """The method of the gRPC service that is the same operation."""
+    """The gRPC method of the same operation."""
     is_open: bool = False
     """Whether it is answered without an API key."""
     is_frequent: bool = False
@@ -90,12 +89,17 @@ class Operation:
 
     @property
     def is_traced(self) -> bool:
-        """Whether its requests may be traced: those that post something, which is inference."""
+        """Whether its requests may be traced: POST requests are."""
         return self.method == "POST"
 
     @property
+    def error(self) -> type[BaseModel]:
+        """The body of its errors."""
+        return error_of(self.path)
+
+    @property
     def bodies(self) -> tuple[type[BaseModel], ...]:
-        """The bodies of requests and answers, errors too."""
+        """The bodies of requests, answers and errors."""
         further = (body for _, body in (self.more or {}).values())
         return tuple(each for each in (self.body, self.answer, self.error, *further) if isinstance(each, type))
 
@@ -104,8 +108,13 @@ class Operation:
         return (self.path, self.path.replace(MODEL, VERSION)) if self.by_version else (self.path,)
 
 
+def error_of(path: str) -> type[BaseModel]:
+    """Returns the body of errors below a path: each protocol has its own."""
+    return V2Error if path.startswith("/v2") else OpenAiError if path.startswith("/v1/") else ErrorBody
+
+
 def bound(handlers: object) -> dict[str, dict[str, Handler]]:
-    """Returns the methods of `handlers` that answer operations, by path and HTTP method, in the table's order."""
+    """Returns the methods of an object that handle operations, by path and HTTP method, in the table's order."""
     found: dict[str, dict[str, Handler]] = {}
     for each in OPERATIONS:
         handler: Handler | None = getattr(handlers, each.name, None)
@@ -123,124 +132,57 @@ def _post(name: str, path: str, summary: str, body: type[BaseModel], **fields: A
     return Operation(name, "POST", path, summary, body=body, **fields)
 
 
-_OF_MODEL: dict[str, Any] = {"error": V2Error, "by_version": True}
-_GENERATES: dict[str, Any] = {"of": "generates", "is_frequent": True}
-_OPENAI: dict[str, Any] = {"error": OpenAiError, "of": "generates"}
-_HEALTH: dict[str, Any] = {"error": V2Error, "is_open": True}
-_ORDER: dict[str, Any] = {"answer": {}, "error": V2Error}
+_Fields: TypeAlias = dict[str, Any]
+_OF_MODEL: _Fields = {"by_version": True}
+_INFERS: _Fields = {"of": "answers", "is_frequent": True}
+_GENERATES: _Fields = {"of": "generates", "is_frequent": True}
+_V2_TENSORS: _Fields = {
+    **{"takes": (BYTES,), "answer": V2Answer, "gives": (JSON, BYTES), "parameters": (JSON_LENGTH,)},
+    **_INFERS,
+    **_OF_MODEL,
+}
+_PARTS: _Fields = {"gives": (EVENTS,), **_OF_MODEL, **_GENERATES}
+_READY: _Fields = {"answer": Ready, "more": {"503": ("It is not.", Ready)}, **_OF_MODEL}
+_STREAMS: _Fields = {"gives": (JSON, EVENTS), **_GENERATES}
+_HISTORY: _Fields = {"answer": {"type": "array", "items": OBJECT}, "parameters": (LIMIT,)}
+_METRICS: _Fields = {"answer": TEXT, "gives": ("text/plain",)}
+_PAGE: _Fields = {"answer": TEXT, "gives": (PAGE,)}
+_LIVE: _Fields = {"answer": TEXT, "gives": (EVENTS,)}
+_ASSET: _Fields = {
+    "answer": TEXT,
+    "gives": ("text/css", "text/javascript", PAGE, "image/svg+xml"),
+    "more": {"304": ("As it was.", None)},
+}
 OPERATIONS: tuple[Operation, ...] = (
-    _post("predict", "/predict", "Answer one input or a list of inputs", PredictBody, of="answers", is_frequent=True),
-    _post(
-        "infer",
-        MODEL + "/infer",
-        "Open Inference Protocol v2",
-        V2Body,
-        rpc="ModelInfer",
-        takes=(BYTES,),
-        answer=V2Answer,
-        gives=(JSON, BYTES),
-        parameters=(JSON_LENGTH,),
-        of="answers",
-        is_frequent=True,
-        **_OF_MODEL,
-    ),
+    _post("predict", "/predict", "Answer one input or a list of inputs", PredictBody, **_INFERS),
+    _post("infer", MODEL + "/infer", "Open Inference Protocol v2", V2Body, rpc="ModelInfer", **_V2_TENSORS),
     _post("generate", MODEL + "/generate", "Go on with a text", GenerateBody, **_OF_MODEL, **_GENERATES),
-    _post(
-        "generate_stream",
-        MODEL + "/generate_stream",
-        "The same, as events of its parts",
-        GenerateBody,
-        gives=(EVENTS,),
-        **_OF_MODEL,
-        **_GENERATES,
-    ),
+    _post("generate_stream", MODEL + "/generate_stream", "The same, as events of its parts", GenerateBody, **_PARTS),
     _get("model_metadata", MODEL, "Model metadata", "404", answer=V2Model, rpc="ModelMetadata", **_OF_MODEL),
-    _get(
-        "model_ready",
-        MODEL + "/ready",
-        "Whether the model is ready",
-        "404",
-        answer=Ready,
-        more={"503": ("It is not.", Ready)},
-        rpc="ModelReady",
-        **_OF_MODEL,
-    ),
-    _post(
-        "completions",
-        "/v1/completions",
-        "Go on with a text",
-        CompletionBody,
-        gives=(JSON, EVENTS),
-        error=OpenAiError,
-        **_GENERATES,
-    ),
-    _post(
-        "chat",
-        "/v1/chat/completions",
-        "Answer messages",
-        ChatBody,
-        gives=(JSON, EVENTS),
-        error=OpenAiError,
-        **_GENERATES,
-    ),
-    _get("models", "/v1/models", "The model, as OpenAI lists models", **_OPENAI),
-    _get("model", "/v1/models/{model}", "The same, by its name", "404", **_OPENAI),
-    _get("server_metadata", "/v2", "Server metadata", answer=V2Server, error=V2Error, rpc="ServerMetadata"),
-    _get("live", "/v2/health/live", "Whether the process answers", answer=Live, **_HEALTH, rpc="ServerLive"),
-    _get("ready", "/v2/health/ready", "Whether every stage is warm", answer=Ready, **_HEALTH, rpc="ServerReady"),
-    _post("index", REPOSITORY + "/index", "Every version on the cluster, and its state", IndexBody, **_ORDER),
-    _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, of_any_model=True, **_ORDER),
-    _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, of_any_model=True, **_ORDER),
-    _get("canary", CANARY, "Default version and canary, side by side", "404", error=V2Error),
-    Operation("set_canary", "PUT", CANARY, "Let a version answer a share", body=Canary, **_ORDER),
-    Operation(
-        "end_canary",
-        "DELETE",
-        CANARY,
-        "Let the default version answer all",
-        errors=("403", "404", "503"),
-        error=V2Error,
-    ),
-    Operation("set_default", "PUT", MODEL + "/default", "Let a version be the default", body=DefaultVersion, **_ORDER),
+    _get("model_ready", MODEL + "/ready", "Whether the model is ready", "404", rpc="ModelReady", **_READY),
+    _post("completions", "/v1/completions", "Go on with a text", CompletionBody, **_STREAMS),
+    _post("chat", "/v1/chat/completions", "Answer messages", ChatBody, **_STREAMS),
+    _get("models", "/v1/models", "The model, as OpenAI lists models", of="generates"),
+    _get("model", "/v1/models/{model}", "The same, by its name", "404", of="generates"),
+    _get("server_metadata", "/v2", "Server metadata", answer=V2Server, rpc="ServerMetadata"),
+    _get("live", "/v2/health/live", "Whether the process answers", answer=Live, is_open=True, rpc="ServerLive"),
+    _get("ready", "/v2/health/ready", "Whether every stage is warm", answer=Ready, is_open=True, rpc="ServerReady"),
+    _post("index", REPOSITORY + "/index", "Every version on the cluster, and its state", IndexBody, answer={}),
+    _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}, of_any_model=True),
+    _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}, of_any_model=True),
+    _get("canary", CANARY, "Default version and canary, side by side", "404"),
+    Operation("set_canary", "PUT", CANARY, "Let a version answer a share", body=Canary, answer={}),
+    Operation("end_canary", "DELETE", CANARY, "Let the default version answer all", errors=("403", "404", "503")),
+    Operation("set_default", "PUT", MODEL + "/default", "Let a version be the default", body=DefaultVersion, answer={}),
     _get("stats", "/stats", "What stages and ingress have done since their start"),
-    _get(
-        "metrics",
-        "/metrics",
-        "What all ingresses and replicas count, for Prometheus",
-        "503",
-        answer=TEXT,
-        gives=("text/plain",),
-    ),
+    _get("metrics", "/metrics", "What all ingresses and replicas count, for Prometheus", "503", **_METRICS),
     _get("plan", "/plan", "The plan in force, and why", "503"),
-    _get(
-        "plan_history",
-        "/plan/history",
-        "The plans so far, newest first",
-        "400",
-        "503",
-        answer={"type": "array", "items": OBJECT},
-        parameters=(LIMIT,),
-    ),
-    _get("page", "/dashboard", "The live page", answer=TEXT, gives=(PAGE,)),
-    _get(
-        "events",
-        "/dashboard/events",
-        "The live page's stream of events, newest state once a second",
-        "503",
-        answer=TEXT,
-        gives=(EVENTS,),
-    ),
-    _get(
-        "asset",
-        "/dashboard/{asset}",
-        "A file of the live page",
-        "404",
-        answer=TEXT,
-        gives=("text/css", "text/javascript", PAGE, "image/svg+xml"),
-        more={"304": ("As it was.", None)},
-    ),
+    _get("plan_history", "/plan/history", "The plans so far, newest first", "400", "503", **_HISTORY),
+    _get("page", "/dashboard", "The live page", **_PAGE),
+    _get("events", "/dashboard/events", "The live page's stream of events, newest state once a second", "503", **_LIVE),
+    _get("asset", "/dashboard/{asset}", "A file of the live page", "404", **_ASSET),
     _get("openapi", "/openapi.json", "This description"),
-    _get("docs", "/docs", "This description, to read and try", answer=TEXT, gives=(PAGE,)),
+    _get("docs", "/docs", "This description, to read and try", **_PAGE),
 )
 OPERATION_BY_NAME = {each.name: each for each in OPERATIONS}
 RPC_SERVICE = "inference.GRPCInferenceService"
@@ -254,10 +196,10 @@ OPEN_PATHS = frozenset(
 """Health probes need no key, over HTTP or gRPC."""
 TRACED = frozenset(path for each in OPERATIONS if each.is_traced for path in each.paths)
 PAGES = tuple(each.path for each in OPERATIONS if each.gives == (PAGE,))
-"""A person opens these and what is below them: a browser then asks for the key itself, as a password."""
+"""Paths that people open, also those below: a browser asks for the key as a password."""
 FREQUENT = frozenset(path for each in OPERATIONS if each.is_frequent for path in each.paths)
 ENDS_OF_GENERATION = tuple(sorted({each.path.removeprefix(MODEL) for each in OPERATIONS if each.of == "generates"}))
-"""How the paths end that only models which generate have."""
+"""Ends of the paths that only models which generate have."""
 
 
 def path_of(name: str, **named: str) -> str:
