@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from deployments.api.request_body import Bodies
 from deployments.api.server.connection import Limits
 from deployments.api.server.server import HttpServer, Site
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate
-from tests.deployments.ingress.server.places import Caller, post
+from tests.deployments.ingress.server.places import Caller, post, running
 
 LIMITS = Limits(head_bytes=2000)
 BODY = b'{"inputs": "pay"}'
@@ -163,45 +164,32 @@ CASES = {
 }
 
 
-class Served:
-    """A server of this process over a fake backend."""
+@asynccontextmanager
+async def serving(
+    *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None
+) -> AsyncIterator[Callable[[bytes], Awaitable[Caller]]]:
+    """A server of this process over a fake backend; yields what opens a connection and sends bytes."""
+    api = build_api(backend or FakeBackend(), gate=gate() if keys else None)
+    site = Site(router=api.router, prefix="/", name="offramp")
+    callers: list[Caller] = []
+    async with running(HttpServer(site, lane=api.lane if lane else {}, limits=LIMITS, outright=True)) as (port, _):
 
-    def __init__(self, *, lane: bool = True, keys: bool = False, backend: FakeBackend | None = None) -> None:
-        self.backend = backend or FakeBackend()
-        guard = gate() if keys else None
-        api = build_api(self.backend, gate=guard)
-        site = Site(router=api.router, prefix="/", name="offramp")
-        paths = api.lane if lane else {}
-        self._server = HttpServer(site, lane=paths, limits=LIMITS, outright=True)
-        self._callers: list[Caller] = []
+        async def call(data: bytes) -> Caller:
+            callers.append(Caller(*await asyncio.open_connection("127.0.0.1", port)))
+            callers[-1].send(data)
+            return callers[-1]
 
-    async def __aenter__(self) -> Served:
-        bound = socket.socket()
-        bound.bind(("127.0.0.1", 0))
-        bound.listen()
-        self._task = asyncio.create_task(self._server.serve([bound]))
-        self._port = bound.getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for caller in self._callers:
+        yield call
+        for caller in callers:
             caller.writer.close()
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-    async def call(self, data: bytes) -> Caller:
-        caller = Caller(*await asyncio.open_connection("127.0.0.1", self._port))
-        self._callers.append(caller)
-        caller.send(data)
-        return caller
 
 
 @pytest.mark.parametrize("lane", [False, True], ids=["router", "lane"])
 @pytest.mark.parametrize("name", CASES)
 async def test_a_request_gets_its_answers(name: str, lane: bool) -> None:
     case = CASES[name]
-    async with Served(lane=lane, keys=case.keys) as site:
-        caller = await site.call(case.sent)
+    async with serving(lane=lane, keys=case.keys) as call:
+        caller = await call(case.sent)
         if case.half:
             caller.writer.write_eof()
         for status, part in case.answers:
@@ -219,10 +207,10 @@ async def test_a_request_gets_its_answers(name: str, lane: bool) -> None:
 
 
 async def test_trailers_and_extensions_of_chunks_without_end_are_refused() -> None:
-    async with Served() as site:
+    async with serving() as call:
         for filler in (b"A: b\r\n" * 300, b"X: " + b"a" * 2000):
             for first in (CHUNKED + CHUNKS, CHUNKED + b"1;"):
-                caller = await site.call(first)
+                caller = await call(first)
                 for _ in range(50):
                     caller.send(filler)
                     await asyncio.sleep(0)
@@ -242,15 +230,15 @@ async def test_bodies_beyond_the_budget_are_refused_until_others_are_answered() 
         assert backend.bodies.held_bytes == num_bytes
 
     stalled = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES + b" " * (MAX_BODY_BYTES - 1)
-    async with Served(backend=backend) as site:
-        callers = [await site.call(stalled) for _ in range(2)]
+    async with serving(backend=backend) as call:
+        callers = [await call(stalled) for _ in range(2)]
         await holding(2 * MAX_BODY_BYTES - 2)
-        caller = await site.call(post(BODY, path="/predict"))
+        caller = await call(post(BODY, path="/predict"))
         found, headers, body = await caller.answer()
         assert (found, headers["retry-after"], b'"kind":"overloaded"' in body) == (503, "1", True)
-        assert await (await site.call(GET)).status() == 200
+        assert await (await call(GET)).status() == 200
         callers[0].send(b" ")
         assert (await callers[0].answer())[0] == 400
-        assert await (await site.call(GOOD)).status() == 200
+        assert await (await call(GOOD)).status() == 200
         callers[1].reset()
         await holding(0)

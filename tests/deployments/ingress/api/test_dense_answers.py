@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -15,12 +17,17 @@ import pytest
 import torch
 from PIL import Image
 
+from deployments.api.bodies import InferRequest
+from deployments.api.endpoint import READ
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
 from earlyexit.errors import OfframpError
+from earlyexit.network.wire import Answer, values_of
+from earlyexit.tasks.base import Task
 from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.segmentation import SegmentationTask
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
 from tests.deployments.ingress.api.dense import (
@@ -34,7 +41,8 @@ from tests.deployments.ingress.api.dense import (
     Answers,
     DenseBackend,
 )
-from tests.deployments.ingress.api.faces import V2_INFER, FakeContext, client_of
+from tests.deployments.ingress.api.faces import V2_INFER, FakeBackend, FakeContext, client_of
+from tests.deployments.ingress.api.signatures import TEXT
 from tests.earlyexit.tasks_of_maps import BODY, STREET
 
 
@@ -48,10 +56,10 @@ def of_columns(columns: dict[str, Any]) -> Answers:
     return list(zip(columns[name], columns["score"].tolist(), columns["exit"].tolist(), strict=True))
 
 
-async def infer(backend: DenseBackend, **asked: Any) -> httpx.Response:
+async def infer(backend: DenseBackend, headers: Mapping[str, str] | None = None, **asked: Any) -> httpx.Response:
     image = {"name": "image", "shape": [2], "datatype": "BYTES", "data": IN_BASE64}
     async with client_of(backend) as client:
-        response: httpx.Response = await client.post(V2_INFER, json={"inputs": [image], **asked})
+        response: httpx.Response = await client.post(V2_INFER, json={"inputs": [image], **asked}, headers=headers)
     assert response.status_code == 200, response.text
     return response
 
@@ -188,14 +196,6 @@ async def test_places_in_words_are_rounded_and_in_arrays_are_not() -> None:
     np.testing.assert_allclose(words[:, 2], exact[:, 2], rtol=0, atol=1e-6)
 
 
-async def test_keypoints_are_no_picture() -> None:
-    async with client_of(BACKENDS["pose"]()) as asking:
-        headers = {"Content-Type": "image/png", "Accept": "image/png"}
-        response = await asking.post("/predict", content=FILES[0], headers=headers)
-    assert response.status_code == 406
-    assert response.json()["error"]["message"] == "accept 'image/png'; this model answers application/json"
-
-
 async def test_a_class_map_in_json_says_which_classes_there_are_in_the_colours_of_its_file() -> None:
     async with client_of(DenseBackend()) as asking:
         said = (await asking.post("/predict", json={"inputs": IN_BASE64[0]})).json()
@@ -244,3 +244,114 @@ async def test_an_answer_that_breaks_off_is_no_prediction() -> None:
     async with AsyncClient("http://test", transport=httpx.MockTransport(cut)) as asking:
         with pytest.raises(OfframpError, match="the server's answer is not a prediction"):
             await asking.predict(FILES[0])
+
+
+# Forms of an answer over HTTP
+
+
+SIDE = 60
+STRIPES = np.tile((np.arange(SIDE) // 20).astype(np.uint8), (SIDE, 1))
+
+
+@dataclass
+class Wide(DenseBackend):
+    """Answers each image with a large map of three stripes."""
+
+    dense: Task = field(default_factory=lambda: SegmentationTask(tuple("abc"), height=SIDE, width=SIDE))
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self.requests.append(request)
+        return [Answer(sample_id="", value=value, score=0.75, exit=1) for value in values_of(self.maps(request))]
+
+    def maps(self, request: InferRequest) -> npt.NDArray[np.uint8]:
+        return np.stack([STRIPES] * len(request.rows))
+
+
+async def predict(backend: FakeBackend, inputs: object = IN_BASE64[0], **headers: str) -> httpx.Response:
+    async with client_of(backend) as asking:
+        response: httpx.Response = await asking.post("/predict", json={"inputs": inputs}, headers=headers)
+    return response
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/*", "text/html, */*;q=0.1", ""])
+async def test_a_caller_that_accepts_anything_or_json_gets_json(accept: str) -> None:
+    answer = (await predict(Wide(), Accept=accept)).json()
+    assert (answer["score"], answer["exit"], "class_map" in answer) == (0.75, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "inputs", "accept", "allowed"),
+    [
+        (FakeBackend(), "pay", "image/png", "this model answers application/json"),
+        (BACKENDS["pose"](), IN_BASE64[0], "image/png", "this model answers application/json"),
+        (DenseBackend(), IN_BASE64[0], "image/jpeg", "application/json, or image/png where one input is sent"),
+        (DenseBackend(), IN_BASE64, "image/png", "application/json, or image/png where one input is sent"),
+    ],
+    ids=["labels", "keypoints", "another-picture", "a-list"],
+)
+async def test_a_kind_of_answer_that_there_is_not_is_refused_before_anything_is_computed(
+    backend: FakeBackend, inputs: object, accept: str, allowed: str
+) -> None:
+    response = await predict(backend, inputs, Accept=accept)
+    assert response.status_code == 406
+    error = response.json()["error"]
+    assert (error["kind"], backend.requests, backend.counted) == ("not_acceptable", [], [("/predict", 406)])
+    assert error["message"].startswith(f"accept '{accept}'; ")
+    assert error["message"].endswith(allowed)
+
+
+async def test_a_header_of_several_lines_is_one_list() -> None:
+    async with client_of(Wide()) as asking:
+        for lines in (("text/html", "image/png"), ("image/png", "text/html")):
+            headers = [("Accept", line) for line in lines]
+            response = await asking.post("/predict", json={"inputs": IN_BASE64[0]}, headers=headers)
+            assert (response.status_code, response.headers["content-type"]) == (200, "image/png")
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["JSON", "bytes"])
+async def test_large_answers_are_compressed_for_callers_that_accept_it_and_are_the_same(binary: bool) -> None:
+    answers = {}
+    for encoding in ("identity", "gzip", "br, gzip"):
+        asked = {"parameters": {"binary_data_output": binary}}
+        answers[encoding] = await infer(Wide(), headers={"Accept-Encoding": encoding}, **asked)
+    plain, packed, either = answers.values()
+    assert [each.headers.get("content-encoding") for each in answers.values()] == [None, "gzip", "gzip"]
+    assert plain.content == packed.content == either.content
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 4
+    assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
+    length = "inference-header-content-length"
+    assert plain.headers.get(length) == packed.headers.get(length)
+
+
+async def test_small_answers_pictures_and_files_of_the_page_stay_as_they_are() -> None:
+    async with client_of(FakeBackend()) as asking:
+        asset = await asking.get("/dashboard/page.js", headers={"Accept-Encoding": "gzip"})
+    assert len(asset.content) > 2000
+    gzip = {"Accept-Encoding": "gzip"}
+    for response in (
+        await predict(FakeBackend(), "pay", **gzip),
+        await predict(Wide(), Accept="image/png", **gzip),
+        asset,
+    ):
+        assert (response.status_code, "content-encoding" in response.headers) == (200, False)
+
+
+async def test_answers_of_many_maps_are_formed_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def noted(self: Task, value: Any, score: float) -> dict[str, Any]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return {"class_map": "", "score": score}
+
+    monkeypatch.setattr(SegmentationTask, "to_json", noted)
+    await predict(Wide(), IN_BASE64[:1])
+    await predict(Wide(), IN_BASE64[:1] * 100)
+    assert threads == [True] + [False] * 100
+
+
+def test_the_description_says_which_pictures_there_are() -> None:
+    with_maps = openapi_document(DenseBackend().signature)["paths"]["/predict"]["post"]["responses"]["200"]
+    assert set(with_maps["content"]) == {"application/json", "image/png"}
+    assert set(with_maps["headers"]) == {"X-Offramp-Score", "X-Offramp-Exit"} <= set(READ)
+    of_labels = openapi_document(TEXT)["paths"]["/predict"]["post"]["responses"]
+    assert set(of_labels["200"]["content"]) == {"application/json"}

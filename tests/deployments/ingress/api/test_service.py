@@ -13,7 +13,6 @@ from deployments.api.bodies import InferRequest
 from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
-from deployments.wire.messages import Chunk
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
 from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import (
@@ -27,8 +26,8 @@ from earlyexit.errors import (
 )
 from earlyexit.network.boundary import TensorSpec
 from earlyexit.network.wire import Answer, Encoded
-from optimizer.plan import Plan, stock_plan
-from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, TIMING, Ring, StageCallLog, turns
+from optimizer.plan import stock_plan
+from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, Ring, StageCallLog, turns
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
@@ -118,51 +117,6 @@ async def test_answers_come_in_the_order_of_the_texts_whatever_order_they_were_f
     assert scene.metrics.drops == []
 
 
-def by_tokens() -> Plan:
-    """Three tokens a batch; of an SLO of a second room for seven, once a burst's share is left."""
-    stages = tuple(
-        replace(stage, splits=tuple(replace(split, tokens=3) for split in stage.splits)) for stage in PLAN.stages
-    )
-    return replace(PLAN, stages=stages, predicted={"rate_per_s": 2.0, "tokens_per_input": 5.0})
-
-
-async def test_where_tokens_bound_batches_the_longest_input_goes_alone_and_a_longer_one_is_refused() -> None:
-    scene = Scene(plan=by_tokens(), calls_per_replica=9)
-    service = scene.serve(slo_s=None)
-    task, _ = await scene.start(ask("pay", "my bill pay my bill", "my bill pay"))
-    assert [each.names for each in scene.stages[0].calls] == ["a", "b", "c"]
-    assert [(each.weight, each.batch) for each in scene.stages[0].calls] == [(1, 3), (5, 3), (3, 3)]
-    for each in scene.stages[0].calls:
-        each.answer(each.names)
-    await turns()
-    assert len(task.result()) == 3
-    with pytest.raises(UnprocessableInputError, match="6 tokens, the model takes 5"):
-        await service.infer(ask("pay my bill pay my bill"))
-
-
-async def test_who_is_too_long_is_refused_once_that_is_known_and_where_nobody_could_come_in_before() -> None:
-    scene = Scene(plan=by_tokens(), slo_s=1.0, calls_per_replica=9)
-    service = scene.serve(slo_s=1.0)
-    tasks = [(await scene.start(ask("pay my bill pay my")))[0]]
-    with pytest.raises(AdmissionError) as refused:
-        await service.infer(ask("bill my pay bill"))
-    assert refused.value.retry_after_s == pytest.approx(2 / 7)
-    tasks += [(await scene.start(ask(text)))[0] for text in ("pay", "my")]
-    with pytest.raises(AdmissionError):
-        await service.infer(ask("bill"))
-    assert scene.codec.encoded == ["pay my bill pay my", "bill my pay bill", "pay", "my"]
-    assert scene.metrics.drops == [("admission", 1), ("admission", 1)]
-    for _ in range(2):
-        call = scene.stages[0].calls[-1]
-        call.say(
-            Chunk(
-                answers=tuple((Answer(sample_id=each, value=0, score=1.0, exit=1), TIMING) for each in call.sample_ids)
-            )
-        )
-        await turns()
-    assert [len(task.result()) for task in tasks] == [1, 1, 1]
-
-
 async def test_the_first_error_ends_the_request_and_the_rest_is_given_up(scene: Scene) -> None:
     task, call = await scene.start(ask("pay", "my", "bill", "it"))
     call.answer("d")
@@ -236,14 +190,11 @@ async def test_what_the_core_would_refuse_is_refused_before_it_is_encoded(scene:
     with pytest.raises(StageUnavailableError, match="gone"):
         await scene.service.infer(ask("pay"))
     assert (scene.codec.encoded, scene.metrics.drops) == ([], [("stage_unavailable", 1)])
-
-
-async def test_what_the_core_refuses_is_passed_on() -> None:
-    scene = Scene(max_queued=3)
-    scene.serve()
-    await scene.start(ask("pay", "my"))
+    full = Scene(max_queued=3)
+    full.serve()
+    await full.start(ask("pay", "my"))
     with pytest.raises(OverloadedError, match="at most 3 are taken"):
-        await scene.service.infer(ask("pay", "my"))
+        await full.service.infer(ask("pay", "my"))
 
 
 async def test_at_the_deadline_the_caller_is_told_and_answers_after_it_are_let_go(scene: Scene) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from earlyexit.sequences.sequence import TokenSequence
 from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.token import TokenTask
 from tests.deployments.ingress.api.faces import FakeBackend
+from tests.deployments.ingress.server.places import running
 from tests.earlyexit.codecs.prompts import END
 from tests.model_cards import a_card
 
@@ -136,15 +136,8 @@ async def listening(teller: Teller, gate: Gate | None = None, *, lane: bool = Tr
     api = build_api(teller, gate=gate, wall=ManualClock(NOW_S))
     app: Any = api.router
     server = HttpServer(app, lane=api.lane if lane else {}, outright=lane, limits=Limits(left_s=0.05, sweep_s=0.02))
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    bound.listen()
-    task = asyncio.create_task(server.serve([bound]))
-    try:
-        yield bound.getsockname()[1]
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    async with running(server) as (port, _):
+        yield port
 
 
 def events(body: str) -> list[Any]:

@@ -132,39 +132,27 @@ async def test_the_stream_may_not_be_gathered_or_kept_on_its_way() -> None:
     await streaming
 
 
-async def test_when_the_client_leaves_its_viewer_does() -> None:
+async def streamed(what: str) -> tuple[Connection, bool]:
+    """Streams to a viewer until something ends it; returns also whether the viewer has left."""
     left: list[Viewer] = []
     connection, viewer = Connection(), a_viewer(left)
-    streaming = asyncio.create_task(stream_to(viewer, connection))
-    await settle()
-    connection.gone.set()
-    await asyncio.wait_for(streaming, timeout=5)
-    assert viewer in left
-
-
-async def test_when_the_viewer_is_let_go_the_response_ends_properly() -> None:
-    left: list[Viewer] = []
-    connection, viewer = Connection(), a_viewer(left)
-    viewer.end()
-    await stream_to(viewer, connection)
-    assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-    assert viewer in left
-
-
-async def test_a_client_that_takes_nothing_is_let_go() -> None:
-    left: list[Viewer] = []
-    connection, viewer = Connection(), a_viewer(left)
-    connection.blocked = True
+    connection.blocked = what == "it takes nothing"
     viewer.offer(b"data: 1\n\n")
-    await asyncio.wait_for(stream_to(viewer, connection, stuck_s=0.01), timeout=5)
-    assert viewer in left
-
-
-async def test_a_stream_that_is_cancelled_leaves() -> None:
-    left: list[Viewer] = []
-    connection, viewer = Connection(), a_viewer(left)
-    streaming = asyncio.create_task(stream_to(viewer, connection))
+    streaming = asyncio.create_task(stream_to(viewer, connection, stuck_s=0.01 if connection.blocked else 60.0))
     await settle()
-    streaming.cancel()
-    await asyncio.wait([streaming])
-    assert viewer in left
+    if what == "it leaves":
+        connection.gone.set()
+    elif what == "it is let go":
+        viewer.end()
+    elif what == "its request is cancelled":
+        streaming.cancel()
+    await asyncio.wait_for(asyncio.wait([streaming]), timeout=5)
+    return connection, viewer in left
+
+
+@pytest.mark.parametrize("what", ["it leaves", "it is let go", "it takes nothing", "its request is cancelled"])
+async def test_a_viewer_leaves_its_feed_however_its_stream_ends(what: str) -> None:
+    connection, has_left = await streamed(what)
+    assert has_left
+    if what == "it is let go":
+        assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -139,18 +139,24 @@ class Place:
 
 
 @asynccontextmanager
+async def running(server: HttpServer) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+    """A server on a free port; yields the port, and the task that serves."""
+    task = asyncio.create_task(server.serve([bound := socket.create_server(("127.0.0.1", 0))]))
+    try:
+        yield bound.getsockname()[1], task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@asynccontextmanager
 async def serving(limits: Limits = LIMITS, *, lane: bool = False, outright: bool = True) -> AsyncIterator[Place]:
     app = App()
     paths = {b"/echo": FastPath(app, {"path": "/echo", "root_path": "", "path_params": {}})} if lane else {}
     server = HttpServer(app, lane=paths, limits=limits, outright=outright)
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    bound.listen()
-    task = asyncio.create_task(server.serve([bound]))
-    place = Place(app, server, bound.getsockname()[1], task)
-    try:
-        yield place
-    finally:
-        place.close()
-        task.cancel()
-        await asyncio.wait([task])
+    async with running(server) as (port, task):
+        place = Place(app, server, port, task)
+        try:
+            yield place
+        finally:
+            place.close()
