@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import httpx
@@ -15,8 +12,9 @@ import pytest
 
 from earlyexit.errors import InputError, UnprocessableInputError
 from offramp import AsyncClient, Client
-from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, HERE, METRICS_PORT, PORT, OneRay
+from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, METRICS_PORT, PORT, OneRay
 from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, text_service
+from tests.end_to_end.triton_clients import ask_grpc, ask_http
 from tests.metrics_page import check_series, once_on_page
 from tests.otlp_receiver import Receiver
 
@@ -75,9 +73,10 @@ def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(tiny: Tiny, http:
 @pytest.fixture(scope="module")
 def triton(url: str, tiny: Tiny) -> Any:
     """What Triton's own clients got."""
-    addresses = [f"127.0.0.1:{PORT}", f"127.0.0.1:{GRPC_PORT}"]
-    command = [sys.executable, str(HERE / "ask_with_tritonclient.py"), *addresses, "tiny", json.dumps(tiny.texts)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    return {
+        "http": ask_http(f"127.0.0.1:{PORT}", "tiny", tiny.texts),
+        "grpc": ask_grpc(f"127.0.0.1:{GRPC_PORT}", "tiny", tiny.texts),
+    }
 
 
 def test_tritons_clients_get_the_same_answers_over_both_transports(triton: Any, tiny: Tiny) -> None:

@@ -1,18 +1,17 @@
-"""Asks over both transports of the Open Inference Protocol with Triton's own clients; prints what it got as JSON.
-
-A process of its own, because the client over HTTP brings gevent.
-"""
+"""Asks over both transports of the Open Inference Protocol with Triton's own clients."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
+from PIL import Image
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 COLUMNS = ("label", "score", "exit")
@@ -23,20 +22,20 @@ def answers(result: Any) -> dict[str, list[Any]]:
     return {"label": labels, "score": result.as_numpy("score").tolist(), "exit": result.as_numpy("exit").tolist()}
 
 
-def over_http(client: Any, model: str, texts: list[str], *, binary: bool = True, **options: Any) -> Any:
+def over_http(client: Any, model: str, texts: Sequence[str], *, binary: bool = True, **options: Any) -> Any:
     tensor = tritonclient.http.InferInput("text", [len(texts)], "BYTES")
     tensor.set_data_from_numpy(np.array(texts, dtype=np.object_), binary_data=binary)
     outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in COLUMNS]
     return client.infer(model, [tensor], outputs=outputs, **options)
 
 
-def over_grpc(client: Any, model: str, texts: list[str], **options: Any) -> Any:
+def over_grpc(client: Any, model: str, texts: Sequence[str], **options: Any) -> Any:
     tensor = tritonclient.grpc.InferInput("text", [len(texts)], "BYTES")
     tensor.set_data_from_numpy(np.array(texts, dtype=np.object_))
     return client.infer(model, [tensor], **options)
 
 
-def refusal(infer: Any, *arguments: Any, **options: Any) -> list[str]:
+def refusal(infer: Any, *arguments: Any, **options: Any) -> Sequence[str]:
     try:
         infer(*arguments, **options)
     except (tritonclient.http.InferenceServerException, tritonclient.grpc.InferenceServerException) as error:
@@ -44,7 +43,7 @@ def refusal(infer: Any, *arguments: Any, **options: Any) -> list[str]:
     return []
 
 
-def refusals(infer: Any, client: Any, model: str, texts: list[str]) -> dict[str, list[str]]:
+def refusals(infer: Any, client: Any, model: str, texts: Sequence[str]) -> dict[str, Sequence[str]]:
     return {
         "unknown_model": refusal(infer, client, "other", texts),
         "empty_text": refusal(infer, client, model, [""]),
@@ -61,7 +60,7 @@ def metadata_of_refusal(stub: Any, request: Any, **options: Any) -> list[Any]:
     return []
 
 
-def only_labels(stub: Any, model: str, texts: list[str]) -> list[str]:
+def only_labels(stub: Any, model: str, texts: Sequence[str]) -> Sequence[str]:
     """One output, for a tensor whose texts are in the message itself."""
     request = service_pb2.ModelInferRequest(model_name=model)
     tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
@@ -82,7 +81,7 @@ def health(client: Any, model: str) -> list[bool]:
     ]
 
 
-def ask_http(address: str, model: str, texts: list[str]) -> dict[str, Any]:
+def ask_http(address: str, model: str, texts: Sequence[str]) -> dict[str, Any]:
     with tritonclient.http.InferenceServerClient(address) as client:
         return {
             "health": health(client, model),
@@ -94,7 +93,7 @@ def ask_http(address: str, model: str, texts: list[str]) -> dict[str, Any]:
         }
 
 
-def ask_grpc(address: str, model: str, texts: list[str]) -> dict[str, Any]:
+def ask_grpc(address: str, model: str, texts: Sequence[str]) -> dict[str, Any]:
     with tritonclient.grpc.InferenceServerClient(address) as client, grpc.insecure_channel(address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         result = over_grpc(client, model, texts, request_id="r7")
@@ -115,9 +114,32 @@ def ask_grpc(address: str, model: str, texts: list[str]) -> dict[str, Any]:
         }
 
 
-def main(http: str, grpc_address: str, model: str, texts: list[str]) -> dict[str, Any]:
-    return {"http": ask_http(http, model, texts), "grpc": ask_grpc(grpc_address, model, texts)}
+def ask_about_images(http: str, grpc_address: str, model: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Returns the answers of each way to send images, of which `files` has the same pixels in several formats."""
+    found: dict[str, Any] = {}
+    for ending, paths in files.items():
+        contents = np.array([path.read_bytes() for path in paths], dtype=np.object_)
+        pixels = np.stack([np.asarray(Image.open(BytesIO(content))) for content in contents])
+        values = {
+            f"{ending} files": (contents, "BYTES"),
+            f"{ending} uint8": (pixels, "UINT8"),
+            f"{ending} fp32": ((pixels / 255).astype(np.float32), "FP32"),
+        }
+        for module, address in ((tritonclient.http, http), (tritonclient.grpc, grpc_address)):
+            with module.InferenceServerClient(address) as client:
+                for name, (array, datatype) in values.items():
+                    tensor = module.InferInput("image", list(array.shape), datatype)
+                    tensor.set_data_from_numpy(array)
+                    found[f"{module.__name__} {name}"] = answers(client.infer(model, [tensor]))
+        found[f"{ending} typed"] = typed(grpc_address, model, pixels)
+    return found
 
 
-if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))))  # noqa: T201 # the test reads it
+def typed(address: str, model: str, pixels: Any) -> dict[str, list[Any]]:
+    """Numbers in the message itself."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    tensor = request.inputs.add(name="image", datatype="UINT8", shape=pixels.shape)
+    tensor.contents.uint_contents.extend(pixels.ravel().tolist())
+    with grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return answers(tritonclient.grpc.InferResult(stub.ModelInfer(request)))
