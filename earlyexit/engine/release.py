@@ -120,14 +120,7 @@ class Inside(Generic[PayloadT]):
 
     def apart(self) -> list[Inside[PayloadT]]:
         """Returns every member alone, for another run."""
-        return [
-            Inside(
-                {sample_id: member},
-                {sample_id: 0.0} if sample_id in self.answered_s else {},
-                set(self.looked),
-            )
-            for sample_id, member in self.members.items()
-        ]
+        return [Inside({name: member}, looked=set(self.looked)) for name, member in self.members.items()]
 
     def _leave(self, answer: Answer, elapsed_s: float) -> Told[PayloadT]:
         member = self.members.pop(answer.sample_id)

@@ -276,18 +276,19 @@ def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> 
 
 
 def test_what_runs_again_alone_shares_only_from_then_on() -> None:
-    bench = Overlapping()
-    bench.engine.submit(0, [waiting(name) for name in "z"], 0.0)
-    failing = bench.engine.begin(0.0).batch
-    bench.engine.submit(0, [waiting(name) for name in "y"], 0.0)
-    other = bench.engine.begin(0.0).batch
+    engine = Overlapping(replace(WHOLE, batch=1)).engine
+    engine.submit(0, [waiting(name) for name in "zyx"], 0.0)
+    failing, beside = engine.begin(0.0).batch, engine.begin(0.0).batch
     assert failing is not None
-    assert other is not None
-    again = bench.engine.again(failing, failing.members, 3.0)
+    assert beside is not None
+    engine.leave(beside, 2.0)
+    beside = engine.begin(2.0).batch
+    assert beside is not None
+    again = engine.again(failing, failing.members, 3.0)
     assert (again.started_s, again.lane) == (3.0, 0)
-    assert bench.engine.end(again, first_s=None, total_s=4.0, now_s=7.0) == 2.0
-    bench.engine.leave(failing, 7.0)
-    assert bench.engine.end(other, first_s=None, total_s=9.0, now_s=9.0) == 9.0 - 7.0 / 2
+    assert engine.end(beside, first_s=None, total_s=3.0, now_s=5.0) == 1.5
+    engine.leave(beside, 5.0)
+    assert engine.end(again, first_s=None, total_s=4.0, now_s=7.0) == 4.0 - 2.0 / 2, "beside another from 3 to 5 s"
 
 
 # Sequences
