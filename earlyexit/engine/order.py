@@ -14,7 +14,6 @@ can still meet only these.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +122,8 @@ def number_that_fits(order: Sequence[int], lengths: Sequence[int], room: Room) -
 
 
 OrderName = Literal["arrival", "deadline", "shortest", "das"]
+"""First come first served, earliest deadline first, shortest first, and TCB's DAS (section 5.2, algorithm 1) on batches
+of one row whose length is the token budget."""
 
 OVERDUE_S: Final = 1.0
 """Seconds until inputs are overdue, unless a plan says otherwise: longer than the deadlines of most services, which
@@ -198,7 +199,7 @@ class OrderSpec:
 
     def build(self) -> Order:
         """Returns the order itself."""
-        return _ORDERS[self.name](self)
+        return Order(self)
 
     @classmethod
     def parse(cls, text: str) -> OrderSpec:
@@ -214,89 +215,51 @@ class OrderSpec:
 DEFAULT: Final = OrderSpec()
 
 
-class Order(ABC):
+class Order:
     """Chooses batches. It has no state: the same waiting inputs make the same batch."""
 
-    __slots__ = ("overdue_s", "spec")
+    __slots__ = ("_eta", "_name", "_q", "overdue_s", "spec")
 
     def __init__(self, spec: OrderSpec = DEFAULT) -> None:
         self.spec = spec
         self.overdue_s = OVERDUE_S if spec.overdue_s is None else spec.overdue_s
-
-    @abstractmethod
-    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
-
-        It has at least one input if any waits, and is within the budget, unless a single input is larger.
-        """
-
-    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait."""
-        return False
-
-
-class ByDeadline(Order):
-    """Earliest deadline first; inputs with equal deadlines in the order of their arrival.
-
-    An input with a deadline waits no longer than that. An input without one can be overdue: new inputs with deadlines
-    would otherwise go before it for ever.
-    """
-
-    __slots__ = ()
-
-    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
-        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
-        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
-            return True
-        return waiting[self._oldest_without(waiting)].since_s > now_s - self.overdue_s
-
-    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        order, lengths = range(len(waiting)), _lengths(waiting)
-        if not waiting or self.takes_front(waiting, now_s):
-            return _first_ones(order, lengths, budget)
-        without = range(self._oldest_without(waiting), len(waiting))
-        lead = _overdue_among(waiting, without, now_s - self.overdue_s, lengths, budget)
-        return _first_ones(_led_by(lead, order), lengths, budget)
-
-    def _oldest_without(self, waiting: Sequence[Waiting]) -> int:
-        """Returns the position of the oldest input without a deadline; these stand last, in the order of arrival."""
-        return bisect_left(waiting, math.inf, key=_deadline_of)
-
-
-class ByArrival(Order):
-    """First come, first served."""
-
-    __slots__ = ()
-
-    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        since_s = list(map(_since_of, waiting))
-        return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), _lengths(waiting), budget)
-
-
-class Shortest(Order):
-    """Shortest first; of equally long inputs, the earliest deadline first."""
-
-    __slots__ = ()
-
-    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
-        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
-        return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
-
-
-class DeadlineAware(Order):
-    """TCB's DAS (section 5.2, algorithm 1), on batches of one row whose length is the token budget."""
-
-    __slots__ = ("_eta", "_q")
-
-    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
-        super().__init__(spec)
+        self._name = spec.name
         self._eta, self._q = spec.shares
 
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
+        """Returns positions of the next batch in `waiting`, which is sorted by deadline.
+
+        It has at least one input if any waits, and is within the budget, unless a single input is larger. Equally long
+        inputs are picked by deadline, equal deadlines by arrival.
+        """
+        lengths = _lengths(waiting)
+        if self._name == "arrival":
+            since_s = list(map(_since_of, waiting))
+            return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), lengths, budget)
+        if self._name == "deadline":
+            if not waiting or self.takes_front(waiting, now_s):
+                return _first_ones(range(len(waiting)), lengths, budget)
+            without = range(_oldest_without(waiting), len(waiting))
+            lead = _overdue_among(waiting, without, now_s - self.overdue_s, lengths, budget)
+            return _first_ones(_led_by(lead, range(len(waiting))), lengths, budget)
+        live = _in_time(waiting, now_s)
         lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
+        if self._name == "shortest":
+            return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
         return das(lengths, live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        """Whether the next batch is the first `number_in_front` inputs; at least one input must wait.
+
+        By deadline it nearly always is. Inputs with a deadline wait no longer than that, but an input without one can
+        be overdue: new inputs with deadlines would otherwise go before it for ever.
+        """
+        if self._name != "deadline":
+            return False
+        # No input can be overdue where all have a deadline; without any deadline the oldest stand in front.
+        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
+            return True
+        return waiting[_oldest_without(waiting)].since_s > now_s - self.overdue_s
 
 
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
@@ -323,6 +286,11 @@ def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> l
     for position in sorted(picked, reverse=True):
         del waiting[position]
     return batch
+
+
+def _oldest_without(waiting: Sequence[Waiting]) -> int:
+    """Returns the position of the oldest input without a deadline; these stand last, in the order of arrival."""
+    return bisect_left(waiting, math.inf, key=_deadline_of)
 
 
 def _first_ones(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
@@ -372,14 +340,6 @@ def _overdue_among(
 
 def _led_by(lead: Sequence[int], order: Sequence[int]) -> Sequence[int]:
     return [*lead, *[position for position in order if position not in lead]] if lead else order
-
-
-_ORDERS: Final[dict[OrderName, type[Order]]] = {
-    "arrival": ByArrival,
-    "deadline": ByDeadline,
-    "shortest": Shortest,
-    "das": DeadlineAware,
-}
 
 
 Attention = Literal["auto", "padded", "slotted", "apart"]
