@@ -17,7 +17,7 @@ from earlyexit.clock import Clock
 from earlyexit.engine.device import WARM_UP_TOKENS, Device, Runner
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Release
+from earlyexit.engine.release import Failed, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError, PlanError
 from earlyexit.network.split import Split
@@ -151,7 +151,7 @@ def warm_up(
 def expect_no_loss(releases: list[Release[Any]]) -> None:
     """Take a warm-up's answers; raises whatever the model failed with."""
     for release in releases:
-        if isinstance(release, Lost):
+        if isinstance(release, Failed):
             raise release.error
 
 

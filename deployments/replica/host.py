@@ -17,7 +17,7 @@ from earlyexit.engine.cpu import Contention
 from earlyexit.engine.device import Deliver, Device, OnBatch, Runner, ignore_batch, ignore_death
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
-from earlyexit.engine.release import Observed, Release, Step, Survivors, Told
+from earlyexit.engine.release import Answered, Observed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
@@ -75,7 +75,7 @@ def chunks_by_call(
         opened = _call_of(release.member)
         part = parts.setdefault(opened, _Part())
         match release:
-            case Told():
+            case Answered():
                 said = part.early if release.stays else part.answers
                 said.append((release.answer, _timing(release.member)))
                 if opened.begun is not None:
@@ -338,7 +338,7 @@ class StageHost:
         }
 
     def _ran(self, batch: Batch[Any], busy_s: float) -> None:
-        """Told of every batch, by the device's thread."""
+        """Answered of every batch, by the device's thread."""
         if self._contention is not None:
             self._device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)

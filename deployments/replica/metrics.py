@@ -12,7 +12,7 @@ from ray.serve.metrics import Counter, Gauge
 from deployments.metrics import SECONDS, histogram, tags
 from deployments.replica.host import StageHost
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Release, Survivors, Told
+from earlyexit.engine.release import Answered, Release, Survivors
 from earlyexit.sequences.memory import MemoryUse
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -65,7 +65,7 @@ class StageMetrics:
         """Count what a device released."""
         for release in releases:
             match release:
-                case Told(stays=False):
+                case Answered(stays=False):
                     self._spent_s.append((release.member.queue_s, release.member.compute_s))
                 case Survivors():
                     self._spent_s.extend((member.queue_s, member.compute_s) for member in release.members)

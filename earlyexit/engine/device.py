@@ -12,7 +12,7 @@ from earlyexit.clock import Clock
 from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Inside, Lost, PayloadT, Release, Step, Survivors
+from earlyexit.engine.release import Failed, Inside, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.split import Split
 from earlyexit.network.wire import WirePiece
@@ -250,7 +250,7 @@ class Device(Generic[PayloadT]):
                 )
             ]
         pairs = list(zip(members, errors, strict=True))
-        self._release([Lost(member=member, error=error) for member, error in pairs if error is not None])
+        self._release([Failed(member=member, error=error) for member, error in pairs if error is not None])
         return [member for member, error in pairs if error is None]
 
     @property
@@ -372,15 +372,16 @@ def _steps(runner: Runner[PayloadT], batch: Batch[PayloadT]) -> Iterator[Step[Pa
         raise _ModelFailure(error) from error
 
 
-def _too_late(member: Member[PayloadT]) -> Lost[PayloadT]:
-    return Lost(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
+def _too_late(member: Member[PayloadT]) -> Failed[PayloadT]:
+    return Failed(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
 
 
-def _over(member: Member[PayloadT]) -> Lost[PayloadT]:
-    return Lost(member=member, error=lost(member.sequence, "it was ended"))
+def _over(member: Member[PayloadT]) -> Failed[PayloadT]:
+    return Failed(member=member, error=lost(member.sequence, "it was ended"))
 
 
-def _failed(member: Member[PayloadT], error: Exception) -> Lost[PayloadT]:
+def _failed(member: Member[PayloadT], error: Exception) -> Failed[PayloadT]:
     if isinstance(error, OfframpError):
-        return Lost(member=member, error=error)
-    return Lost(member=member, error=ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}"))
+        return Failed(member=member, error=error)
+    wrapped = ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}")
+    return Failed(member=member, error=wrapped)

@@ -350,7 +350,6 @@ Attention = Literal["auto", "padded", "slotted", "apart"]
 - apart: one input after the other, without padding; a few short inputs run side by side, kept apart by a mask;
 - auto: `apart` on a CPU; `slotted` in graphs with rows (ONNX Runtime); else `padded`.
 """
-ATTENTIONS: tuple[Attention, ...] = ("auto", "padded", "slotted", "apart")
 
 
 def first_fit_decreasing(lengths: Sequence[int], slot_length: int) -> list[list[int]]:

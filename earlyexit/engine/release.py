@@ -49,7 +49,7 @@ class Step(Generic[PayloadT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told(Generic[PayloadT]):
+class Answered(Generic[PayloadT]):
     """An answered input; its member says where its time went."""
 
     member: Member[PayloadT]
@@ -75,14 +75,14 @@ class Survivors(Generic[PayloadT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost(Generic[PayloadT]):
+class Failed(Generic[PayloadT]):
     """An input that gets no answer here, unless it stayed after one, and why."""
 
     member: Member[PayloadT]
     error: OfframpError
 
 
-Release = Told[PayloadT] | Observed[PayloadT] | Survivors[PayloadT] | Lost[PayloadT]
+Release = Answered[PayloadT] | Observed[PayloadT] | Survivors[PayloadT] | Failed[PayloadT]
 """Every member is released for good exactly once: answered without staying, going on, or lost."""
 
 
@@ -122,14 +122,14 @@ class Inside(Generic[PayloadT]):
         """Returns every member alone, for another run."""
         return [Inside({name: member}, looked=set(self.looked)) for name, member in self.members.items()]
 
-    def _leave(self, answer: Answer, elapsed_s: float) -> Told[PayloadT]:
+    def _leave(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
         member = self.members.pop(answer.sample_id)
         member.compute_s += elapsed_s - self.answered_s.get(answer.sample_id, 0.0)
-        return Told(member=member, answer=answer)
+        return Answered(member=member, answer=answer)
 
-    def _answer_early(self, answer: Answer, elapsed_s: float) -> Told[PayloadT]:
+    def _answer_early(self, answer: Answer, elapsed_s: float) -> Answered[PayloadT]:
         member = self.members[answer.sample_id]
         member.compute_s += elapsed_s
         member.answered = True
         self.answered_s[answer.sample_id] = elapsed_s
-        return Told(member=member, answer=answer, stays=True)
+        return Answered(member=member, answer=answer, stays=True)

@@ -13,7 +13,7 @@ from earlyexit.clock import Clock
 from earlyexit.engine.device import Device, Runner
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.piece import Piece
 from earlyexit.network.split import Split
@@ -126,7 +126,7 @@ class Side:
     def _deliver(self, releases: list[Release[Piece]]) -> None:
         now_s = self._clock.now_s()
         for release in releases:
-            assert isinstance(release, Told), release
+            assert isinstance(release, Answered), release
             self.log.answers.append(release.answer)
             self.log.answered_s.append(now_s)
 

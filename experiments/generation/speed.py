@@ -32,7 +32,7 @@ from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
@@ -224,7 +224,7 @@ class Engine:
     def _deliver(self, releases: list[Release[Piece]]) -> None:
         now_s = self._clock.now_s()
         for release in releases:
-            assert isinstance(release, Told), release
+            assert isinstance(release, Answered), release
             number = int(release.answer.sample_id.rpartition(":")[2])
             sequence, times = self.under_way[number]
             assert isinstance(release.answer.value, Numbers)

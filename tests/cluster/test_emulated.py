@@ -11,7 +11,7 @@ from cluster.emulated import EmulatedPiece, RecordedRunner
 from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import BatchEngine
-from earlyexit.engine.release import Lost, Release, Step, Told
+from earlyexit.engine.release import Answered, Failed, Release, Step
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.split import Split
@@ -105,8 +105,8 @@ def test_an_input_without_records_is_refused_alone() -> None:
     device = Device(engine, recorded(HALF), ManualClock(), released.extend)
     engine.submit(0, batch_of(("a", "stranger#1", "d")).members, 0.0)
     device.run_until_idle()
-    assert [release.answer.sample_id for release in released if isinstance(release, Told)] == ["a", "d"]
-    [lost] = [release for release in released if isinstance(release, Lost)]
+    assert [release.answer.sample_id for release in released if isinstance(release, Answered)] == ["a", "d"]
+    [lost] = [release for release in released if isinstance(release, Failed)]
     assert isinstance(lost.error, UnprocessableInputError)
     assert str(lost.error) == "no exit records of the id 'stranger'; send the `ids` of recorded inputs"
 

@@ -10,7 +10,7 @@ from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.network.split import Split
@@ -199,7 +199,7 @@ def test_a_paced_device_answers_with_the_engine() -> None:
 
     def deliver(releases: list[Release[EmulatedPiece]]) -> None:
         for release in releases:
-            assert isinstance(release, Told)
+            assert isinstance(release, Answered)
             log.append((release.answer.sample_id, pytest.approx(stage.clock.now_s())))
 
     engine: BatchEngine[EmulatedPiece] = BatchEngine(splits, ObservedTimes())

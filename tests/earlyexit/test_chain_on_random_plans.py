@@ -15,7 +15,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Survivors, Told
+from earlyexit.engine.release import Answered, Release, Survivors
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.chain_network import ChainNetwork
@@ -137,7 +137,7 @@ class Service:
 
     def deliver(self, releases: list[Release[Piece]]) -> None:
         for release in releases:
-            if isinstance(release, Told):
+            if isinstance(release, Answered):
                 self.answers.setdefault(release.answer.sample_id, release.answer)
                 if not release.stays:
                     assert release.answer.sample_id not in self.done

@@ -12,7 +12,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.split import AfterAnswer
 from optimizer.plan import Plan
@@ -69,7 +69,7 @@ def run_live(served_by: Plan, rows: Sequence[int]) -> tuple[list[tuple[float, in
 
     def deliver(releases: list[Release[EmulatedPiece]]) -> None:
         for each in releases:
-            if isinstance(each, Told):
+            if isinstance(each, Answered):
                 log.append((clock.now_s(), int(each.answer.sample_id.partition("#")[2]), each.answer.exit))
 
     table = problem(ramp_s=0.125).latency["cpu"]

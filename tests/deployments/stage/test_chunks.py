@@ -10,7 +10,7 @@ from cluster.emulated import EmulatedPiece
 from deployments.replica.host import OpenCall, chunks_by_call, split_runs
 from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Observed, Survivors, Told
+from earlyexit.engine.release import Answered, Observed, Survivors
 from earlyexit.named import HopDtype
 from earlyexit.network.piece import Piece
 from earlyexit.network.wire import Answer, Seen
@@ -87,7 +87,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: Op
     [(_, chunk), (_, last)] = chunks_by_call(
         [
             goes_on(member("b", one)),
-            Told(member=member("a", one), answer=answer("a")),
+            Answered(member=member("a", one), answer=answer("a")),
             Observed(member=member("a", one), seen=seen),
         ]
     )
@@ -100,8 +100,8 @@ def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> N
     one.begun = {"b": [begun], "c": [begun]}
     chunks = chunks_by_call(
         [
-            Told(member=member("a", one), answer=answer("a")),
-            Told(member=member("b", one), answer=answer("b")),
+            Answered(member=member("a", one), answer=answer("a")),
+            Answered(member=member("b", one), answer=answer("b")),
             goes_on(member("c", one), member("d", other)),
         ]
     )

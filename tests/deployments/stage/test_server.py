@@ -14,7 +14,7 @@ from deployments.replica.host import OpenCall, StageHost
 from deployments.wire.encoding import Begin, Part, Refused, encode
 from deployments.wire.messages import Address
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Release, Survivors, Told
+from earlyexit.engine.release import Answered, Failed, Release, Survivors
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.wire import Answer, Numbers, values_of
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
@@ -70,9 +70,9 @@ def member(sample_id: str, opened: OpenCall) -> Member[EmulatedPiece]:
     return Member(sample_id=sample_id, payload=payload, origin=opened, queue_s=0.25, compute_s=0.5)
 
 
-def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Told[EmulatedPiece]:
+def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Answered[EmulatedPiece]:
     answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
-    return Told(member=member(sample_id, opened), answer=answer, stays=early)
+    return Answered(member=member(sample_id, opened), answer=answer, stays=early)
 
 
 def goes_on(sample_id: str, opened: OpenCall) -> Survivors[EmulatedPiece]:
@@ -150,7 +150,7 @@ async def test_a_reply_that_is_longer_than_the_connection_takes_at_once_is_whole
     caller.begin(1, "a")
     opened = await scene.opened()
     reason = "x" * 20_000_000
-    scene.server.deliver([Lost(member=member("a", opened), error=DeadlineError(reason))])
+    scene.server.deliver([Failed(member=member("a", opened), error=DeadlineError(reason))])
     await soon(scene.server.close())
     part = await soon(caller.heard.get())
     assert isinstance(part, Part)

@@ -14,7 +14,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device, Runner
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
@@ -107,7 +107,7 @@ def answers_of(runner: Runner[Piece], splits: Sequence[Split], piece: Piece) -> 
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            assert isinstance(release, Told)
+            assert isinstance(release, Answered)
             assert release.answer.sample_id not in found
             found[release.answer.sample_id] = (release.answer.exit, label_of(release.answer))
 

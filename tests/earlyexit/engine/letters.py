@@ -12,7 +12,7 @@ from earlyexit.clock import Clock, ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Observed, Release, Step, Survivors, Told
+from earlyexit.engine.release import Answered, Failed, Observed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
 from earlyexit.network.split import Split
@@ -155,14 +155,14 @@ class Bench:
 
 def _described(release: Release[Letters]) -> str:
     match release:
-        case Told(answer=answer, stays=stays):
+        case Answered(answer=answer, stays=stays):
             return f"answer {answer.sample_id} after {answer.exit}" + (", stays" if stays else "")
         case Observed(seen=seen):
             return f"look {seen.sample_id} at {seen.block}"
         case Survivors(members=going, piece=piece):
             assert tuple(each.sample_id for each in going) == piece.sample_ids
             return f"goes on {piece.next_block}:[{' '.join(piece.sample_ids)}]"
-        case Lost(member=lost, error=error):
+        case Failed(member=lost, error=error):
             return f"lost {lost.sample_id} {error.kind}: {error}"
 
 

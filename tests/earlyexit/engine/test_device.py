@@ -13,7 +13,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Observed, Release, Survivors, Told
+from earlyexit.engine.release import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
@@ -368,11 +368,11 @@ class Scene:
 
     @property
     def answered(self) -> list[str]:
-        return [each.answer.sample_id for each in self.released if isinstance(each, Told)]
+        return [each.answer.sample_id for each in self.released if isinstance(each, Answered)]
 
     @property
     def lost(self) -> list[tuple[str, type[OfframpError]]]:
-        return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Lost)]
+        return [(each.member.sample_id, type(each.error)) for each in self.released if isinstance(each, Failed)]
 
 
 def test_whom_the_network_does_not_take_is_lost_and_nobody_else() -> None:
@@ -529,7 +529,7 @@ def test_first_answers_are_those_of_inputs_that_stop_and_everything_on_their_way
     assert_same(first, alone)
     assert {answer.exit for answer in first.values()} == {0, 2, 4 - 1}
     # Every input is answered early at most once, and leaves once: at the end.
-    told = [release for release in releases if isinstance(release, Told)]
+    told = [release for release in releases if isinstance(release, Answered)]
     assert [release.answer.exit for release in told if not release.stays] == [4 - 1] * len(encoded)
     early = sum(answer.exit < 4 - 1 for answer in first.values())
     assert len(told) == len(encoded) + early
@@ -538,7 +538,7 @@ def test_first_answers_are_those_of_inputs_that_stop_and_everything_on_their_way
 
 
 def first_answers(releases: Sequence[Release[Piece]]) -> dict[str, Answer]:
-    told = [release.answer for release in releases if isinstance(release, Told)]
+    told = [release.answer for release in releases if isinstance(release, Answered)]
     return {answer.sample_id: answer for answer in reversed(told)}
 
 

@@ -12,7 +12,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device, Runner
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Observed, Release, Step, Told
+from earlyexit.engine.release import Answered, Observed, Release, Step
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.model import EarlyExitModel
@@ -121,7 +121,7 @@ def test_a_device_runs_probes_beside_others_with_the_same_answers(
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            if isinstance(release, Told):
+            if isinstance(release, Answered):
                 answer = release.answer
                 first.setdefault((release.member.probe, answer.sample_id), (label_of(answer), answer.exit))
             elif isinstance(release, Observed):

@@ -13,7 +13,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Lost, Release, Step, Survivors, Told
+from earlyexit.engine.release import Answered, Failed, Release, Step, Survivors
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.piece import Piece
@@ -79,7 +79,7 @@ class Outbox:
         self._busy = True
         for release in releases:
             match release:
-                case Told() | Lost():
+                case Answered() | Failed():
                     self.released.append(release.member.sample_id)
                 case Survivors():
                     self.released += [each.sample_id for each in release.members]
@@ -242,7 +242,7 @@ def test_batches_of_a_network_that_overlap_answer_as_every_input_alone() -> None
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            assert isinstance(release, Told)
+            assert isinstance(release, Answered)
             assert release.answer is not None
             assert release.member.sample_id not in answers
             answers[release.member.sample_id] = release.answer

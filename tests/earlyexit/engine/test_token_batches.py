@@ -12,7 +12,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release, Told
+from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.model import EarlyExitModel
@@ -63,7 +63,7 @@ class Bench:
 
     def deliver(self, releases: list[Release[Piece]]) -> None:
         for release in releases:
-            assert isinstance(release, Told)
+            assert isinstance(release, Answered)
             assert release.answer.sample_id not in self.answers
             self.answers[release.answer.sample_id] = release.answer
 
