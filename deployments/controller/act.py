@@ -499,10 +499,11 @@ class ControlLoop:
 
     async def _drain(self) -> None:
         """Waits for inputs of earlier plans. An ingress that does not report may still have some."""
+        epoch = self.state.placed.epoch  # thresholds may make it a later one meanwhile
         until_s = self._clock.now_s() + DRAIN_S
         while self._clock.now_s() < until_s:
             reports = await self.observer.ingress_reports()
-            if reports and all(report.oldest_epoch >= self.state.placed.epoch for report in reports):
+            if reports and all(report.oldest_epoch >= epoch for report in reports):
                 return
             await self._wait()
 
