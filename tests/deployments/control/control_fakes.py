@@ -115,6 +115,8 @@ class FakeFleet(Fleet):
         """Slots where no replica comes or goes."""
         self.behind: set[str] = set()
         """Ingresses that always have an input under way by the first plan."""
+        self.oldest = 1_000_000
+        """The latest plan that any input under way may be by."""
         self.silent = False
         """Whether replicas take calls, and are too busy to report."""
         self.loses = 0
@@ -157,7 +159,7 @@ class FakeFleet(Fleet):
                 name="i",
                 epoch=self.followed.epoch,
                 suspended=self.is_suspended,
-                oldest_epoch=0 if "i" in self.behind else self.followed.epoch,
+                oldest_epoch=0 if "i" in self.behind else min(self.oldest, self.followed.epoch),
                 at_s=self.clock.now_s(),
                 unanswered=0,
                 waiting=0,

@@ -161,6 +161,25 @@ async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: P
     assert scene.fleet.followed.plan.stages == halves(2, 2)
 
 
+async def test_an_alarm_while_inputs_drain_does_not_make_the_change_wait_for_later_inputs(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    scene.fleet.behind = {"i"}
+
+    def meanwhile() -> None:
+        scene.inputs(*EASY)
+        if scene.fleet.behind:
+            tuner.says(SAFE, "alarm")
+        if scene.loop.state.placed.epoch == 2:
+            scene.fleet.behind, scene.fleet.oldest = set(), 1  # inputs since the switch, before the alarm
+
+    scene.meanwhile = meanwhile
+    began_s = scene.clock.now_s()
+    await scene.loop.apply(plan_document(Plan(stages=whole(4))))
+    assert (scene.fleet.followed.epoch, thresholds_of(scene)) == (2, SAFE)
+    assert "scale split-cpu-1 to 0" in scene.fleet.log
+    assert scene.clock.now_s() - began_s < 10.0
+
+
 async def test_somebodys_own_thresholds_are_theirs(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     own = Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.9)))
