@@ -21,6 +21,7 @@ from offramp.commands.calibrated import check_members, read_calibration
 from offramp.commands.plan import is_worth_more
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
+from optimizer.latency_file import latency_table
 from optimizer.networks import measuring
 from optimizer.plan import Plan, PolicySpec, policy_of_score
 from optimizer.problem import PlanProblem
@@ -30,7 +31,6 @@ from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
     from earlyexit.network.store import ModelCard
-    from profiles.latency import LatencyProfile
     from profiles.records import ExitRecords
 
 
@@ -189,50 +189,27 @@ def latency_tables(
     with source.said_at(("model", "slower")):
         if document.slower != 1 and real:
             raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
-    tables = {}
-    for device in devices:
-        with source.said_at(("model", "latency", device)):
-            tables[device] = slowed(_table(device, document, card, base), document.slower)
-    return tables
+    return {device: slowed(_table(device, document, card, source, base), document.slower) for device in devices}
 
 
-def _table(device: str, document: ModelDocument, card: ModelCard, base: Path) -> LatencyTable:
+def _table(device: str, document: ModelDocument, card: ModelCard, source: Source, base: Path) -> LatencyTable:
     from profiles.catalogue import published_profile
     from profiles.latency import LatencyProfile
 
-    entry = document.latency[device]
+    entry, at = document.latency[device], ("model", "latency", device)
     if isinstance(entry, TableDocument):
-        return _written_out(entry, card)
-    if isinstance(entry, PublishedDocument):
-        profile = published_profile(entry.published, device.removeprefix(EMULATED))
-    else:
-        profile = LatencyProfile.load(base / entry.profile)
-    return with_rows(profile.at(entry.length), _checked(profile, card).ramps, card.ramps)
-
-
-def _checked(profile: LatencyProfile, card: ModelCard) -> LatencyProfile:
-    if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
-        raise InputError(
-            f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
-            f"{list(profile.ramps)}; the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
-        )
-    return profile
-
-
-def _written_out(entry: TableDocument, card: ModelCard) -> LatencyTable:
-    for name, rows, wanted in (("block_s", entry.block_s, card.num_blocks), ("ramp_s", entry.ramp_s, len(card.ramps))):
-        if len(rows) != wanted:
-            raise InputError(f"{name} has {len(rows)} rows; {wanted} are needed, one per {name.removesuffix('_s')}")
-        wrong = [row for row, seconds in enumerate(rows) if len(seconds) != len(entry.batch)]
-        if wrong:
-            raise InputError(f"{name}.{wrong[0]} needs {len(entry.batch)} values, one for each batch size")
-    width = len(entry.batch)
-    return LatencyTable(
-        batches=tuple(entry.batch),
-        block_s_NB=np.array(entry.block_s, dtype=np.float64).reshape(card.num_blocks, width),
-        ramp_s_EB=np.array(entry.ramp_s, dtype=np.float64).reshape(len(card.ramps), width),
-        length=entry.length,
-    )
+        return latency_table(at, entry, card.num_blocks, card.ramps, source, base)
+    with source.said_at(at):
+        if isinstance(entry, PublishedDocument):
+            profile = published_profile(entry.published, device.removeprefix(EMULATED))
+        else:
+            profile = LatencyProfile.load(base / entry.profile)
+        if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
+            raise InputError(
+                f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
+                f"{list(profile.ramps)}; the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+            )
+        return with_rows(profile.at(entry.length), profile.ramps, card.ramps)
 
 
 def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:

@@ -296,3 +296,9 @@ def test_without_lengths_inputs_cost_alike(files: Files) -> None:
     settings = files.read(**emulated(latency={"emulated:V100": TABLE | {"length": 4}})).settings
     assert {split.tokens for stage in settings.plan.stages for split in stage.splits} == {None}
     assert settings.emulated["emulated:V100"].length is None
+
+
+def test_a_latency_that_is_written_out_keeps_what_context_costs(files: Files) -> None:
+    table = TABLE | {"context": 64, "context_s": 1e-6}
+    found = problem_of(files.read(model={"folder": "model", "latency": {"cpu": table}})).latency["cpu"]
+    assert (found.context, found.context_s) == (64, 1e-6)
