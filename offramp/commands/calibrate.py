@@ -34,7 +34,6 @@ from offramp.commands.calibrated import (
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs, parameters_by_block
 from offramp.commands.progress import provenance
-from offramp.commands.pruning import run_pruned
 from offramp.commands.recording import (
     Ensemble,
     Outputs,
@@ -44,6 +43,7 @@ from offramp.commands.recording import (
     join_records,
     records_of_chosen_shares,
     records_of_ensemble,
+    run_pruned,
     score_of,
     task_figures,
     tokens_of,

@@ -180,15 +180,20 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     for stage in planned.stages:
         find_device(stage.device)
     ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
-    plan = Plan(
+    plan = plan_of(file, planned, _policy(file, ramps, threshold) if ramps else None)
+    return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
+
+
+def plan_of(file: ProblemFile, planned: Planned, policy: PolicySpec | None) -> Plan:
+    """The plan that was found, with the rule by which inputs leave; no words are pruned."""
+    return Plan(
         stages=planned.stages,
         shares=planned.figures.shares,
-        policy=_policy(file, ramps, threshold) if ramps else None,
+        policy=policy,
         order=file.order,
         predicted=promised(file.problem, planned.figures),
         networks=file.problem.networks,
     )
-    return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:

@@ -13,10 +13,9 @@ import numpy as np
 
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from offramp.commands.plan import NoPlanAnswer, answer
+from offramp.commands.plan import NoPlanAnswer, answer, plan_of
 from optimizer.calibration_file import read_calibration_file
 from optimizer.decision import Decision, Strategy, strategies_for
-from optimizer.evaluate import promised
 from optimizer.lengths_file import tokens_of
 from optimizer.plan import Plan, PolicySpec, Stage, policy_of_score
 from optimizer.plan_file import ModelShape, parse_plan, read_plan
@@ -54,23 +53,15 @@ def planner_plan(
     file: ProblemFile, strategy: Strategy, solve: Callable[[PlanProblem, Strategy], Decision]
 ) -> PlayedPlan | NoPlanAnswer:
     """What `offramp plan` answers to the problem."""
-    compared = (
-        () if file.records is None else strategies_for(file.problem)
-    )  # the records may prefer the plan of another strategy
+    # With records, for these may prefer the plan of another strategy.
+    compared = () if file.records is None else strategies_for(file.problem)
     found = answer(file, strategy, solve, compared=compared)
     if isinstance(found, NoPlanAnswer):
         return found
-    predicted = promised(file.problem, found.planned.figures)
-    stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
-    plan = Plan(
-        stages=stages,
-        shares=found.planned.figures.shares,
-        policy=policy or STAND_IN,
-        order=file.order,
-        predicted=predicted,
-        networks=file.problem.networks,
+    policy = file.policy(ramps_of(found.planned.stages))
+    return PlayedPlan(
+        plan=plan_of(file, found.planned, policy or STAND_IN), policy=policy, words=f"the planner's, {strategy}"
     )
-    return PlayedPlan(plan=plan, policy=policy, words=f"the planner's, {strategy}")
 
 
 def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
