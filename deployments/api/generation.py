@@ -1,4 +1,4 @@
-"""From prompts to streams: sends a sequence's next step when the answer to its last has come."""
+"""Generates sequences: sends the next step of each when the answer to its last step has come, and fills its stream."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from optimizer.placement import PlacedPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One sequence."""
+    """A sequence to generate."""
 
     prompt: tuple[int, ...]
     """Tokens."""
     max_tokens: int
-    """That are said at most; the model's own length ends it earlier."""
+    """Most tokens of the answer; the model's length may end it earlier."""
     stops: tuple[str, ...] = ()
-    """Texts that end it, which are not said."""
+    """Texts that end it, and are not part of it."""
     sampling: Sampling = field(default_factory=Sampling)
     ignores_ends: bool = False
-    """Whether it goes on after a token that ends sequences, up to its length: for measurements."""
+    """Whether it continues after tokens that end sequences, for measurements."""
     timeout_s: float | None = None
-    """For the whole sequence, from its arrival; None: only the service's limits on each token apply."""
+    """Limit on the whole sequence, from its arrival; None: only the service's limits on each token apply."""
     request_id: str = ""
     """For logs and traces."""
 
 
 class CutShortError(DeadlineError):
-    """A limit of time ended a sequence after its first token; its caller keeps what was said."""
+    """A time limit ended a sequence after its first token; the caller keeps the text so far."""
 
     def __init__(self, message: str, *, text: str) -> None:
-        """`text`: the text that was held back, because it might have become a stop string."""
+        """`text`: text that was held back, because it might have become a stop string."""
         super().__init__(message)
         self.text = text
 
 
-def _nobody() -> None:
-    """Nothing runs yet."""
+def _nothing() -> None:
+    """Does nothing: no sequence runs yet."""
 
 
 class Stream:
@@ -76,9 +76,9 @@ class Stream:
         self.num_prompt = num_prompt
         """Tokens of the prompt."""
         self.num_said = 0
-        """Tokens that came of it so far."""
-        self.when_aborted: Callable[[], None] = _nobody
-        """Told once; the service's."""
+        """Tokens so far."""
+        self.when_aborted: Callable[[], None] = _nothing
+        """Called once; set by the service."""
         self._said: deque[Said] = deque()
         self._error: Exception | None = None
         self._is_over = False
@@ -102,11 +102,11 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is said."""
+        """Whether no more tokens come."""
         return self._is_over
 
     def abort(self) -> None:
-        """Give the sequence up: its pages are freed, and tokens that were not read yet are dropped."""
+        """Ends the sequence: its pages are freed, and unread tokens are dropped."""
         if not self._is_over:
             self._is_over = True
             self.when_aborted()
@@ -114,13 +114,13 @@ class Stream:
         self._said.clear()
 
     async def aclose(self) -> None:
-        """The same, for `contextlib.aclosing`."""
+        """Aborts, for `contextlib.aclosing`."""
         self.abort()
 
     # The service's side
 
     def put(self, said: Said) -> None:
-        """A token came."""
+        """Adds a token."""
         if self._is_over:
             return
         self.num_said += 1
@@ -129,7 +129,7 @@ class Stream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """No more tokens come, for this reason."""
+        """Ends the stream by an error."""
         if not self._is_over:
             self._error, self._is_over = error, True
             self._wake()
@@ -143,7 +143,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class _Running:
-    """One sequence, its stream, and the step that is under way."""
+    """A sequence, its stream, and its current step."""
 
     __slots__ = ("course", "flight", "request_id", "sequence", "settle", "stream", "timeout_s", "timer")
 
@@ -159,7 +159,7 @@ class _Running:
         self.course = course
         self.stream = Stream(sequence.num_prompt)
         self.timeout_s = timeout_s
-        """For the whole sequence; infinite where its caller named none."""
+        """Limit on the whole sequence; infinite if its caller named none."""
         self.request_id = request_id
         self.settle = partial(settle, self)
         self.flight: PendingInput | None = None
@@ -167,7 +167,7 @@ class _Running:
 
 
 class GenerateService:
-    """Of one ingress, on its event loop. No task belongs to a sequence: steps are sent where answers come."""
+    """Generates the sequences of one ingress. There is no task per sequence: steps are sent when answers come."""
 
     def __init__(
         self,
@@ -182,9 +182,9 @@ class GenerateService:
         rng: random.Random | None = None,
         trace: Callable[[Sequence[PendingInput]], None] | None = None,
     ) -> None:
-        """`max_length`: the model's, of prompt and answer together.
+        """`max_length`: of the model, for prompt and answer together.
 
-        `trace`: told of every sequence's first step, whose request is traced up to its first token or chunk.
+        `trace`: called with the first step of each sequence, whose request is traced up to its first token or chunk.
         """
         self._tokenizer = tokenizer
         self._task = task
@@ -205,14 +205,14 @@ class GenerateService:
         self._due: list[_Running] = []
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Another plan is in force."""
+        """Follows another plan."""
         self.loop.follow(placed.plan)
 
     def start(self, request: GenerateRequest) -> Stream:
-        """Begin a sequence, whose first token comes as soon as it can.
+        """Starts a sequence.
 
-        Raises InputError for what means nothing, ContextLengthError for a prompt that is too long, AdmissionError
-        where an SLO would not be kept, OverloadedError and StageUnavailableError.
+        Raises InputError for invalid requests, ContextLengthError for prompts that are too long, AdmissionError if an
+        SLO would not be kept, OverloadedError and StageUnavailableError.
         """
         now_s = self._clock.now_s()
         timeout_s = self._whole_s(request.timeout_s)
@@ -242,7 +242,7 @@ class GenerateService:
         return running.stream
 
     def _whole_s(self, asked: float | None) -> float:
-        """The limit on a whole sequence, in seconds."""
+        """Returns the limit on a whole sequence, in seconds."""
         longest = self._settings.max_timeout_s
         if asked is not None and not 0 < asked <= longest:
             raise InputError(
@@ -251,9 +251,9 @@ class GenerateService:
         return math.inf if asked is None else asked
 
     def _limit(self, running: _Running) -> tuple[float, float, str]:
-        """When the next token comes too late, the limit in seconds, and what the limit is for.
+        """Returns the time when the next token is too late, the limit in seconds, and what is limited.
 
-        The limit on a token starts again with every token. `slo_s` is the latency of a step, hence of a token.
+        The limit on a token restarts with each token. `slo_s` is the latency of a step, hence of a token.
         """
         course, settings = running.course, self._settings
         token_s = settings.token_timeout_s if course.num_said else settings.default_timeout_s
@@ -262,7 +262,7 @@ class GenerateService:
         return min(of_token, (course.arrived_s + running.timeout_s, running.timeout_s, "the whole answer"))
 
     def _step(self, running: _Running) -> None:
-        """Have a decoder run what comes next; raises what `Dispatcher.step` does."""
+        """Sends the next step; raises what `Dispatcher.step` raises."""
         course = running.course
         running.flight = self._dispatcher.step(
             course.step(),
@@ -319,7 +319,7 @@ class GenerateService:
             self._failed(running, error)
 
     def _failed(self, running: _Running, error: OfframpError) -> None:
-        """A step has no answer: where the sequence can go on elsewhere, it does."""
+        """Handles a step without an answer: the sequence continues on another replica if it can."""
         course, placement = running.course, running.course.placement
         is_lost, is_full = isinstance(error, SequenceLostError), isinstance(error, OverloadedError)
         if is_full and self.loop.elsewhere(course):
@@ -349,13 +349,13 @@ class GenerateService:
         self._end(running, error.kind)
 
     def _abort(self, running: _Running) -> None:
-        """The reader is gone."""
+        """Ends a sequence whose reader has left."""
         if running.flight is not None:
             self._dispatcher.give_up((running.flight,), ABANDONED)
         self._end(running, ABANDONED)
 
     def _watch(self, running: _Running, reached_s: float) -> None:
-        """Set the timer to the limit; where it was set to the limit of now, the limit is reached."""
+        """Sets the timer to the limit; if it was set to the present limit, that is reached."""
         limit_s = self._limit(running)[0]
         if limit_s > reached_s:
             left_s = max(0.0, limit_s - self._clock.now_s())
@@ -368,7 +368,7 @@ class GenerateService:
             self._cut(running)
 
     def _cut(self, running: _Running) -> None:
-        """A limit of time ends a sequence."""
+        """Ends a sequence by a time limit."""
         course, (_, limit_s, what) = running.course, self._limit(running)
         took_s, limit = self._clock.now_s() - course.arrived_s, f"the limit of {limit_s:g} s for {what}"
         if course.num_said:
@@ -379,7 +379,7 @@ class GenerateService:
             self._fail(running, DeadlineError(f"no token came within {took_s:.1f} s: the first one exceeds {limit}"))
 
     def _end(self, running: _Running, reason: str) -> None:
-        """Whatever it holds is free; of one whose step a call has still, the timer sees to that call."""
+        """Frees all that a sequence holds; if a call still has its step, the timer ends that step."""
         self.loop.end(running.course, reason)
         self._dispatcher.end(running.course.placement)
         flight = running.flight
@@ -396,7 +396,7 @@ def build_generation(
     *,
     trace: Callable[[Sequence[PendingInput]], None] | None = None,
 ) -> GenerateService | None:
-    """None of a model whose answers are no tokens, or that takes no prompts."""
+    """Returns None for models whose answers are not tokens, or that take no prompts."""
     if not isinstance(codec, PromptCodec) or not isinstance(task, TokenTask):
         return None
     return GenerateService(codec.tokenizer, task, codec.max_length, dispatcher, settings, clock, trace=trace)

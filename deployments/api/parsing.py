@@ -1,4 +1,4 @@
-"""Request bodies to checked requests; pure. gRPC's messages come by the same checks."""
+"""Parses request bodies into checked requests; gRPC's messages pass the same checks. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORED = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if 
 
 
 def packed(datatype: str, column: Iterable[Any]) -> bytes:
-    """A column's elements, row by row."""
+    """Returns the bytes of a column's elements, row by row."""
     if datatype == "BYTES":
         encoded = [each if isinstance(each, bytes) else str(each).encode("utf-8") for each in column]
         return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
@@ -30,7 +30,7 @@ def packed(datatype: str, column: Iterable[Any]) -> bytes:
 
 
 def unpacked(datatype: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any] | list[bytes]:
-    """The elements of a tensor, one after the other; raises InputError, `where` being its place in the request."""
+    """Returns the elements of a tensor; raises InputError, which names the tensor's place `where` in the request."""
     if datatype == "BYTES":
         return _strings(data, where)
     dtype = STORED[datatype]
@@ -54,7 +54,7 @@ def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
 
 
 EXIT = Column(name="exit", datatypes=("INT32",))
-"""The block that an input left after; every task's answers have it."""
+"""The block after which an input left; all answers have it."""
 EXIT_SCHEMA = {
     "type": "integer",
     "description": "The block it left after; the model's last block for inputs that no ramp let out.",
@@ -62,7 +62,7 @@ EXIT_SCHEMA = {
 
 
 class Signature:
-    """A codec's inputs and a task's outputs."""
+    """The inputs of a codec, and the outputs of a task."""
 
     def __init__(self, codec: Codec[Any], task: Task) -> None:
         self.codec = codec
@@ -73,7 +73,7 @@ class Signature:
 
     @property
     def input_tensors(self) -> list[dict[str, Any]]:
-        """Of the model's metadata: every input in the form that is preferred."""
+        """The inputs for the model's metadata, each in its preferred form."""
         preferred = {column.name: column for column in reversed(self.inputs)}
         return [_tensor(preferred[name]) for name in dict.fromkeys(column.name for column in self.inputs)]
 
@@ -83,7 +83,7 @@ class Signature:
 
     @property
     def answer_schema(self) -> Mapping[str, Any]:
-        """The JSON schema of one answer of `POST /predict`."""
+        """The JSON schema of an answer of `POST /predict`."""
         properties = {**self.task.json_schema, EXIT.name: EXIT_SCHEMA}
         return {"type": "object", "properties": properties, "required": list(properties)}
 
@@ -93,22 +93,22 @@ def _tensor(column: Column) -> dict[str, Any]:
 
 
 Elements: TypeAlias = npt.NDArray[Any] | list[Any]
-"""One after the other, row by row; a list where they are of BYTES."""
+"""The elements of a tensor, row by row; a list for BYTES."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTensor:
-    """An input of a request."""
+    """An input tensor of a request."""
 
     name: str
     datatype: str
     shape: Sequence[int]
     content: list[Any] | bytes | memoryview
-    """Values, nested by the shape or not at all; or bytes as Triton writes them."""
+    """Values, either flat or nested as the shape says; or bytes in Triton's format."""
 
 
 def read_columns(given: Sequence[GivenTensor], inputs: Sequence[Column]) -> Columns:
-    """The columns by name, as many rows in each, at least one; raises InputError that says what is allowed."""
+    """Returns the columns by name, all with the same number of rows, at least one; raises InputError."""
     columns: dict[str, Elements] = {}
     for k, tensor in enumerate(given):
         where = f"inputs.{k}"
@@ -182,7 +182,7 @@ def _elements(tensor: GivenTensor, where: str) -> Elements:
 
 
 def _column_strings(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
-    """Strings of JSON, or bytes of gRPC, taken out of their nesting."""
+    """Returns the strings of JSON, or the bytes of gRPC, without nesting."""
     nested = [isinstance(each, list) for each in data]
     if any(nested):
         widths = {len(each) if isinstance(each, list) else None for each in data}
@@ -208,7 +208,7 @@ BINARY_SIZE = "binary_data_size"
 
 
 def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
-    """The request, and whether it was a list of inputs; raises InputError."""
+    """Returns the request, and whether it has a list of inputs; raises InputError."""
     parsed = validated(PredictBody, body)
     rows, many = codec.from_json(parsed.inputs)
     if parsed.ids is not None and len(parsed.ids) != len(rows):
@@ -218,13 +218,13 @@ def parse_predict(body: bytes, codec: Codec[Any]) -> tuple[InferRequest, bool]:
 
 
 def parse_content(content_type: str, body: bytes, codec: Codec[Any]) -> InferRequest:
-    """The request of a body that is one input as it is; raises InputError."""
+    """Returns the request of a body that is one input, such as a file; raises InputError."""
     row = codec.from_content(content_type, body)
     return InferRequest(rows=(row,), ids=("",), truncate=False, timeout_s=None)
 
 
 def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tuple[InferRequest, V2Reply]:
-    """A v2 request, its tensors in the JSON or in bytes behind the first `json_length`; raises InputError."""
+    """Parses a v2 request with tensors in JSON, or in bytes behind the first `json_length`; raises InputError."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
     parsed = validated(V2Body, body if json_length is None else body[:json_length])
@@ -235,7 +235,7 @@ def parse_v2(body: bytes, json_length: int | None, signature: Signature) -> tupl
 
 
 def v2_request(given: Sequence[GivenTensor], parameters: Mapping[str, Any], signature: Signature) -> InferRequest:
-    """The request of v2 tensors and its parameters, however they came; raises InputError."""
+    """Returns the request of v2 tensors and parameters, from REST or gRPC; raises InputError."""
     rows = signature.codec.from_columns(read_columns(given, signature.inputs))
     return InferRequest(
         rows=tuple(rows),
@@ -251,7 +251,7 @@ def v2_reply(
     parameters: Mapping[str, Any],
     signature: Signature,
 ) -> V2Reply:
-    """How the answer is wanted: `asked` are outputs with their parameters, None for all; raises InputError."""
+    """Returns the form of the answer; `asked`: outputs with their parameters, None for all. Raises InputError."""
     if asked is None:
         asked = [(name, {}) for name in signature.output_names]
     names = tuple(name for name, _ in asked)
@@ -264,7 +264,7 @@ def v2_reply(
 
 
 def _given(inputs: Sequence[V2Input], tail: memoryview) -> list[GivenTensor]:
-    """Every input with its content, in the JSON or of the bytes behind it, which follow in the inputs' order."""
+    """Returns each input with its content: from the JSON, or from the bytes behind it in the order of the inputs."""
     given, at = [], 0
     for k, each in enumerate(inputs):
         content: list[Any] | memoryview | None = each.data
@@ -286,7 +286,7 @@ def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
     ids = parameters.get("ids")
     if ids is None:
         return ("",) * count
-    if isinstance(ids, str):  # gRPC's parameters are no lists
+    if isinstance(ids, str):  # gRPC's parameters cannot be lists
         ids = _json_list(ids)
     if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
         raise InputError(f"parameters.ids: a list of {count} strings is needed")
@@ -307,7 +307,7 @@ def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
         raise InputError(f"parameters.timeout: {microseconds} microseconds; it must not be negative")
     try:
         return microseconds / 1e6 if microseconds else None
-    except OverflowError:  # JSON's integers have no end; no service allows this one
+    except OverflowError:  # JSON's integers are unbounded; every service refuses this one
         return math.inf
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: read, decompressed, and bounded, each and together."""
+"""Reads and decompresses request bodies, with bounds on each body and on all together."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from starlette.types import Scope
 from earlyexit.errors import InputError, OverloadedError, PayloadTooLargeError
 
 MAX_DIGITS = 12
-"""Of a length; Python refuses to read numbers of thousands."""
+"""Of a length: Python refuses to parse numbers with thousands of digits."""
 HELD = "offramp.held"
-"""Of an ASGI scope: bytes of its body that are counted as held."""
+"""Key of an ASGI scope: bytes of its body that count as held."""
 RETRY_AFTER_S = 1.0
 GZIPS = (b"gzip", b"x-gzip")
 WITH_HEADER = 31
-"""zlib's window, for gzip's format."""
+"""zlib's window for the format of gzip."""
 LARGE_GZIP_BYTES = 1000
-"""Above, decompressing may take more than a millisecond, and leaves the event loop."""
+"""Larger bodies are decompressed in a thread, since that may take more than a millisecond."""
 
 
 class Bodies:
-    """What an ingress holds of bodies that arrive, and of requests whose answers are not sent yet."""
+    """The bodies that an ingress holds: of requests that arrive, and of requests without an answer."""
 
     def __init__(self, max_bytes: int, max_held_bytes: int) -> None:
-        """`max_bytes`: of one body; `max_held_bytes`: of all, where one of the largest is always let in."""
+        """`max_bytes`: of one body; `max_held_bytes`: of all, but one body of the largest size is always accepted."""
         self.max_bytes = max_bytes
         self._max_held_bytes = max(max_held_bytes, max_bytes)
         self.held_bytes = 0
 
     async def read(self, request: Request) -> bytes:
-        """The whole body, decompressed; it counts as held until `release`.
+        """Returns the whole body, decompressed; it counts as held until `release`.
 
-        Raises PayloadTooLargeError; OverloadedError where too much is held; InputError for an encoding other than gzip.
+        Raises PayloadTooLargeError, OverloadedError if too much is held, and InputError for encodings other than gzip.
         """
         is_gzip = False
-        for name, value in request.scope["headers"]:  # what is refused is not read
+        for name, value in request.scope["headers"]:  # a body that is refused is not read
             if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > self.max_bytes):
                 raise self._too_large()
             if name == b"content-encoding" and value.lower() != b"identity":
@@ -58,7 +58,7 @@ class Bodies:
 
     async def _read(self, request: Request) -> bytes:
         parts: bytearray | None = None
-        while True:  # Starlette's own stream is a generator around the same, at twice the cost
+        while True:  # Starlette's stream is a generator around this, at twice the cost
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
@@ -76,12 +76,12 @@ class Bodies:
                 return bytes(parts)
 
     def release(self, scope: Scope) -> None:
-        """A request is over."""
+        """Releases the body of a request that is over."""
         self.held_bytes -= scope.pop(HELD, 0)
 
     @contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Hold a message that was read elsewhere; raises as `read` does."""
+        """Counts a message that was read elsewhere as held; raises what `read` raises."""
         if num_bytes > self.max_bytes:
             raise PayloadTooLargeError(f"the message is larger than {self.max_bytes} bytes")
         scope: Scope = {}

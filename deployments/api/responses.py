@@ -1,4 +1,4 @@
-"""Answers to response bodies; pure. gRPC's messages have the same columns."""
+"""Writes answers as response bodies, negotiates their type, and compresses them; gRPC has the same columns."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from earlyexit.tasks.base import Task, ValueArray
 ANYTHING = "*/*"
 GZIP = "gzip"
 LEAST_BYTES = 1_500
-"""Of an answer that is compressed: below, it fits into one packet anyway."""
+"""Smaller answers fit into one packet, and are not compressed."""
 
 
 def preferred(accept: str, offered: Sequence[str]) -> str | None:
-    """The content type that a caller likes best (RFC 9110, section 12.5.1), the first of several; None: it takes none.
+    """Returns the content type that the caller prefers (RFC 9110, section 12.5.1), the first of several; None for none.
 
-    A type's weight is that of the most specific range which it falls into. Ranges that cannot be read count as absent.
+    The weight of a type is that of the most specific range that includes it. Malformed ranges are ignored.
     """
     ranges = _weights(accept)
     if not ranges:
@@ -40,12 +40,12 @@ def preferred(accept: str, offered: Sequence[str]) -> str | None:
 
 
 def takes_gzip(accept_encoding: str) -> bool:
-    """Whether a caller that sends this would have its answer compressed."""
+    """Returns whether an Accept-Encoding header accepts gzip."""
     return _weight(_weights(accept_encoding), (GZIP, "*")) > 0
 
 
 def _weights(header: str) -> dict[str, float]:
-    """By range, in small letters, without its parameters."""
+    """Returns the weights by range, in lower case and without parameters."""
     weights: dict[str, float] = {}
     for part in header.split(","):
         name, *parameters = (each.strip().lower() for each in part.split(";"))
@@ -69,26 +69,26 @@ def _number(text: str) -> float | None:
 
 T = TypeVar("T")
 LARGE_ANSWERS_BYTES = 200_000
-"""Of a request's answers together: as JSON, five class maps of 180 x 240 take 2 to 4 ms, as PNG files 1 to 2."""
+"""Larger answers of a request are written in a thread: five class maps of 180 x 240 take 2 to 4 ms as JSON."""
 LARGE_BODY_BYTES = 500_000
-"""Above, compressing takes 1 to 3 ms."""
+"""Larger bodies are compressed in a thread, in 1 to 3 ms."""
 LEVEL = 1
-"""Of zlib's: a class map of CamVid in JSON comes to 4.4 % in 0.15 ms; at level 6 to 2.5 % in 0.58 ms."""
+"""Level of zlib: a class map of CamVid in JSON shrinks to 4.4 % in 0.15 ms, at level 6 to 2.5 % in 0.58 ms."""
 
 
 async def formed(make: Callable[[], T], answers: Sequence[Answer]) -> T:
-    """What is made of answers; in a thread where they are large."""
+    """Calls `make`, in a thread if the answers are large."""
     size = sum(len(answer.value.raw) for answer in answers if isinstance(answer.value, Numbers))
     return make() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(make)
 
 
 async def compressed(request: Request, response: Response) -> Response:
-    """The same response, as gzip where its caller takes that and it is worth it.
+    """Compresses a response if the caller accepts gzip and it is large enough.
 
-    Streams are left alone, and pictures, which are compressed, and what is known by its ETag.
+    Streams, pictures, which are compressed already, and responses with an ETag stay as they are.
     """
     body = getattr(response, "body", b"")
-    if len(body) < LEAST_BYTES:  # as nearly all are
+    if len(body) < LEAST_BYTES:  # nearly all are
         return response
     headers = response.headers
     if "etag" in headers or headers.get("content-type", "").startswith("image/"):
@@ -107,13 +107,13 @@ def _gzip(body: bytes) -> bytes:
 
 
 def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, many: bool) -> bytes:
-    """JSON of a `/predict` answer."""
+    """Returns the JSON of a `/predict` answer."""
     outputs = [{**task.to_json(answer.value, answer.score), EXIT.name: answer.exit} for answer in answers]
     return to_json({"outputs": outputs, "request_id": request_id} if many else outputs[0] | {"request_id": request_id})
 
 
 def v2_columns(answers: Sequence[Answer], task: Task) -> dict[str, tuple[str, list[int], list[Any] | ValueArray]]:
-    """The model's outputs by name: datatype, shape, elements."""
+    """Returns the model's outputs by name: datatype, shape and elements."""
     said = task.to_columns([answer.value for answer in answers], [answer.score for answer in answers])
     columns = {column.name: (column.datatype, said[column.name]) for column in task.columns}
     columns[EXIT.name] = (EXIT.datatype, [answer.exit for answer in answers])
@@ -126,7 +126,7 @@ def v2_columns(answers: Sequence[Answer], task: Task) -> dict[str, tuple[str, li
 def v2_response(
     answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str = "1"
 ) -> tuple[bytes, int | None]:
-    """Body of a v2 answer, and the length of its JSON where bytes follow."""
+    """Returns the body of a v2 answer, and the length of its JSON if bytes follow."""
     columns = v2_columns(answers, task)
     outputs: list[bytes] = []
     tail: list[bytes] = []
@@ -145,12 +145,12 @@ def v2_response(
 
 
 def _with_member(object_: bytes, name: bytes, value: bytes) -> bytes:
-    """An object of JSON, not empty, with one more member."""
+    """Appends a member to a JSON object that is not empty."""
     return b'%b,"%b":%b}' % (object_[:-1], name, value)
 
 
 def _elements(column: list[Any] | ValueArray) -> bytes:
-    """In JSON, one after the other; of large rows one by one, so that other threads get their turn between them."""
+    """Returns a column as JSON; rows of arrays are written one by one, so that other threads can run in between."""
     if not isinstance(column, np.ndarray):
         return to_json(column)
     return b"[%b]" % b",".join(msgspec.json.encode(row.ravel().tolist())[1:-1] for row in column)

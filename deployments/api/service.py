@@ -1,4 +1,4 @@
-"""From checked inputs to answers: what every route of an ingress calls."""
+"""Answers checked requests: encodes their inputs, passes them to the dispatcher, and awaits the outcomes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from earlyexit.network.wire import Answer, Encoded
 MOST_ENCODERS = 4
 """Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""
 RETRY_S = 1.0
-"""Until when some of the inputs that wait to be encoded have been."""
+"""Retry after so many seconds if too many inputs wait to be encoded."""
 
 LAST_RESORT_S = 1.0
-"""How long after its deadline a request that nothing has ended is ended here."""
+"""A request without an outcome ends so many seconds after its deadline."""
 ABANDONED = "abandoned"
-"""Why an input is dropped whose caller went away."""
+"""The reason for dropping inputs whose caller has disconnected."""
 
 
 class InferService:
-    """Encodes, dispatches, waits; raises what the HTTP layer turns into a status."""
+    """Answers requests by one dispatcher."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class InferService:
         encode: Encode | None = None,
         later: Later = on_loop,
     ) -> None:
-        """`inputs`: what the network takes; None where the model does not say it.
+        """`inputs`: the tensors that the network takes; None if the model does not declare them.
 
-        `trace`: called with every request's flights; None without tracing. `encode`: None for the codec's.
+        `trace`: called with the inputs of each request; None without tracing. `encode`: None for the codec's.
         """
         self._codec = codec
         self._encode_rows: Encode = encode or codec.encode
@@ -62,9 +62,9 @@ class InferService:
         self._later = later
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        """The answers, in the order of the inputs.
+        """Returns the answers in the order of the inputs.
 
-        Raises InputError for what the settings or the model do not allow, AdmissionError, OverloadedError,
+        Raises InputError for requests that the settings or the model do not allow, AdmissionError, OverloadedError,
         StageUnavailableError, DeadlineError, ExecutionError.
         """
         arrived_s = self._clock.now_s()
@@ -94,7 +94,7 @@ class InferService:
         return [outcomes[flight] for flight in flights]
 
     async def _outcomes(self, waiter: _Waiter, flights: Sequence[PendingInput]) -> dict[PendingInput, Answer]:
-        """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
+        """Returns all answers, or raises the first error; inputs without an outcome are then given up."""
         reason = ABANDONED
         try:
             if self._trace is not None:
@@ -132,7 +132,7 @@ class InferService:
 
 
 def _check_fit(inputs: Sequence[TensorSpec], encoded: Sequence[Encoded]) -> None:
-    """Raise UnprocessableInputError for what would fail a batch, and others' inputs with it."""
+    """Raises UnprocessableInputError for inputs that would fail their batch, and the other inputs in it."""
     for k, each in enumerate(encoded):
         said = misfit(inputs, each)
         if said is not None:

@@ -1,4 +1,4 @@
-"""`GET /metrics`: the counts behind the live page in Prometheus' text format, formed when it is asked for."""
+"""`GET /metrics`: the counts of the live page in Prometheus' text format, computed for each request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS = {
     "offramp_batch_tokens_total": "Tokens of these batches",
     "offramp_busy_seconds_total": "Device time of these batches, in seconds",
 }
-"""Help texts by name. A name that ends in `_total` is a counter's, any other a gauge's."""
+"""Help texts by name. Names that end in `_total` are counters, all others gauges."""
 
 
 def metrics_text(ingresses: Iterable[IngressReport], replicas: Iterable[ReplicaReport], chain: Chain) -> str:

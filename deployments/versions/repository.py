@@ -1,4 +1,4 @@
-"""Versions come and go while others serve: each is an application of its own, which Serve starts or ends."""
+"""Loads and unloads versions while others serve: each is an application, which Serve starts or ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS_FILE = "settings.json"
 
 
 class RayCluster:
-    """What Serve runs on the cluster of this replica, and the cluster's hardware."""
+    """The applications that Serve runs on this cluster, and the cluster's hardware."""
 
     def __init__(self, dashboard_url: str | None) -> None:
         self._dashboard = RayDashboard(dashboard_url)
@@ -50,7 +50,7 @@ class RayCluster:
 
 
 class Repository:
-    """Loads and unloads, one at a time: a PUT replaces what another has just put."""
+    """Loads and unloads one version at a time, because each PUT replaces all applications."""
 
     def __init__(self, versions: Versions, store: RayStore, cluster: RayCluster, folder: str | None) -> None:
         self._versions = versions
@@ -60,7 +60,7 @@ class Repository:
         self._lock = asyncio.Lock()
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
-        """Every version on the cluster, then those of the folder that are not."""
+        """Returns all versions on the cluster, then those that are only in the folder."""
         rows = await self._versions.index(ready_only=ready_only)
         if ready_only:
             return rows
@@ -74,9 +74,9 @@ class Repository:
         ]
 
     async def load(self, model: str, parameters: LoadParameters) -> None:
-        """Have Serve start a version; the index says when it is ready.
+        """Makes Serve start a version; the index tells when it is ready.
 
-        Raises ControlRefusedError, InputError, UnknownModelError, and ModelFolderError for what is no model.
+        Raises ControlRefusedError, InputError, UnknownModelError, and ModelFolderError for a folder without a model.
         """
         self._versions.check_control()
         settings = await asyncio.to_thread(self._settings, model, parameters)
@@ -93,9 +93,9 @@ class Repository:
             await self._cluster.put(config)
 
     async def unload(self, model: str, parameters: LoadParameters) -> None:
-        """Have Serve end a version, once its requests under way have their answers.
+        """Makes Serve end a version, after the answers to its running requests.
 
-        Raises ControlRefusedError, InputError for one that requests are sent to, UnknownModelError.
+        Raises ControlRefusedError, InputError for a version that answers requests without a version, UnknownModelError.
         """
         self._versions.check_control()
         async with self._lock:
@@ -140,7 +140,7 @@ class Repository:
 
 
 def in_folder(folder: Path | None) -> dict[str, dict[str, Path]]:
-    """Settings files by model and version, of a repository's folder; none without one."""
+    """Returns the settings files of a repository's folder by model and version; none without a folder."""
     found: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.glob(f"*/*/{SETTINGS_FILE}")) if folder is not None else []:
         found.setdefault(path.parts[-3], {})[path.parts[-2]] = path

@@ -1,4 +1,4 @@
-"""Every RPC of an ingress: `Rpcs.call` reads it, has it answered, and turns errors into gRPC's statuses."""
+"""The RPCs of an ingress: `Rpcs.call` parses a message, answers it, and turns errors into gRPC's statuses."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Where a tensor's values are that do not come raw; FP16 has no such place."""
+"""The field with the values of a tensor that is not raw; FP16 has none."""
 
 
 def read_message(name: str, data: bytes) -> Any:
-    """A message of a class; raises InputError."""
+    """Parses a message; raises InputError."""
     try:
         return message_class(name).FromString(data)
     except DecodeError as error:
@@ -53,7 +53,7 @@ def read_message(name: str, data: bytes) -> Any:
 
 
 def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Reply]:
-    """The request of a ModelInferRequest; raises InputError."""
+    """Returns the request of a ModelInferRequest, and the form of its answer; raises InputError."""
     parameters = _values(message.parameters)
     asked = [(output.name, _values(output.parameters)) for output in message.outputs]
     request = v2_request(_given(message), parameters, signature)
@@ -61,7 +61,7 @@ def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Rep
 
 
 def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> Any:
-    """A ModelInferResponse; its tensors are bytes, as Triton sends them."""
+    """Returns a ModelInferResponse; its tensors are bytes, as Triton sends them."""
     columns = v2_columns(answers, task)
     response = message_class("ModelInferResponse")(model_name=model, model_version=version, id=reply.id or "")
     for name in reply.outputs:
@@ -72,7 +72,7 @@ def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model:
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as JSON would hold them."""
+    """Returns parameters as JSON would have them."""
     chosen = {name: parameter.WhichOneof(CHOICE) for name, parameter in parameters.items()}
     return {name: getattr(parameters[name], choice) for name, choice in chosen.items() if choice is not None}
 
@@ -104,11 +104,11 @@ logger.addFilter(WithoutWords())
 
 REQUEST_ID = "x-request-id"
 MOST_DETAILS = 1_000
-"""Characters: gRPC drops what makes its trailers too large, and every byte beyond ASCII takes three there."""
+"""Characters of details: gRPC drops trailers that are too large, and each byte beyond ASCII takes three there."""
 
 
 class Context(Protocol):
-    """What is used of Serve's context of an RPC."""
+    """What is used of Serve's `RayServegRPCContext`."""
 
     def invocation_metadata(self) -> list[tuple[str, Any]]: ...
 
@@ -121,14 +121,14 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The caller, from the metadata."""
+    """The caller of an RPC, from its metadata."""
 
     metadata: Mapping[str, Any]
     request_id: str
     remaining_s: float | None
-    """Until the deadline of the call; None where it has none."""
+    """Seconds until the deadline of the call; None if it has none."""
     owner: str = ALL_CALLERS
-    """Of the key, where there are keys."""
+    """The owner of the key, if there are keys."""
 
 
 RpcHandler = Callable[[Any, Caller], Awaitable[Any]]
@@ -147,7 +147,7 @@ class Rpcs:
         }
 
     async def call(self, name: str, request: bytes, context: Context) -> Any:
-        """The answer's message: an empty one where the status that the context was given says why there is none."""
+        """Returns the message of the answer: an empty one for errors, whose status the context gets."""
         caller = _caller(context)
         record = self._begin_trace(name, caller)
         trailing = [(REQUEST_ID, caller.request_id), *self._trace_headers(record)]
@@ -193,7 +193,7 @@ class Rpcs:
         return message_class("ServerReadyResponse")(ready=self._backend.is_ready())
 
     async def _model_ready(self, message: Any, caller: Caller) -> Any:
-        """False for models that there are not, as Triton says it."""
+        """Returns false for unknown models, as Triton does."""
         try:
             self._api.check_model(message.name, message.version)
         except UnknownModelError:
@@ -220,9 +220,9 @@ class Rpcs:
 
 
 def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:
-    """A request's timeout, where the call has a deadline too; one that is asked for and too long stays, to be refused.
+    """Returns the timeout of a request, bounded by the deadline of its call; one that is too long stays, to be refused.
 
-    Raises DeadlineError where the deadline has passed.
+    Raises DeadlineError if the deadline has passed.
     """
     if remaining_s is None:
         return asked_s
@@ -241,7 +241,7 @@ def _caller(context: Context) -> Caller:
 
 
 def _fail(context: Context, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
-    """Set rather than raised: Serve would log a traceback of every error, and say INTERNAL for most."""
+    """Sets the status instead of raising: Serve would log a traceback, and return INTERNAL for most errors."""
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(str(error)[:MOST_DETAILS])
     later = retry_after(error)

@@ -1,9 +1,9 @@
-"""The protocol's messages, with its field numbers.
+"""The messages of the protocol, with their field numbers.
 
-In a descriptor pool of their own: a program that also loads a client's generated messages, Triton's or KServe's, would
-otherwise define `inference.ModelInferRequest` twice, which protobuf refuses. Made here rather than by protoc: generated
-code runs only with the protobuf of its own major version and the next, and Triton's package asks for an older one than
-Ray's gRPC needs. The test holds every field against that of Triton's client.
+They are in their own descriptor pool: otherwise a program that also loads the generated messages of a client, such as
+Triton's, would define `inference.ModelInferRequest` twice, which protobuf refuses. They are built here instead of by
+protoc, because generated code runs only with the protobuf of its own major version and the next, and Triton's package
+needs an older one than Ray's gRPC. A test compares all fields with those of Triton's client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MESSAGES = {
         "outputs repeated InferOutputTensor, raw_output_contents repeated bytes"
     ),
 }
-"""By name, their fields: each field's number is its place."""
+"""The fields of each message, in the order of their numbers."""
 FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     message: {
         number: (field, kind)
@@ -66,14 +66,14 @@ FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     }
     for message, fields in MESSAGES.items()
 }
-"""By number, their names and kinds."""
+"""Names and kinds of the fields of each message, by number."""
 ONE_OF = {"InferParameter": "parameter_choice"}
-"""Messages of which only one field is set."""
+"""Messages with only one field set."""
 
 
 @cache
 def message_class(name: str) -> Any:
-    """The class of a message, in protobuf's own implementation."""
+    """Returns the class of a message."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 

@@ -1,4 +1,4 @@
-"""The methods that Serve calls, each by its RPC's name, on an ingress that has a gRPC port."""
+"""The methods that Serve calls, by the names of RPCs, on an ingress with a gRPC port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RpcMethods:
-    """What an ingress inherits: a method for each RPC of the table of operations. gRPC is loaded at the first RPC."""
+    """A method for each RPC of the table of operations, for the ingress to inherit; gRPC is loaded at the first RPC."""
 
     _gate: Gate | None
     _tracer: Tracer | None

@@ -1,6 +1,6 @@
-"""What Serve's gRPC servers are told of the protocol, in proxies and in ingresses; `cluster/render.py` names it.
+"""Adds the protocol to Serve's gRPC servers, in proxies and ingresses; `cluster/render.py` names it.
 
-Requests stay bytes until an ingress reads them: a proxy would only read them to write them again.
+Requests stay bytes until an ingress parses them: a proxy would parse them only to write them again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.responses import LEAST_BYTES, takes_gzip
 
 REMAINING_S = "offramp-remaining-s"
-"""Metadata of ours: seconds until the call's deadline, which Serve does not hand on."""
+"""Metadata: seconds until the deadline of the call, which Serve does not pass on."""
 ENCODING = "accept-encoding"
-"""Metadata of the caller's, as in HTTP: with `gzip`, large answers come compressed."""
+"""Metadata of the caller, as in HTTP: with `gzip`, large answers are compressed."""
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
-    """In the form of generated code: Serve calls it with a mock, and puts its own handlers in."""
+    """Adds the service as generated code does: Serve calls this with a mock, and puts in its own handlers."""
     handlers = {
         f"/{RPC_SERVICE}/{name}": grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
         for name in OPERATION_BY_RPC
@@ -30,10 +30,10 @@ def add_inference_service(servicer: Any, server: Any) -> None:
 
 
 class InferenceHandlers:
-    """The service's handlers, each told of the call's deadline."""
+    """The handlers of the service, which get the deadline of the call."""
 
     def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._method_handlers = handlers  # by this name Serve replaces them
+        self._method_handlers = handlers  # Serve replaces them by this name
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -45,7 +45,7 @@ class InferenceHandlers:
 
 
 def told_of_deadline(handler: Unary) -> Unary:
-    """A handler that finds the call's deadline, if there is one, in its metadata."""
+    """Puts the deadline of a call, if there is one, into the metadata."""
 
     async def told(request: bytes, context: Any) -> bytes:
         remaining_s = context.time_remaining()
@@ -55,7 +55,7 @@ def told_of_deadline(handler: Unary) -> Unary:
 
 
 def compressing(handler: Unary) -> Unary:
-    """A handler whose answer is compressed where its caller asks for that."""
+    """Compresses the answers of callers that ask for it."""
 
     async def compress(request: bytes, context: Any) -> bytes:
         answer = await handler(request, context)
@@ -68,7 +68,7 @@ def compressing(handler: Unary) -> Unary:
 
 
 class _Told:
-    """gRPC's context with one more piece of metadata."""
+    """gRPC's context with one more entry of metadata."""
 
     def __init__(self, context: Any, remaining_s: float) -> None:
         self._context = context

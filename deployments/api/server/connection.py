@@ -1,4 +1,4 @@
-"""A caller's connection: uvicorn's, with bounds on everything that a caller may send, and refusals in JSON."""
+"""A connection: uvicorn's, with bounds on all that a caller may send, and with refusals in JSON."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ from deployments.process_setup import WithoutWords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a server; seconds are those of its event loop, kept to within two seconds."""
+    """Limits of a server. Times are in seconds of its event loop, and kept to within two seconds."""
 
     head_bytes: int = 65_536
-    """Of a request's line and headers, beyond it 431; and of trailers, which are ignored, beyond it 400."""
+    """Most bytes of request line and headers, else 431; and of trailers, which are ignored, else 400."""
     kept_bytes: int = 65_536
-    """Of a body: after each so many bytes `body_s` begins anew."""
+    """The timeout `body_s` restarts after each so many bytes of a body."""
     waiting: int = 128
-    """Requests of one connection that wait for the one before; then 503, and the connection ends: a request takes more
+    """Most pipelined requests that wait for the one before; then 503, and the connection ends. A request takes more
     memory than its bytes."""
     connections: int = 20_000
-    """Open at a time; the next one is answered 503."""
+    """Most open connections; the next one is answered 503."""
     idle_s: float = 90.0
-    """Between requests, and before the first."""
+    """Timeout between requests, and before the first."""
     head_s: float = 10.0
-    """For a head, from its first byte; then 408."""
+    """Timeout for a head, from its first byte; then 408."""
     body_s: float = 30.0
-    """For a body, or every `kept_bytes` of it; then 408."""
+    """Timeout for a body, or each `kept_bytes` of it; then 408."""
     linger_s: float = 5.0
-    """For a caller that still sends after its connection was refused: closed at once, it might lose its answer."""
+    """How long a refused connection stays open for a caller that still sends: it might lose its answer otherwise."""
     left_s: float = 5.0
-    """For the answer to a caller that has closed its half of the connection, which may as well have gone."""
+    """Timeout for the answer to a caller that has closed its half of the connection, and may have left."""
     stuck_s: float = 60.0
-    """For a caller that does not read what waits to be sent."""
+    """Timeout for a caller that does not read."""
     sweep_s: float = 1.0
-    """Between two looks at these."""
+    """Interval between checks of these timeouts."""
 
 
 Header = tuple[bytes, bytes]
 REQUEST_ID = b"x-request-id"
 SERVES_TIMEOUT = b"x-request-timeout-seconds"
-"""A header that Serve reads."""
+"""A header that Serve interprets."""
 OF_UPGRADES = (b"upgrade", b"connection", b"http2-settings")
-_ids = random.Random()  # names, not secrets; another sequence in every process
+_ids = random.Random()  # ids are no secrets; each process has its own sequence
 
 
 class RefusedHeadError(Exception):
-    """A head that cannot be answered: status, kind and message of the refusal."""
+    """A head that is refused; its arguments are status, kind and message."""
 
 
 def new_id() -> bytes:
-    """A request's id."""
+    """Returns a new request id."""
     return b"%032x" % _ids.getrandbits(128)
 
 
 def check_head(headers: Sequence[Header], version: str) -> tuple[bytes, bool]:
-    """The request's id, empty where it has none, and whether it sets Serve's timeout; names are in small letters.
+    """Returns the request's id, empty if it has none, and whether it sets Serve's timeout; names are in lower case.
 
     Raises RefusedHeadError.
     """
@@ -90,7 +90,7 @@ def check_head(headers: Sequence[Header], version: str) -> tuple[bytes, bool]:
 
 
 def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
-    """The bytes of a head that asks for no other protocol (RFC 9110, 7.8: a server may ignore it)."""
+    """Returns the bytes of a head without its Upgrade, which a server may ignore (RFC 9110, 7.8)."""
     options = b",".join(value for name, value in headers if name == b"connection").lower()
     kept = [each for each in headers if each[0] not in OF_UPGRADES]
     if b"close" in options:
@@ -99,7 +99,7 @@ def without_upgrade(method: bytes, target: bytes, headers: Sequence[Header]) -> 
 
 
 def origin_form(target: bytes) -> bytes:
-    """Path and query of a target that names scheme and host, or is `*`; raises httptools' error for what is none."""
+    """Returns path and query of a target that is a URL or `*`; raises httptools' error for others."""
     if target.startswith(b"/"):
         return target
     if target == b"*":
@@ -109,40 +109,40 @@ def origin_form(target: bytes) -> bytes:
 
 
 def error_of(kind: str, message: str) -> tuple[list[Header], bytes]:
-    """Headers and body of an error as JSON."""
+    """Returns the headers and the body of an error as JSON."""
     body = to_json({"error": {"kind": kind, "message": message}})
     return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
 
 
 def size_of(target: bytes, headers: Sequence[Header]) -> int:
-    """Bytes of a head, about."""
+    """Returns about how many bytes a head has."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A path that goes straight to its application, past everything that stands before the others."""
+    """A path that leads directly to its application, without routing and Serve's layers."""
 
     app: ASGIApp
     scope: Mapping[str, Any]
-    """What routing would have found: `path`, `root_path`, `path_params`."""
+    """What routing would add: `path`, `root_path`, `path_params`."""
 
 
 Lane = Mapping[bytes, FastPath]
-"""By path as it is sent; POST only."""
+"""Fast paths by the path as it is sent; for POST only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a server's connections serve."""
+    """What the connections of a server serve."""
 
     app: ASGIApp
-    """Answers what `lane` does not have."""
+    """The application for all other paths."""
     lane: Lane
     limits: Limits = field(default_factory=Limits)
     outright: bool
-    """Whether `app` is ours too. Else it is Serve's, which gives requests their ids and is told, not cancelled, when a
-    caller leaves."""
+    """Whether `app` is Offramp's. Otherwise it is Serve's, which assigns request ids, and is notified instead of
+    cancelled when a caller leaves."""
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -152,39 +152,39 @@ IDLE, HEAD, BODY = "idle", "head", "body"
 
 
 class Connection(HttpToolsProtocol):
-    """Parses as bytes come; of the requests whose head is complete, one at a time is answered."""
+    """Parses bytes as they arrive; answers one request after the other."""
 
     def __init__(self, served: Serving, **given: Any) -> None:
         super().__init__(**given)
         self._served = served
         self._limits = served.limits
         self._phase = IDLE
-        """What the parser reads: nothing yet, a `head`, or a `body`."""
+        """What the parser reads now: nothing, a `head`, or a `body`."""
         self._num_begun = 0
-        """Requests."""
+        """Requests that have begun."""
         self._head_bytes = 0
-        """Of the head that is read."""
+        """Bytes of the head that is read now."""
         self._body_bytes = 0
-        """Of all bodies so far."""
+        """Bytes of all bodies so far."""
         self._other_bytes = 0
-        """Read in a body since its last byte: sizes of chunks, and trailers."""
+        """Bytes that are not content, since the last byte of content: chunk sizes and trailers."""
         self._seen = b""
-        """What was read with the head, and before it in the same read."""
+        """The bytes of the head, and those before it in the same read."""
         self._running: RequestResponseCycle | None = None
-        """The request that is being answered."""
+        """The request that is answered now."""
         self._task: asyncio.Task[None] | None = None
         self._last_words = b""
-        """A refusal that waits for the answers before it."""
+        """A refusal that is sent after the answers to earlier requests."""
         self._is_deaf = False
-        """Whether what arrives is thrown away, because the connection was refused or is closing."""
+        """Whether arriving bytes are discarded, because the connection was refused or is closing."""
         self._is_ending = False
-        """Whether the server ends."""
+        """Whether the server stops."""
         self._has_left = False
-        """Whether the caller sends no more, but may still read."""
+        """Whether the caller has closed its half, but may still read."""
         self._state: Hashable = None
         self._since_s = 0.0
 
-    # What a transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # uvloop's has the methods, but not the class
@@ -228,14 +228,14 @@ class Connection(HttpToolsProtocol):
             self._seen = b""
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """A caller that closes its half after its requests still gets its answers."""
+        """Keeps answering a caller that has closed its half after its requests."""
         self._has_left = True
         if self._phase is not IDLE:
             self._refuse(400, "input", f"the connection was closed in the middle of the request's {self._phase}")
         running = self._running
         return running is not None and not running.response_started  # else a caller of a stream has gone
 
-    # What the parser calls
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._phase = HEAD
@@ -293,7 +293,7 @@ class Connection(HttpToolsProtocol):
                 self.close()
 
     def _feed(self, data: bytes) -> None:
-        """Parse; a request to upgrade, which a server may ignore, again without that, or its body would be lost."""
+        """Parses bytes; a request to upgrade is parsed again without its Upgrade, or its body would be lost."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -336,7 +336,7 @@ class Connection(HttpToolsProtocol):
         cycle.on_response = _nothing
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """ASGI's: uvicorn's, but for bodies that were not read, and for callers that know no chunks."""
+        """ASGI's `send`: uvicorn's, except for bodies that were not read, and for callers of HTTP/1.0."""
         is_old = cycle.scope["http_version"] == "1.0"
         if message["type"] == "http.response.start":
             if cycle.more_body or (self._is_ending and not self.pipeline):
@@ -359,31 +359,31 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def shutdown(self) -> None:
-        """The server ends, after the answers to what was accepted."""
+        """Stops the connection after the answers to accepted requests."""
         self._is_ending = True
         super().shutdown()
 
     def write(self, data: bytes) -> None:
-        """What an answer sends."""
+        """Sends bytes of an answer."""
         self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Whether nothing can be sent."""
+        """Returns whether nothing can be sent any more."""
         return self.transport.is_closing()
 
     def close(self) -> None:
-        """End it after an answer."""
+        """Closes the connection after an answer."""
         if self._phase is IDLE:
             self.transport.close()
         else:
             self._linger(b"")
 
     def abort(self) -> None:
-        """End it at once."""
+        """Closes the connection at once."""
         self.transport.abort()
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
-        """The last answer of a connection, after those to the requests before."""
+        """Sends the last answer of a connection, after the answers to earlier requests."""
         if self._is_deaf:
             return
         headers, body = error_of(kind, message)
@@ -407,14 +407,14 @@ class Connection(HttpToolsProtocol):
             self._last_words = words
 
     def _give_up(self, cycle: RequestResponseCycle) -> None:
-        """The caller reads no answer to this request."""
+        """Cancels a request whose answer nothing reads."""
         cycle.disconnected = True
         cycle.message_event.set()
         if self._task is not None and any(name == REQUEST_ID for name, _ in cycle.default_headers):
-            self._task.cancel()  # the others are told by Serve
+            self._task.cancel()  # Serve notifies its own applications
 
     def _linger(self, words: bytes) -> None:
-        """Close once the caller does, or soon: closed at once, it might lose its answer for what it still sends."""
+        """Closes once the caller does, or soon: at once, a caller that still sends might lose its answer."""
         self._is_deaf = True
         self.pipeline.clear()
         if not self.transport.is_closing():
@@ -428,7 +428,7 @@ class Connection(HttpToolsProtocol):
     # Deadlines
 
     def sweep(self, now_s: float) -> None:
-        """End what has been in the same state for too long; called every second or so."""
+        """Ends a connection that has been in the same state for too long; called about every second."""
         state = self._state_now()
         if state != self._state:
             self._state, self._since_s = state, now_s
@@ -442,7 +442,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(408, "timeout", f"the request's {kind} did not arrive in {waited_s:.0f} s")
 
     def _state_now(self) -> tuple[object, ...]:
-        """What is waited for, first of all, and what changes when that goes on."""
+        """Returns what the connection waits for, and values that change with progress."""
         if self.flow.write_paused:
             return ("stuck", self.transport.get_write_buffer_size())
         if self._is_deaf and self._running is None:
@@ -457,4 +457,4 @@ class Connection(HttpToolsProtocol):
 
 
 def _nothing() -> None:
-    """In the place of a method whose object would refer to itself."""
+    """Replaces a bound method, which would keep its object alive."""

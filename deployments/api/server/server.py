@@ -1,4 +1,4 @@
-"""uvicorn as the ingress runs it: with our connections, and paths that go straight to their applications."""
+"""uvicorn with Offramp's connections, and with fast paths to the most frequent endpoints."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from deployments.api.server.connection import Connection, Lane, Limits, Serving
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 BACKLOG = 2048
-"""Connections that wait to be taken, uvicorn's number."""
+"""Connections that wait to be accepted; uvicorn's default."""
 HEALTH, ROUTES = "/-/healthz", "/-/routes"
-"""Paths of Serve's own, which its proxies answer."""
+"""Serve's own paths, which its proxies answer."""
 
 
 class HttpServer(uvicorn.Server):
-    """HTTP/1.1 and 1.0 on sockets that are bound already; serves one event loop's applications."""
+    """An HTTP/1.1 and 1.0 server on bound sockets, on one event loop."""
 
     def __init__(
         self, app: ASGIApp, *, lane: Lane | None = None, limits: Limits | None = None, outright: bool = False
     ) -> None:
-        """The parts of `Serving`."""
+        """The parameters are the fields of `Serving`."""
         self.limits = limits or Limits()
         http: Any = partial(Connection, Serving(app=app, lane=lane or {}, limits=self.limits, outright=outright))
         whole: Any = app  # uvicorn's types are narrower
@@ -57,7 +57,7 @@ class HttpServer(uvicorn.Server):
         return len(self.server_state.connections)
 
     async def serve(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Until `should_exit`, and then until the last answer is out; cancelled, it ends at once."""
+        """Serves until `should_exit` and the last answer; if it is cancelled, it stops at once."""
         sweeping = asyncio.get_running_loop().create_task(self._keep_sweeping())
         try:
             await super().serve(None if sockets is None else list(sockets))
@@ -70,11 +70,11 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's, not the server's."""
+        """Leaves signals to the process."""
         yield
 
     def sweep(self, now_s: float) -> None:
-        """End connections that have waited for too long; `now_s`: of the event loop's clock."""
+        """Ends connections that have waited for too long; `now_s`: time of the event loop."""
         for connection in list(self.server_state.connections):
             connection.sweep(now_s)  # type: ignore[union-attr]
 
@@ -86,16 +86,16 @@ class HttpServer(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What is served where."""
+    """An application below a prefix, and Serve's own paths."""
 
     router: ASGIApp
     prefix: str
-    """Of its paths."""
+    """The prefix of its paths."""
     name: str
-    """Of Serve's application."""
+    """The name of the application in Serve."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As Serve's proxies do: what is below the prefix goes to the application."""
+        """Passes paths below the prefix to the application, as Serve's proxies do."""
         path: str = scope["path"]
         root = self.prefix.rstrip("/")
         if path == HEALTH:
@@ -110,7 +110,7 @@ class Site:
 
 
 class StandaloneServer:
-    """A server on a socket, from its start to its end: nothing of Serve's stands between it and the application."""
+    """A server on a socket, with nothing of Serve between it and the application."""
 
     def __init__(self, site: Site, lane: Lane, *, access_log: bool, limits: Limits | None = None) -> None:
         app: ASGIApp = site
@@ -121,19 +121,19 @@ class StandaloneServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
-        """Accept connections from now on."""
+        """Starts to accept connections."""
         bound.listen(BACKLOG)
         self._task = asyncio.get_running_loop().create_task(self._server.serve([bound]))
 
     async def close(self) -> None:
-        """Accept no more, and wait until every request that was accepted is answered."""
+        """Stops accepting connections, and waits for the answers to all accepted requests."""
         self._server.should_exit = True
         if self._task is not None:
             await self._task
 
 
 def logged(app: ASGIApp) -> ASGIApp:
-    """With a line for every request, as Serve writes it."""
+    """Returns the application with an access log, in Serve's format."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         began_s, status = time.perf_counter(), "499"
