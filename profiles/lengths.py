@@ -82,13 +82,6 @@ class Lengths:
         """The most; None where only the mean is known."""
         return self.shares[-1][0] if self.shares is not None else None
 
-    @property
-    def token_length(self) -> float:
-        """The mean length that a token sees, its own input's: where attention costs squares, this counts."""
-        if self.shares is None:
-            return self.mean
-        return sum(share * length**2 for length, share in self.shares) / self.mean
-
     def filled(self, budget: int) -> float:
         """Mean tokens of a batch that takes inputs in turn while the budget has room; one larger input runs alone.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,50 +24,6 @@ from earlyexit.tasks.label import differ
 from profiles.outcome import ExitOutcome
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
-
-Header = TypeVar("Header", bound=StrictDocument)
-
-
-def write_npz(path: Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any] | None]) -> None:
-    """One compressed file; arrays that are None are left out."""
-    there: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
-    with path.open("wb") as file:  # given a path, numpy adds an ending to it
-        np.savez_compressed(file, header=np.array(json.dumps(header)), **there)
-
-
-def read_npz(
-    path: Path,
-    shape: type[Header],
-    kinds: Mapping[int, Mapping[str, str]],
-    *,
-    called: str,
-    optional: Collection[str] = (),
-) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-    """The header of an .npz file, checked, and its other arrays.
-
-    `kinds`: by schema, for every array the letters of `numpy.dtype.kind` that it may have. Raises DataError, naming
-    the file, for whatever else is in it, and for arrays that are missing unless they are `optional`.
-    """
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            document = json.loads(str(file["header"]))
-            arrays = {name: file[name] for name in file.files if name != "header"}
-    # Zip, zlib, numpy's reader of array headers and JSON each fail in ways of their own, not all of them documented.
-    except Exception as error:
-        raise DataError(f"{path} does not hold {called}: {error}") from error
-    schema: Any = document.get("schema_version") if isinstance(document, dict) else max(kinds)
-    if schema not in kinds:
-        raise DataError(f"{path} has schema {schema}, this version reads {', '.join(map(str, kinds))}")
-    source = Source(document=document, where=f"{path} does not hold {called}: header", raises=DataError)
-    header = source.parse(shape, called="all of it")
-    missing = sorted(set(kinds[schema]) - set(optional) - set(arrays))
-    if missing:
-        raise DataError(f"{path} does not hold {called}: no array {missing[0]!r}")
-    for name, array in arrays.items():
-        if array.dtype.kind not in kinds[schema].get(name, ""):
-            raise DataError(f"{path} does not hold {called}: no array {name!r} of {array.dtype} belongs there")
-    return header, arrays
-
 
 SCHEMA = 2
 _SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu", "sequences": "iu"}
@@ -100,6 +56,30 @@ class RecordsHeader(StrictDocument):
     ramps: list[int]
     confidences: dict[Annotated[int, Field(strict=False)], float] | None = None
     provenance: dict[str, Any]
+
+
+def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
+    """Returns the checked header and the other arrays of a file; raises DataError that names it for anything else."""
+    called = f"{path} does not hold exit records"
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            document = json.loads(str(file["header"]))
+            arrays = {name: file[name] for name in file.files if name != "header"}
+    # Zip, zlib, numpy's reader of array headers and JSON each fail in ways of their own, not all of them documented.
+    except Exception as error:
+        raise DataError(f"{called}: {error}") from error
+    schema: Any = document.get("schema_version") if isinstance(document, dict) else SCHEMA
+    if schema not in KINDS:
+        raise DataError(f"{path} has schema {schema}, this version reads {', '.join(map(str, KINDS))}")
+    source = Source(document=document, where=f"{called}: header", raises=DataError)
+    header = source.parse(RecordsHeader, called="all of it")
+    missing = sorted(set(KINDS[schema]) - set(OPTIONAL) - set(arrays))
+    if missing:
+        raise DataError(f"{called}: no array {missing[0]!r}")
+    for name, array in arrays.items():
+        if array.dtype.kind not in KINDS[schema].get(name, ""):
+            raise DataError(f"{called}: no array {name!r} of {array.dtype} belongs there")
+    return header, arrays
 
 
 IntArray = npt.NDArray[np.int64]
@@ -369,12 +349,14 @@ class ExitRecords:
             "end_losses": self.end_losses_N,
             "end_true_losses": self.end_true_losses_N,
         }
-        write_npz(path, header, arrays)
+        there: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+        with path.open("wb") as file:  # given a path, numpy adds an ending to it
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **there)
 
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
         """Read what `save` wrote, in this version or the one before it; raises DataError for anything else."""
-        header, arrays = read_npz(path, RecordsHeader, KINDS, called="exit records", optional=OPTIONAL)
+        header, arrays = _read(path)
         shared: dict[str, Any] = {
             "score": header.score,
             "num_blocks": header.num_blocks,

@@ -14,23 +14,18 @@ part that stayed counts more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
-from earlyexit.data.source_file import StrictDocument
 from earlyexit.errors import DataError
-from earlyexit.tasks.label import differ
-from profiles.records import ExitRecords, check_losses, read_npz, write_npz
+from profiles.records import ExitRecords, check_losses
 from profiles.scores import BoolArray, FloatArray, Score, check_score
 from profiles.table import check_ramps
 
-SCHEMA = 4
 SmallArray = npt.NDArray[np.float32]
 
 
@@ -202,17 +197,6 @@ class Observations:
 
 OPTIONAL = ("true_losses_NE", "end_losses_N")
 COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", *OPTIONAL))
-_SEEN = {"times_s_N": "f", "probe_N": "b", "active_NR": "b", "exits_N": "i", "scores_NR": "f"}
-_STAYED = {**_SEEN, "stayed_N": "b", "losses_NR": "f", "true_losses_NE": "f"}
-KINDS = {
-    4: {**_STAYED, "end_losses_N": "f"},
-    3: _STAYED,
-    2: {**_SEEN, "losses_NR": "f", "true_losses_NE": "f"},
-    1: {**_SEEN, "labels_NR": "i", "final_labels_N": "i", "true_labels_N": "i"},
-}
-"""By schema, the arrays of a file and what numpy calls their kinds of numbers: whole ones, fractions, yes or no."""
-UNSEEN = -1
-"""In schema 1, a label that was not computed or not known."""
 MOST_WINDOWS = 2**53
 """Above, floating point does not tell one window from the next."""
 
@@ -232,30 +216,36 @@ def empty(shape: StreamShape) -> Observations:
     )
 
 
-class StreamHeader(StrictDocument):
-    """What a file holds of a stream but its arrays."""
+KeyArray = npt.NDArray[np.uint64]
 
-    schema_version: Literal[1, 2, 3, 4]
-    score: Score
-    zero_one: bool = True
-    num_blocks: int = Field(ge=1)
-    ramps: list[int]
-    period_s: float
-    keep_s: float
-    since_s: float
-    first_window: int
+MOST_STAYED = 240_000
+"""In all that is kept: of the default two hours 4,000 in two minutes, by which a share is known to 0.8 points (one
+standard deviation). At 11 ramps they take 27 MB; the present window may hold twice as many until it is asked for."""
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+"""Of splitmix64 (Steele, Lea and Flood, 2014): after its three shifts and two products no bit tells of another."""
 
 
 class ExitStream:
-    """Observations by window.
+    """Observations by window, which forgets all but so many inputs of a window that stayed.
 
-    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 12 an input, where the truth is
-    known 4 more an exit: at 11 ramps a million inputs take 111 MB, or 159. Until then what was appended stays in its
-    parts, and every part costs some 700 bytes more: in batches of 16, 150 bytes an input.
+    A window that was asked for (`window`, `windows`) takes 9 bytes a ramp and 12 an input, where the truth is known 4
+    more an exit: at 11 ramps a million inputs take 111 MB, or 159. Until then what was appended stays in its parts, and
+    every part costs some 700 bytes more: in batches of 16, 150 bytes an input.
     """
 
-    def __init__(self, shape: StreamShape, *, since_s: float, period_s: float = 120.0, keep_s: float = 7200.0) -> None:
-        """`since_s`: when the recording began; the window it falls into is not whole unless it begins there."""
+    def __init__(
+        self,
+        shape: StreamShape,
+        *,
+        since_s: float,
+        period_s: float = 120.0,
+        keep_s: float = 7200.0,
+        most_stayed: int = MOST_STAYED,
+    ) -> None:
+        """`since_s`: when the recording began; the window it falls into is not whole unless it begins there.
+
+        `most_stayed`: the inputs that are kept of those that stayed, in all windows together; each has its part.
+        """
         if not (0 < period_s <= keep_s and math.isfinite(keep_s)):
             raise DataError(f"windows of {period_s} s need a positive length, at most the {keep_s} s that are kept")
         if not abs(since_s) / period_s < MOST_WINDOWS:
@@ -264,8 +254,11 @@ class ExitStream:
         self.period_s = period_s
         self.keep_s = keep_s
         self.since_s = since_s
+        self.most_of_window = max(1, round(most_stayed * period_s / keep_s))
         self._parts: dict[int, list[Observations]] = {}
         self._first = int(np.ceil(since_s / period_s))
+        self._below: dict[int, np.uint64] = {}
+        """By window: from which key on nothing is kept any more, once it has been full."""
 
     def append(self, observations: Observations) -> None:
         """Add inputs in any order of time; those of windows already forgotten are dropped."""
@@ -282,103 +275,11 @@ class ExitStream:
         """Drop the windows that began more than `keep_s` ago."""
         self._first = max(self._first, int(np.ceil((now_s - self.keep_s) / self.period_s)))
         self._parts = {window: parts for window, parts in self._parts.items() if window >= self._first}
+        self._below = {window: key for window, key in self._below.items() if window >= self._first}
 
     def whole_windows(self, now_s: float) -> range:
         """Windows kept that were recorded from begin to end, oldest first; those without inputs as well."""
         return range(self._first, int(np.floor(now_s / self.period_s)))
-
-    def window(self, window: int) -> Observations:
-        """The inputs that arrived from `window * period_s` until the next one."""
-        parts = self._parts.get(window, [])
-        if len(parts) == 1:
-            return parts[0]
-        joined = Observations.join(self.shape, parts)
-        if parts:
-            self._parts[window] = [joined]
-        return joined
-
-    def save(self, path: Path) -> None:
-        """Write one compressed .npz file."""
-        joined = Observations.join(self.shape, [self.window(window) for window in sorted(self._parts)])
-        header = {
-            "schema_version": SCHEMA,
-            "score": self.shape.score,
-            "zero_one": self.shape.zero_one,
-            "num_blocks": self.shape.num_blocks,
-            "ramps": list(self.shape.ramps),
-            "period_s": self.period_s,
-            "keep_s": self.keep_s,
-            "since_s": self.since_s,
-            "first_window": self._first,
-        }
-        write_npz(path, header, joined.arrays())
-
-    @classmethod
-    def load(cls, path: Path) -> ExitStream:
-        """Read what `save` wrote, in this version or one before it; raises DataError for anything else."""
-        header, arrays = read_npz(path, StreamHeader, KINDS, called="a stream of exit records", optional=OPTIONAL)
-        shape = StreamShape(
-            score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps), zero_one=header.zero_one
-        )
-        stream = cls(shape, since_s=header.since_s, period_s=header.period_s, keep_s=header.keep_s)
-        if not stream._first <= header.first_window < MOST_WINDOWS:
-            raise DataError(f"{path}: window {header.first_window} cannot be the first that is kept")
-        stream._first = header.first_window
-        stream.append(Observations(shape=shape, **of_any_schema(arrays)))
-        return stream
-
-
-def of_any_schema(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The columns of this schema or one before it as those of this one.
-
-    Before schema 4 no probe lost words, before schema 3 no input stayed; schema 1 had labels instead of losses.
-    """
-    columns = _of_labels(arrays) if "labels_NR" in arrays else dict(arrays)
-    return {"stayed_N": np.zeros(len(arrays["times_s_N"]), dtype=bool)} | columns
-
-
-def _of_labels(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    columns = {name: array for name, array in arrays.items() if not name.endswith(("labels_NR", "labels_N"))}
-    labels_NR, full_N1, true_N1 = (
-        arrays["labels_NR"],
-        arrays["final_labels_N"][:, None],
-        arrays["true_labels_N"][:, None],
-    )
-    both_NR = (labels_NR != UNSEEN) & (full_N1 != UNSEEN)
-    columns["losses_NR"] = np.where(both_NR, differ(labels_NR, full_N1), np.nan).astype(np.float32)
-    if (true_N1 != UNSEEN).any():
-        labels_NE = np.column_stack([labels_NR, full_N1])
-        known_NE = (labels_NE != UNSEEN) & (true_N1 != UNSEEN)
-        columns["true_losses_NE"] = np.where(known_NE, differ(labels_NE, true_N1), np.nan).astype(np.float32)
-    return columns
-
-
-KeyArray = npt.NDArray[np.uint64]
-
-MOST_STAYED = 240_000
-"""In all that is kept: of the default two hours 4,000 in two minutes, by which a share is known to 0.8 points (one
-standard deviation). At 11 ramps they take 27 MB; the present window may hold twice as many until it is asked for."""
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Of splitmix64 (Steele, Lea and Flood, 2014): after its three shifts and two products no bit tells of another."""
-
-
-class SampledStream(ExitStream):
-    """An `ExitStream` that forgets all but so many inputs of a window that stayed."""
-
-    def __init__(
-        self,
-        shape: StreamShape,
-        *,
-        since_s: float,
-        period_s: float = 120.0,
-        keep_s: float = 7200.0,
-        most_stayed: int = MOST_STAYED,
-    ) -> None:
-        """`most_stayed`: in all windows that are kept, each has its part."""
-        super().__init__(shape, since_s=since_s, period_s=period_s, keep_s=keep_s)
-        self.most_of_window = max(1, round(most_stayed * period_s / keep_s))
-        self._below: dict[int, np.uint64] = {}
-        """By window: from which key on nothing is kept any more, once it has been full."""
 
     def take_in(self, observations: Observations) -> Observations:
         """Add inputs; returns those that are kept for now. Adding only these leads to the same final sample."""
@@ -392,18 +293,18 @@ class SampledStream(ExitStream):
         return kept
 
     def window(self, window: int) -> Observations:
-        """See `ExitStream.window`; of inputs that stayed no more than the sample."""
-        joined = super().window(window)
+        """The inputs that arrived from `window * period_s` until the next; of those that stayed, at most the sample."""
+        parts = self._parts.get(window, [])
+        joined = parts[0] if len(parts) == 1 else Observations.join(self.shape, parts)
         rows = np.flatnonzero(sampled_N(joined))
-        if len(rows) <= self.most_of_window:
-            return joined
-        keys = keys_N(joined.take(rows))
-        order = keys.argsort(kind="stable")
-        self._below[window] = keys[order[self.most_of_window]]
-        left_out = rows[order[self.most_of_window :]]
-        thinned = joined.take(np.delete(np.arange(len(joined)), left_out))
-        self._parts[window] = [thinned]
-        return thinned
+        if len(rows) > self.most_of_window:
+            keys = keys_N(joined.take(rows))
+            order = keys.argsort(kind="stable")
+            self._below[window] = keys[order[self.most_of_window]]
+            joined = joined.take(np.delete(np.arange(len(joined)), rows[order[self.most_of_window :]]))
+        if parts:
+            self._parts[window] = [joined]
+        return joined
 
     def pooled(self, windows: Sequence[int]) -> Observations:
         """The inputs of several windows; of those that stayed one uniform sample of them all."""
@@ -413,10 +314,6 @@ class SampledStream(ExitStream):
         if len(parts) < 2 or not limits:
             return joined
         return joined.take(~sampled_N(joined) | (keys_N(joined) < min(limits)))
-
-    def forget(self, now_s: float) -> None:
-        super().forget(now_s)
-        self._below = {window: key for window, key in self._below.items() if window >= self._first}
 
     def _is_wanted_N(self, observations: Observations) -> npt.NDArray[np.bool_]:
         """Probes, and what may still be among the smallest keys of its window."""

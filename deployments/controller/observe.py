@@ -34,7 +34,7 @@ from optimizer.risk import Guarantee
 from optimizer.tokens import full_inputs, most_tokens
 from profiles.lengths import Lengths
 from profiles.records import ExitRecords
-from profiles.stream import Observations, SampledStream, StreamShape, empty
+from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class ObservedStream:
         self._period_s = period_s
         self._coverage = coverage
         self.began_s = since_s
-        self._stream: SampledStream | None = None
+        self._stream: ExitStream | None = None
         self._counts: list[Interval] = []
 
     def add_probes(self, seen: Observations) -> Observations:
@@ -173,7 +173,7 @@ class ObservedStream:
             self._check_shape(seen.shape)
             # From the border before the begin: the window that it falls into is not whole, but not lost either.
             border_s = self.began_s // self._period_s * self._period_s
-            self._stream = SampledStream(
+            self._stream = ExitStream(
                 seen.shape, since_s=border_s, period_s=self._period_s, keep_s=max(KEEP_S, self._period_s)
             )
         return self._stream.take_in(seen.take(seen.probe_N | seen.stayed_N))

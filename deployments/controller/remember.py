@@ -24,7 +24,7 @@ from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, chains_of
 from optimizer.plan_file import parse_plan, plan_document
 from optimizer.problem_file import parse_problem, problem_document
-from profiles.stream import Observations, StreamShape, of_any_schema
+from profiles.stream import Observations, StreamShape
 
 Placed = Annotated[PlacedPlan, PlainValidator(parse_placed), PlainSerializer(placed_document)]
 
@@ -307,7 +307,7 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
     document = json.loads(shape)
     try:
         with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
-            kept = of_any_schema(dict(arrays))
+            kept = dict(arrays)
         return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **kept)
     except (OSError, ValueError, KeyError, EOFError, TypeError, zlib.error, BadZipFile) as error:
         raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error

@@ -19,8 +19,7 @@ from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
 from offramp.commands.jobs import ForecastJob
 from offramp.commands.output import make_table, show
-from profiles.forecast import SurvivalForecast, forecast_survival
-from profiles.rates import RateForecast, forecast_rate
+from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory
 
 if TYPE_CHECKING:

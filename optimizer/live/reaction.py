@@ -16,8 +16,7 @@ from earlyexit.errors import PlanError
 from optimizer.reach import Reach, nested_shares
 
 if TYPE_CHECKING:  # forecasts are read here, not made: no scipy
-    from profiles.forecast import SurvivalForecast
-    from profiles.rates import RateForecast
+    from profiles.forecast import RateForecast, SurvivalForecast
 
 LEAST_INPUTS = 100
 """Of fewer, no share is known to a tenth."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.arima import FloatArray, _averaged, _Candidate, _Filters, forecast_noisy, forecast_series
+from profiles.forecast import FloatArray, _averaged, _Candidate, _Filters, forecast_noisy, forecast_series
 
 
 def test_known_noise_is_told_from_drift() -> None:

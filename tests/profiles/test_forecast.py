@@ -10,11 +10,11 @@ from earlyexit.errors import DataError
 from profiles.forecast import (
     MOST_WINDOWS,
     SurvivalForecast,
-    SurvivalHistory,
     _last_windows,
     _noisy_logits,
     forecast_survival,
 )
+from profiles.windows import SurvivalHistory
 
 FloatArray = npt.NDArray[np.float64]
 

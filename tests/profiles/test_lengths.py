@@ -24,13 +24,12 @@ def test_lengths_know_their_mean_their_ends_and_what_a_token_sees() -> None:
     lengths = Lengths.of([2, 2, 8])
     assert lengths.mean == pytest.approx(4.0)
     assert (lengths.shortest, lengths.longest) == (2, 8)
-    assert lengths.token_length == pytest.approx((4 + 4 + 64) / 12)
     assert lengths == Lengths.weighted({8: 1, 2: 2})
 
 
 def test_a_mean_alone_fills_its_budgets() -> None:
     lengths = Lengths(mean=7.5)
-    assert (lengths.filled(100), lengths.shortest, lengths.longest, lengths.token_length) == (100.0, 1, None, 7.5)
+    assert (lengths.filled(100), lengths.shortest, lengths.longest) == (100.0, 1, None)
 
 
 def test_a_mean_above_the_budget_runs_alone() -> None:

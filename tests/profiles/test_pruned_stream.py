@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,11 @@ PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
 """The first of both lost words."""
 
 
-def test_what_the_end_costs_is_kept_where_words_were_pruned_and_is_nothing_elsewhere(tmp_path: Path) -> None:
+def test_what_the_end_costs_is_kept_where_words_were_pruned_and_is_nothing_elsewhere() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PROBES)
     stream.append(PRUNED)
-    stream.save(tmp_path / "s.npz")
-    found = ExitStream.load(tmp_path / "s.npz").window(0)
+    found = stream.window(0)
     assert found.end_losses_N is not None
     np.testing.assert_array_equal(found.end_losses_N, [np.nan, np.nan, 1, np.nan])
     assert found.losses_NE[:, -1].tolist() == [0, 0, 1, 0]
@@ -48,11 +46,11 @@ def test_agreement_counts_what_pruning_changed_at_the_end() -> None:
     stream = ExitStream(SHAPE, since_s=0)
     stream.append(PRUNED)
     [window] = windows(stream, 120)
-    nobody, at_block_1 = window.estimate({}).agreement, window.estimate({1: 0.8}).agreement
-    assert nobody is not None
+    at_the_end, at_block_1 = window.estimate({}).agreement, window.estimate({1: 0.8}).agreement
+    assert at_the_end is not None
     assert at_block_1 is not None
-    # Where nobody leaves, both are answered at the end, of which the first is wrong; at ramp 1 it is wrong as well.
-    assert (nobody.value, at_block_1.value) == (0.5, 0.5)
+    # Without exits both are answered at the end, of which the first is wrong; at ramp 1 it is wrong as well.
+    assert (at_the_end.value, at_block_1.value) == (0.5, 0.5)
 
 
 NOT_SEEN: tuple[tuple[dict[str, Any], str], ...] = (
@@ -63,7 +61,7 @@ NOT_SEEN: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.parametrize(("changes", "message"), NOT_SEEN, ids=["one too few", "half a label", "no probe"])
-def test_ends_that_nobody_saw_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_ends_that_were_not_seen_are_refused(changes: dict[str, Any], message: str) -> None:
     seen = replace(PROBES, stayed_N=np.array([False, True]), active_NR=np.ones((2, 2), dtype=bool))
     with pytest.raises(DataError, match=message):
         replace(seen, **changes)

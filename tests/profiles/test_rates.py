@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.rates import LEAST_WINDOWS, MOST_WINDOWS, forecast_rate
+from profiles.forecast import LEAST_WINDOWS, MOST_WINDOWS, forecast_rate
 
 
 def log_width(rates: object, horizon: int = 1) -> float:

@@ -12,7 +12,6 @@ import pytest
 from earlyexit.errors import DataError
 from profiles.records import ExitRecords
 from profiles.scores import Score
-from tests.profiles.broken_files import broken
 
 RECORDS = ExitRecords.of_answers(
     np.column_stack([np.array([[0, 0], [0, 1], [0, 2], [1, 1]]), np.array([0, 1, 2, 2])]),
@@ -24,6 +23,18 @@ RECORDS = ExitRecords.of_answers(
     truth_N=np.array([0, 1, 0, 1]),
     provenance={"model": "m", "seed": 3},
 )
+
+
+def broken(whole: bytes, seed: int) -> bytes:
+    """Cut off somewhere, or some bytes changed: anywhere, or in the second half alone."""
+    rng = np.random.default_rng(seed)
+    changed = bytearray(whole)
+    if seed % 3 == 0:
+        return whole[: rng.integers(len(whole))]
+    start = 0 if seed % 3 == 1 else len(whole) // 2
+    for place in rng.integers(start, len(whole), rng.integers(1, 20)):
+        changed[place] = rng.integers(256)
+    return bytes(changed)
 
 
 def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:

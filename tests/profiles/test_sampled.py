@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.stream import COLUMNS, Observations, SampledStream, StreamShape, keys_N, sampled_N
+from profiles.stream import COLUMNS, ExitStream, Observations, StreamShape, keys_N, sampled_N
 
 SHAPE = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
 
@@ -28,8 +28,8 @@ def inputs(times_s: np.ndarray, *, probe: bool = False, seed: int = 0) -> Observ
     )
 
 
-def stream(most_of_window: int) -> SampledStream:
-    return SampledStream(SHAPE, since_s=0.0, period_s=120.0, keep_s=1200.0, most_stayed=10 * most_of_window)
+def stream(most_of_window: int) -> ExitStream:
+    return ExitStream(SHAPE, since_s=0.0, period_s=120.0, keep_s=1200.0, most_stayed=10 * most_of_window)
 
 
 def test_a_window_keeps_so_many_of_those_that_stayed_and_all_probes() -> None:
@@ -112,7 +112,7 @@ def test_inputs_of_one_request_have_keys_of_their_own() -> None:
 def test_two_hours_of_a_thousand_inputs_a_second_take_30_mb() -> None:
     ramps = tuple(range(11))
     shape, rng = StreamShape(score="confidence", num_blocks=12, ramps=ramps), np.random.default_rng(0)
-    kept, number = SampledStream(shape, since_s=0.0), 0
+    kept, number = ExitStream(shape, since_s=0.0), 0
     for look in range(1440):
         parts = Observations(
             shape=shape,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +71,7 @@ def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> Non
     assert pooled == pytest.approx(0.8 * 0.9, abs=0.015)
 
 
-def stream_of(times_s: list[float], **settings: float) -> ExitStream:
+def stream_of(times_s: list[float], **settings: Any) -> ExitStream:
     stream = ExitStream(SHAPE, since_s=0, **settings)
     rows = np.arange(len(times_s)) % 4
     stream.append(observe(RECORDS.subset(rows), {1: 0.75}, np.zeros(len(times_s), dtype=bool), times_s))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sqlite3
@@ -60,25 +59,6 @@ def test_probes_come_back_as_they_were(tmp_path: Path) -> None:
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(back, name), getattr(seen, name))
         assert getattr(back, name).dtype == getattr(seen, name).dtype
-
-
-def test_probes_of_a_controller_that_kept_labels_become_losses(tmp_path: Path) -> None:
-    history = opened(tmp_path)
-    seen = probes([1.0], [True], PLAN)
-    columns = {name: getattr(seen, name) for name in COLUMNS if name != "losses_NR"}
-    packed = io.BytesIO()
-    np.savez(
-        packed,
-        **columns,
-        labels_NR=np.array([[2, 1, 2]], dtype=np.int32),
-        final_labels_N=np.array([1], dtype=np.int32),
-        true_labels_N=np.array([-1], dtype=np.int32),
-    )
-    shape = json.dumps({"score": "confidence", "num_blocks": 4, "ramps": [0, 1, 2]})
-    with sqlite3.connect(tmp_path / "control.db") as connection:
-        connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (5.0, shape, packed.getvalue()))
-    (back,) = history.probes()
-    assert (back.shape, back.losses_NR.tolist()) == (seen.shape, [[1, 0, 1]])
 
 
 def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from offramp.commands.forecast import (
     window_rates,
 )
 from profiles.forecast import SurvivalForecast
-from profiles.rates import Method
+from profiles.forecast import Method
 from tests.offramp.cli.runs import Captured, printed, run
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"

@@ -18,7 +18,7 @@ from optimizer.live.reaction import (
     survival_deviation,
 )
 from profiles.forecast import SurvivalForecast
-from profiles.rates import Method, RateForecast
+from profiles.forecast import Method, RateForecast
 
 METHOD = Method(how="assumed")
 FORECAST = SurvivalForecast(
