@@ -1,4 +1,4 @@
-"""Simulate a service whose plan is the live controller's."""
+"""Simulates a service that the live controller steers."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class _At:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDies(_At):
-    """A replica's process ends; nothing happens where its slot has no such replica then."""
+    """A replica's process ends; nothing happens if its slot has no such replica then."""
 
     slot: str
     rank: int = 0
-    """0: the one that has taken calls for longest."""
+    """0: the replica that has taken calls for longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSlows(_At):
-    """A replica, healthy so far or not, takes `slowness` times as long as its profile says; 1: it is well again."""
+    """A replica takes `slowness` times as long as its profile says; 1: it is healthy again."""
 
     slot: str
     rank: int = 0
@@ -66,7 +66,7 @@ class ReplicaSlows(_At):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorsLost(_At):
-    """Accelerators of a type are gone, with what runs on them; a node that dies is all of its own."""
+    """Accelerators of a type are lost, with the replicas on them; a dead node loses all of its own."""
 
     device: str
     numbers: tuple[int, ...]
@@ -75,7 +75,7 @@ class AcceleratorsLost(_At):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorsBack(_At):
-    """Those are there again, empty."""
+    """Lost accelerators are there again, empty."""
 
     device: str
     numbers: tuple[int, ...]
@@ -85,7 +85,7 @@ Fault = ReplicaDies | ReplicaSlows | AcceleratorsLost | AcceleratorsBack
 
 
 def schedule(faults: Sequence[Fault], fleet: SimulatedFleet, events: Events) -> None:
-    """Have faults happen, each at its time."""
+    """Schedule faults."""
     for fault in faults:
         events.at(fault.at_s, CONTROLS, lambda each: _happen(each, fleet), fault)
 
@@ -108,15 +108,15 @@ def _happen(fault: Fault, fleet: SimulatedFleet) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mix(_At):
-    """What inputs are from a time on: rows of the decisions, in turn."""
+    """The inputs from a time on: rows of the decisions, in turn."""
 
     rows_N: IntArray
 
 
 def rows_in_turn(mixes: Sequence[Mix], arrivals_s: FloatArray, inputs_per_request: int = 1) -> IntArray:
-    """The row of every input of requests that arrive then; raises DataError where the first mix begins late.
+    """Returns the row of every input of requests that arrive then, for a `Scenario` whose inputs change.
 
-    What a `Scenario` takes whose inputs change.
+    Raises DataError if the first mix begins late.
     """
     begins_s = np.array([mix.at_s for mix in mixes])
     if not len(mixes) or begins_s[0] > 0 or (np.diff(begins_s) <= 0).any():
@@ -131,12 +131,12 @@ ARRIVES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A load that needs no rate."""
+    """A closed load: a number of inputs in flight instead of a rate."""
 
     in_flight: int
     """Inputs."""
     mixes: tuple[Mix, ...]
-    """As many rows in each."""
+    """All with the same number of rows."""
     pause_s: float = 0.1
     """Seconds after which an input without an answer is sent again. At 0, a service that refuses would be flooded."""
 
@@ -148,12 +148,12 @@ class Closed:
 
     @property
     def rows_N(self) -> IntArray:
-        """What the scenario of this load takes."""
+        """The rows of this load's scenario."""
         return np.concatenate([mix.rows_N for mix in self.mixes])
 
 
 class ClosedSender:
-    """Sends a closed load. Inputs of one mix are numbered so that their number is that of a row of it."""
+    """Sends a closed load. The inputs of a mix are numbered by its rows."""
 
     def __init__(self, service: SimulatedService, load: Closed) -> None:
         assert service.scenario.inputs_per_request == 1, "requests of a closed loop have one input"
@@ -162,16 +162,16 @@ class ClosedSender:
         self._load = load
         self._turns = [0] * len(load.mixes)
         self._due = 0
-        """To be sent at this moment."""
+        """Inputs to be sent at this moment."""
         self.numbers = array("q")
-        """Those sent so far, in their order."""
+        """The numbers sent so far, in order."""
 
     def begin(self) -> None:
-        """Send the first."""
+        """Send the first inputs."""
         self._events.at(0.0, ARRIVES, self._send, self._load.in_flight)
 
     def settled(self, number: int, answered: bool) -> None:
-        """Inputs have their outcome. The inputs that follow them at the same moment are sent together."""
+        """Send inputs in place of those that have their outcome; those of one moment are sent together."""
         if not answered:
             self._events.at(self._events.time_s + self._load.pause_s, ARRIVES, self._send, number)
         else:
@@ -180,7 +180,7 @@ class ClosedSender:
             self._due += number
 
     def compact(self, outcome: Outcome) -> Outcome:
-        """The outcome of the inputs that were sent, in their order."""
+        """Returns the outcome of the inputs that were sent, in order."""
         numbers_N = np.frombuffer(self.numbers, dtype=np.int64)
         return replace(
             outcome,
@@ -218,9 +218,9 @@ class ClosedSender:
 
 
 EVENTS = 100_000
-"""All that the controller said."""
+"""The most controller events that are read; more than any simulation has."""
 LINGER_S = 1.0
-"""How often it is looked, after the end of the load, whether everything has its outcome."""
+"""After the end of the load, how often to check whether every input has its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,24 +233,24 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What steers a simulated service; refuses parts that do not fit together."""
+    """The controller of a simulated service; refuses parts that do not fit together."""
 
     settings: ControlSettings
     problem: PlanProblem
-    """What the controller plans for; what is true is the scenario's."""
+    """The problem that the controller plans for; the true one is the scenario's."""
     records: ExitRecords
-    """What probes show; the scenario's decisions must follow from them, row by row."""
+    """What probes observe; the scenario's decisions must follow from them, row by row."""
     slots: Mapping[str, int]
-    """Per accelerator type, at least as many as any plan has stages on it."""
+    """Slots per accelerator type, at least as many as any plan has stages on it."""
     probe_share: float = 0.02
     hold: bool = False
-    """Whether the plan to begin with is kept, and only `orders` change it."""
+    """Whether the first plan is kept, and only `orders` change it."""
     orders: tuple[Order, ...] = ()
     delays: Delays = field(default_factory=Delays)
     plan_s: float = 0.3
-    """What forecasts and the solver take together; live, 0.26 s and 0.01 s."""
+    """The seconds of forecasts and solver together; live, 0.26 s and 0.01 s."""
     linger_s: float = 60.0
-    """After the load's end, inputs are waited for so long at most."""
+    """The longest wait for inputs after the load's end."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.probe_share <= 1:
@@ -262,20 +262,20 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Controlled:
-    """What came of it."""
+    """The result of a controlled simulation."""
 
     outcome: Outcome
     plans: tuple[PlanRow, ...]
-    """In force or proposed, oldest first."""
+    """The plans that were in force or proposed, oldest first."""
     said: tuple[Mapping[str, Any], ...]
     """The controller's events, oldest first: `at_s`, `kind` and `words`."""
     done: tuple[tuple[float, str], ...]
-    """What was done to the fleet, and by fate, with its second."""
+    """What happened to the fleet, with its second."""
     reports: tuple[IngressReport, ...]
-    """What the ingresses counted in all; probes are those that were not handed over before."""
+    """All counts of the ingresses; probes are those that were not handed over before."""
 
     def words(self, *kinds: str) -> list[str]:
-        """What the controller said of some kinds."""
+        """Returns the words of the controller's events of some kinds."""
         return [str(each["words"]) for each in self.said if each["kind"] in kinds]
 
 
@@ -307,7 +307,7 @@ def simulate_controlled(
 
 
 class _Run:
-    """One simulation: it only puts the parts together."""
+    """One simulation; puts the parts together."""
 
     def __init__(self, scenario: Scenario, control: Control, closed: Closed | None, seed: int) -> None:
         self._scenario = scenario

@@ -1,4 +1,4 @@
-"""What happens when: events ordered by (time, priority, serial), so that equal seeds give equal runs, byte for byte."""
+"""Events ordered by (time, priority, serial number), so that equal seeds give equal runs, byte for byte."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 ENDS: Final = 0
-"""Priority of work that ends: what is free at a moment is free for what arrives at it."""
+"""The priority of work that ends: what it frees is free for inputs that arrive at the same moment."""
 COMES: Final = 1
-"""Of what arrives over a link."""
+"""The priority of what arrives over a link."""
 WAKES: Final = 2
-"""Of what an ingress does at a time of its own: what comes at a deadline comes in time."""
+"""The priority of an ingress's timers: an answer that comes at its deadline comes in time."""
 CONTROLS: Final = 3
-"""Of what a controller does; it sees everything that has happened by then. New requests come after all of these."""
+"""The priority of the controller, which sees all that has happened by then. New requests come after all of these."""
 
 FEW, MANY = 16, 256
 """Events of a page: fewer are not worth turning it, and a heap of more is slow."""
 
 Action = Callable[[Any], bool | None]
-"""False says that nothing happened."""
+"""Returns False if nothing happened."""
 Event = tuple[float, int, int, Action, Any]
 
 
 class Events:
-    """The clock of a simulation, and everything that will happen. It stands still between events.
+    """The clock of a simulation and its future events. The clock stands still between events.
 
     A calendar (Brown, CACM 31(10), 1988): time is cut into pages; the events of the present page are a heap, those of
     a later one lie there unsorted until it is turned to. One heap of all that ten thousand replicas will do fits no
@@ -38,16 +38,16 @@ class Events:
         self.time_s = 0.0
         self._serial = 0
         self._now: list[Event] = []
-        """A heap: those of the present page."""
+        """The events of the present page, as a heap."""
         self._page = 0
         self._later: dict[int, list[Event]] = {}
-        """By page."""
+        """The events of later pages, by page."""
         self._pages: list[int] = []
-        """A heap: the later pages that have events."""
+        """The later pages that have events, as a heap."""
         self._pages_per_s = 1024.0
         """Only ever doubled and halved: what is on a page is then on its halves, or the pages' whole, without error."""
         self._mean = float(FEW)
-        """Events on a page when it was turned to, of late."""
+        """Recent mean of the events on a page when it was turned to."""
 
     def now_s(self) -> float:
         """Seconds since the start (`earlyexit.clock.Clock`)."""
@@ -55,16 +55,16 @@ class Events:
 
     @property
     def num_so_far(self) -> int:
-        """Events that were ever told of."""
+        """The events scheduled so far."""
         return self._serial
 
     @property
     def next_s(self) -> float:
-        """When the next event is; infinite where there is none."""
+        """When the next event is; infinite if there is none."""
         return self._now[0][0] if self._now or self._turn() else math.inf
 
     def at(self, time_s: float, priority: int, action: Action, argument: Any = None) -> None:
-        """Have `action(argument)` happen then, which must not be in the past."""
+        """Schedule `action(argument)` for a time that is not in the past."""
         self._serial += 1
         event = time_s, priority, self._serial, action, argument
         page = int(time_s * self._pages_per_s)
@@ -79,7 +79,7 @@ class Events:
             events.append(event)
 
     def run_until(self, time_s: float) -> None:
-        """Everything up to a moment, that included; then it is that moment."""
+        """Run all events up to and including a moment, and set the clock to it."""
         now, pop = self._now, heappop
         while (now or self._turn()) and now[0][0] <= time_s:
             self.time_s, _, _, action, argument = pop(now)
@@ -87,7 +87,7 @@ class Events:
         self.time_s = time_s
 
     def run_out(self) -> None:
-        """Everything that is left, until nothing is; then it is the moment at which the last thing happened."""
+        """Run all events until none is left; the clock then shows the last one that did anything."""
         now, pop = self._now, heappop
         while now or self._turn():
             before_s = self.time_s
@@ -96,7 +96,7 @@ class Events:
                 self.time_s = before_s
 
     def run_arrivals(self, arrivals_s: Iterable[float], arrive: Callable[[int], None], first: int = 0) -> None:
-        """Have things arrive at these ascending seconds, numbered from `first`, after all else of the same moment."""
+        """Call `arrive` at these ascending seconds, numbered from `first`, after the other events of each moment."""
         now, pop = self._now, heappop
         for number, at_s in enumerate(arrivals_s, first):
             while (now or self._turn()) and now[0][0] <= at_s:

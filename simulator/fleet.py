@@ -1,4 +1,4 @@
-"""The fleet that the live control loop steers, simulated: accelerators, replicas that start and end, and reports."""
+"""The simulated fleet that the live control loop steers: accelerators, replicas that start and end, and reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulator.service import SimulatedService
 class SimulatedTime(asyncio.BaseEventLoop):
     """An event loop that never waits: the simulation runs it when something is due, and its time is the simulation's.
 
-    It knows no threads and no sockets, so nothing but sleep and each other may be waited for.
+    It has no threads and no sockets: coroutines may only wait for sleep and for each other.
     """
 
     def __init__(self, events: Events) -> None:
@@ -57,7 +57,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
             self._events.at(self._events.time_s, CONTROLS, self._run_turn)
 
     def _run_turn(self, _: None) -> None:
-        """Whatever is due, and what follows from it at the same moment."""
+        """Run whatever is due, and what follows from it at the same moment."""
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -72,7 +72,7 @@ class SimulatedTime(asyncio.BaseEventLoop):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """What Ray and Serve take for what they do; broadcasts and reports (9 to 43 ms live) take no time here."""
+    """How long Ray and Serve take; broadcasts and reports (9 to 43 ms live) take no time here."""
 
     start_s: float = 10.0
     """From a free accelerator to a warm replica that takes calls."""
@@ -81,12 +81,12 @@ class Delays:
     lost_s: float = 15.0
     """Until Ray no longer counts accelerators that are gone."""
     drain_s: float = 2.0
-    """How often Serve looks whether a replica that takes no more calls has ended those it had."""
+    """How often Serve checks whether a replica that takes no more calls has ended those that it had."""
 
 
 @dataclass(slots=True, eq=False)
 class _Start:
-    """A replica that was asked for, and does not run yet."""
+    """A replica that was requested, and does not run yet."""
 
     slot: str
     accelerator: int | None = None
@@ -102,10 +102,10 @@ class AcceleratorPool:
     def __init__(self, count: int) -> None:
         self._holders: list[object] = [None] * count
         self._lost_s: dict[int, float] = {}
-        """When those were lost that are gone."""
+        """When each accelerator was lost that is gone."""
 
     def take(self, holder: object) -> int | None:
-        """The number of one that is free until now; None where none is."""
+        """Takes the lowest free accelerator and returns its number; None if none is free."""
         for number, held in enumerate(self._holders):
             if held is None and number not in self._lost_s:
                 self._holders[number] = holder
@@ -113,11 +113,11 @@ class AcceleratorPool:
         return None
 
     def hand_over(self, holder: object, other: object) -> None:
-        """Give what one holds to another."""
+        """Give a holder's accelerator to another."""
         self._holders[self._holders.index(holder)] = other
 
     def release(self, holder: object) -> None:
-        """Take back what a holder has, if anything."""
+        """Free a holder's accelerator, if it has one."""
         self._holders = [None if held is holder else held for held in self._holders]
 
     def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
@@ -130,17 +130,17 @@ class AcceleratorPool:
         return [holder for holder in holders if holder is not None]
 
     def bring_back(self, numbers: Iterable[int]) -> None:
-        """Have some be there again."""
+        """Return lost accelerators to the pool."""
         for number in numbers:
             self._lost_s.pop(number, None)
 
     def counted(self, noticed_s: float) -> int:
-        """Those that are there, and those lost after `noticed_s`."""
+        """Returns the number of accelerators, including those lost after `noticed_s`."""
         return len(self._holders) - sum(lost_s <= noticed_s for lost_s in self._lost_s.values())
 
 
 class SimulatedFleet(Fleet):
-    """Serve's part: every slot gets as many replicas as it was told, as soon as there are accelerators for them."""
+    """Does what Serve does: every slot gets its number of replicas as soon as there are accelerators for them."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class SimulatedFleet(Fleet):
         delays: Delays,
         assignment_of: AssignmentOf,
     ) -> None:
-        """`counts`: accelerators per type. `assignment_of`: what a replica that starts in a slot is told to do."""
+        """`counts`: accelerators per type. `assignment_of`: the assignment of a replica that starts in a slot."""
         self.log: list[tuple[float, str]] = []
         """What was done to the service, and when."""
         self._service = service
@@ -213,14 +213,14 @@ class SimulatedFleet(Fleet):
         return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
 
     def die(self, replica: SimulatedReplica) -> None:
-        """A replica's process ends; what it held starts again elsewhere, and Serve starts another."""
+        """End a replica's process: its inputs start again elsewhere, and Serve starts another replica."""
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
         self._service.kill(replica)
         self._later(self._delays.notice_s, self._reconcile, replica.name.rpartition("#")[0])
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Accelerators are gone, with the replicas that run or start on them."""
+        """Remove accelerators, with the replicas that run or start on them."""
         self.say(f"{device} {', '.join(map(str, numbers))} lost")
         for holder in self._accelerators[device].lose(numbers, self._events.time_s):
             if isinstance(holder, SimulatedReplica):
@@ -230,23 +230,23 @@ class SimulatedFleet(Fleet):
                 self._later(self._delays.notice_s, self._reconcile, holder.slot)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Accelerators that were lost are there again, empty."""
+        """Return lost accelerators, empty."""
         self.say(f"{device} {', '.join(map(str, numbers))} back")
         self._accelerators[device].bring_back(numbers)
         self._place()
 
     def slow(self, replica: SimulatedReplica, slowness: float) -> None:
-        """A replica takes so many times as long as its profile says."""
+        """Have a replica take so many times as long as its profile says."""
         self.say(f"{replica.name} takes {slowness:g} times as long")
         self._service.slow(replica, slowness)
 
     def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
-        """The one of a slot that has taken calls for longest, the next, ...; None where there are no more."""
+        """Returns a slot's replica by how long it has taken calls, the longest first; None if there are not so many."""
         replicas = list(self._service.slots[slot].replicas.values())
         return replicas[rank] if rank < len(replicas) else None
 
     def _reconcile(self, slot: str) -> None:
-        """Start what a slot lacks; of what is too much first what has not started, then the newest."""
+        """Start replicas that a slot lacks; of too many, give up those that have not started, then stop the newest."""
         starts = [start for start in self._starts if start.slot == slot]
         replicas = list(self._service.slots[slot].replicas.values())
         change = self._told[slot] - len(replicas) - len(starts)
@@ -297,7 +297,7 @@ class SimulatedFleet(Fleet):
         self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
 
     def say(self, words: str) -> None:
-        """Write something into the log."""
+        """Write an entry into the log."""
         self.log.append((self._events.time_s, words))
 
 

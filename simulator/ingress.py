@@ -6,7 +6,6 @@ import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,48 +24,41 @@ from simulator.replica import Input, SimulatedReplica, Slot, Trip
 from simulator.scenario import Scenario
 
 WAITS_S = 30.0
-"""For a replica, where there is no SLO: `ServeSettings.default_timeout_s`."""
+"""How long a call waits for a replica if there is no SLO: `ServeSettings.default_timeout_s`."""
 TOO_LATE: Final = DeadlineError("the deadline could no longer be met, so the input was not run")
 
 Settled = Callable[[int, bool], None]
-"""Is told how many inputs have their outcome, and whether that is an answer."""
+"""Called with the number of inputs that have their outcome, and whether it is an answer."""
 
 
 def ignore_settled(number: int, answered: bool) -> None:
     """Does nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Where an ingress stands."""
-
-    index: int
-    """Among the service's ingresses."""
-    scenario: Scenario
-    events: Events
-    ledger: Ledger
-    placed: PlacedPlan
-    """What it follows at first."""
-    slots: Mapping[str, Slot]
-    probing: Probing | None = None
-    """None without probes."""
-
-
 class SimulatedIngress(Driver):
     """The driver of one of several ingresses, on virtual time: calls are passed to simulated replicas."""
 
-    def __init__(self, around: Surroundings) -> None:
-        scenario, probing = around.scenario, around.probing
-        self.index = around.index
+    def __init__(
+        self,
+        index: int,
+        scenario: Scenario,
+        events: Events,
+        ledger: Ledger,
+        placed: PlacedPlan,
+        slots: Mapping[str, Slot],
+        probing: Probing | None = None,
+    ) -> None:
+        """`index`: its position among the ingresses; `placed`: its first plan; `probing`: None without probes."""
+        self.index = index
         rng = random.Random() if probing is None else probing.rng
         rules = _rules(scenario, probing)
-        core = IngressCore(f"ingress#{self.index}", around.placed, around.slots, rules, rng, make_call=Trip)
-        super().__init__(core, around.events)
+        core = IngressCore(f"ingress#{index}", placed, slots, rules, rng, make_call=Trip)
+        super().__init__(core, events)
         self.settled: Settled = ignore_settled
         self._probing = probing
-        self._slots = around.slots
-        self._ledger = around.ledger
-        self._events = around.events
+        self._slots = slots
+        self._ledger = ledger
+        self._events = events
         self._slo_s = scenario.slo_s
         tokens_C = tokens_in_turn(scenario)
         self._tokens = None if tokens_C is None else NetworkTokens(scenario.problem, tokens_C)
@@ -266,7 +258,7 @@ class SimulatedIngress(Driver):
 
 
 def tokens_in_turn(scenario: Scenario) -> array[int] | None:
-    """Tokens of inputs in the order in which they come; shorter than the inputs, it goes round."""
+    """Returns the tokens of inputs in the order of their arrival, to be repeated; None where inputs have no length."""
     if scenario.lengths_R is None:
         return None
     return array("i", scenario.lengths_R[scenario.rows_N].astype(np.int32).tobytes())

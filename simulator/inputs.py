@@ -1,4 +1,4 @@
-"""Which inputs leave at which ramp, from records or from a survival, and what probes see of it."""
+"""Which inputs leave at which ramp, by records or by a survival, and what probes observe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 NOWHERE: Final = -1
-"""Of an input that leaves at none of a split's ramps."""
+"""The ramp of an input that leaves at none of a split's ramps."""
 
 
 class Decisions(Protocol):
@@ -90,12 +90,12 @@ class ByPatience(Decisions):
 
 
 def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:
-    """What recorded inputs do; raises DataError for thresholds of ramps that were not recorded."""
+    """Returns what recorded inputs do; raises DataError for thresholds of ramps that were not recorded."""
     return ByRamp(ramps=records.ramps, sure_NR=records.sure_NR(thresholds))
 
 
 def patient(records: ExitRecords, patience: int) -> ByPatience:
-    """What recorded inputs do under PABEE's rule."""
+    """Returns what recorded inputs do under PABEE's rule."""
     return ByPatience(ramps=records.ramps, labels_NR=records.answers()[:, :-1], patience=patience)
 
 
@@ -149,7 +149,7 @@ class Probing:
 
 
 def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:
-    """Of answers that are their own losses."""
+    """The loss of answers that are their own losses."""
     return np.asarray(early - full, dtype=np.float64)
 
 
@@ -190,7 +190,7 @@ def _check(num: int, mean: float, variance: float, low: int, high: int) -> None:
 
 
 class NetworkTokens:
-    """By network, of inputs in the order in which they come, which goes round."""
+    """The tokens of inputs by network, in the order of their arrival, to be repeated."""
 
     def __init__(self, problem: PlanProblem, tokens_C: array[int]) -> None:
         """`tokens_C`: as the problem's lengths count them."""
@@ -200,7 +200,7 @@ class NetworkTokens:
         self._tokens_C = tokens_C
 
     def of(self, number: int, network: int, *, crossed: bool = False) -> int:
-        """Of an input that entered a network at once, or crossed into it, its words pruned."""
+        """Returns the tokens of an input that entered a network at once, or that crossed into it with words pruned."""
         tokens = self._tokens_C[number % len(self._tokens_C)]
         share = self._shares[network] * (self._left[network] if crossed else 1.0)
         return tokens if share == 1 else max(1, round(tokens * share))

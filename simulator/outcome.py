@@ -1,4 +1,4 @@
-"""What a simulation gives: what became of every input, in flat arrays, and figures of it."""
+"""The result of a simulation: what became of every input, in flat arrays, and figures of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.scenario import FloatArray
 
 NOT_DROPPED: Final = -1
 DROPS: Final = ("admission", "overloaded", "deadline", "stage_unavailable", "unanswered")
-"""Reasons, as the ingress counts them; *unanswered* is what was under way when a simulation was interrupted."""
+"""Reasons, as the ingress counts them; *unanswered* inputs were under way when a simulation was interrupted."""
 UNANSWERED: Final = len(DROPS) - 1
 REASONS: Final = {reason: code for code, reason in enumerate(DROPS)}
 NO_EXIT: Final = -1
@@ -23,7 +23,7 @@ PERCENTILES = (50, 95, 99)
 
 
 class Ledger:
-    """By an input's number: when its request arrived, and how it ended. Ten million inputs take 130 MB."""
+    """When every request arrived and how every input ended, by its number. Ten million inputs take 130 MB."""
 
     __slots__ = ("arrived_s", "drop", "exit", "inputs_per_request", "latency_s")
 
@@ -40,7 +40,7 @@ class Ledger:
         self.extend(arrivals_s)
 
     def extend(self, arrivals_s: FloatArray) -> None:
-        """Have more requests, whose inputs have no outcome yet."""
+        """Add requests, whose inputs have no outcome yet."""
         number = len(arrivals_s) * self.inputs_per_request
         self.arrived_s.frombytes(arrivals_s.tobytes())
         self.latency_s.extend(array("d", [math.nan]) * number)
@@ -50,16 +50,16 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthUse:
-    """What inputs of several lengths made of a split's batches."""
+    """How inputs of several lengths filled the batches of a split."""
 
     budget: int | None
     """Tokens of a full batch; None: inputs alone bound it."""
     tokens: int
-    """Of all batches."""
+    """The tokens of all batches."""
     fill: float | None
     """Mean share of the budget that was filled; None without one."""
     p50_s: float
-    """Of batches' seconds."""
+    """The median seconds of a batch."""
     p99_s: float
 
     @property
@@ -70,7 +70,7 @@ class LengthUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitUse:
-    """What the batches of one split were, in the whole simulation."""
+    """The batches of one split in the whole simulation."""
 
     first: int
     end: int
@@ -87,19 +87,19 @@ class SplitUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotUse:
-    """What the replicas of one slot did, in the whole simulation."""
+    """The work of the replicas of one slot in the whole simulation."""
 
     slot: str
     device: str
     replica_s: float
     """Accelerator seconds that were held."""
     utilisation: float
-    """Share of them in which a batch ran."""
+    """The share of them in which a batch ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of the requests that arrived after the warm-up. A request is in time if all its inputs are."""
+    """Figures of the requests that arrived after the warm-up. A request is in time if all its inputs are."""
 
     seconds: float
     inputs: int
@@ -110,7 +110,7 @@ class Figures:
     goodput_per_s: float
     """Inputs answered within the SLO, per second."""
     p50_s: float | None
-    """Of all answered requests; None where none was."""
+    """Over all answered requests; None if none was answered."""
     p95_s: float | None
     p99_s: float | None
     mean_s: float | None
@@ -123,7 +123,7 @@ class Figures:
     splits: tuple[SplitUse, ...]
     slots: tuple[SlotUse, ...]
     usd_per_hour: float
-    """Of the accelerators held, on average."""
+    """The mean price of the accelerators held."""
     interrupted: bool
 
     @property
@@ -149,7 +149,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Everything that is known of a simulation."""
+    """The whole result of a simulation."""
 
     duration_s: float
     warm_up_s: float

@@ -32,42 +32,42 @@ Input = Member[PendingInput]
 
 
 class Door(Protocol):
-    """An ingress, as replicas see it: what becomes of inputs of its calls."""
+    """What a replica calls on an ingress."""
 
     @property
     def index(self) -> int: ...
 
     def answer(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """They leave the model."""
+        """Take answers of inputs that left the model after a block."""
         ...
 
     def answer_early(self, members: Sequence[Input], block: int) -> None:
-        """They are answered, and stay inside."""
+        """Take early answers of inputs that stay inside."""
         ...
 
     def lose(self, trip: Trip, members: Sequence[Input]) -> None:
-        """They are too late."""
+        """Take back inputs that are too late."""
         ...
 
     def go_on(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """They wait for a block of another stage."""
+        """Take inputs that wait for a block of another stage."""
         ...
 
 
 class Trip(Call):
-    """A call and what its ingress knows of its way; its members' `origin` until it has another."""
+    """A call, with what its ingress knows of it; it is the `origin` of its members until they have another call."""
 
     __slots__ = ("ingress", "members", "replica", "weight")
 
     ingress: Door
     members: Sequence[Input]
     replica: SimulatedReplica | None
-    """None until there is one for it."""
+    """None until a replica has it."""
     weight: int
-    """What its ingress counts it as, once it is on its way (`weight_of`)."""
+    """Its weight among the loads of its replica (`weight_of`)."""
 
     def begin(self, ingress: Door, members: Sequence[Input]) -> None:
-        """Have these members, from the ingress whose call it is."""
+        """Set the ingress that sends it, and its members."""
         self.ingress = ingress
         self.members = members
         self.replica = None
@@ -77,12 +77,12 @@ class Trip(Call):
             member.reserve_s = reserve_s
 
     def left(self) -> list[PendingInput]:
-        """Those that have not left the replica."""
+        """Returns the inputs that have not left the replica."""
         return [member.payload for member in self.members if member.origin is self]
 
 
 def by_trip(members: Sequence[Input]) -> Sequence[tuple[Trip, Sequence[Input]]]:
-    """Members of a batch with the trip that each came by, trip by trip."""
+    """Groups the members of a batch by the call that brought them."""
     first: Any = members[0].origin
     for member in members:
         if member.origin is not first:
@@ -102,11 +102,11 @@ def by_trip(members: Sequence[Input]) -> Sequence[tuple[Trip, Sequence[Input]]]:
 Exit = tuple[int, list[Input]]
 """A block, and the inputs that leave after it."""
 Size = Any
-"""What members cost together: a number of inputs, or where lengths count, of tokens; of steps a `StepSize`."""
+"""What members cost together: a number of inputs or, where lengths count, of tokens; for steps a `StepSize`."""
 
 
 class Work:
-    """Of one split."""
+    """What the batches of one split do, and for how long."""
 
     __slots__ = ("_counts", "_leaves", "_pace", "_took_s", "_until_s", "is_late", "size_of", "split")
 
@@ -133,7 +133,7 @@ class Work:
         self._took_s = took_s
 
     def until_s(self, size: Size) -> list[float]:
-        """Seconds by number of blocks, while members of such a size are inside and none leaves."""
+        """Returns the seconds until after each block, while members of this size are inside and none leaves."""
         until_s = self._until_s.get(size)
         if until_s is None:
             split, inputs = self.split, self._pace.size_of(size, size)
@@ -143,19 +143,19 @@ class Work:
         return until_s
 
     def end_s(self, size: Size | None, num_waiting: int) -> float:
-        """Seconds after a batch's last block, which members of such a size have reached; None: no member has.
+        """Returns the seconds after a batch's last block, which members of this size reach; None: no member does.
 
         `num_waiting`: inputs that have left, and wait for the end.
         """
         return 0.0
 
     def seconds(self, block: int, size: Size, ramps: Collection[int]) -> float:
-        """From the split's begin until after a block, with members of such a size inside and these ramps evaluated."""
+        """Returns the seconds from the split's begin until after a block, with these ramps evaluated."""
         inputs = self._pace.size_of(size, size)
         return self._pace.seconds_of_any(self.split.first, block + 1, inputs, ramps)
 
     def part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
-        """Inputs that leave at each of the split's ramps, in their order, and inputs that go on to its end."""
+        """Returns the inputs that leave at each of the split's ramps, in order, and those that go on to its end."""
         if not self.split.ramps:
             return [], list(members)
         leaves, cycle = self._leaves, len(self._leaves)
@@ -172,7 +172,7 @@ class Work:
         return sorted(by_ramp.items()), going_on
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
-        """A batch was run."""
+        """Count a batch that has run."""
         counts = self._counts
         counts.batches += 1
         counts.inputs += len(batch.members)
@@ -183,24 +183,24 @@ class Work:
 
 
 def tokens_of(members: Sequence[Input]) -> int:
-    """Of all together."""
+    """Returns the tokens of all members."""
     return sum([member.tokens for member in members])
 
 
 class Works:
-    """Of all splits, for replicas of one pace."""
+    """The work of all splits, for replicas of one pace."""
 
     __slots__ = ("_hop_length", "_make", "_of", "pace")
 
     def __init__(self, pace: Pace, make: Callable[[Split, Pace], Work], hop_length: int | None = None) -> None:
-        """`hop_length`: tokens of the input that `bytes_per_sample_N` is of; None: inputs cost alike."""
+        """`hop_length`: the tokens of the input whose size `bytes_per_sample_N` gives; None: inputs cost alike."""
         self.pace = pace
         self._hop_length = hop_length
         self._make = make
         self._of: dict[int, Work] = {}
 
     def of(self, split: Split) -> Work:
-        """Of one, made when it is first asked for."""
+        """Returns the work of a split, made when it is first asked for."""
         # By identity: a split's hash is as dear as the rest of a batch.
         work = self._of.get(id(split))
         if work is None or work.split is not split:
@@ -208,11 +208,11 @@ class Works:
         return work
 
     def inputs_of(self, members: Sequence[Input]) -> float:
-        """As many inputs of the length that hidden states are told of, as hold what these hold."""
+        """Returns the members as a number of inputs of the length whose hidden state is known."""
         return len(members) if self._hop_length is None else tokens_of(members) / self._hop_length
 
     def known(self, split: Split) -> list[tuple[int, int]]:
-        """Inputs and tokens of the batches that a replica has run when it is ready: the least, and a full one."""
+        """Returns the inputs and tokens of a warm-up's batches: the smallest, and a full one."""
         length, budget = self.pace.length, split.tokens
         if length is None:
             return [(size, size) for size in sorted({1, split.batch})]
@@ -220,7 +220,7 @@ class Works:
         return [(size, size * length) for size in sorted({1, full})]
 
     def forget(self, pace: Pace) -> None:
-        """Other ramps are active, or other networks used, so inputs leave elsewhere and may be longer or shorter."""
+        """Forget all work: with other ramps or networks inputs leave elsewhere, and may be longer or shorter."""
         self.pace = pace
         self._of.clear()
 
@@ -232,29 +232,29 @@ answered at its end, and those that go on."""
 
 @dataclass(slots=True, kw_only=True)
 class Remaining:
-    """What a batch has still to do."""
+    """What a running batch still has to do."""
 
     batch: Batch[PendingInput]
     work: Work
     pace: Pace
     ramps: Collection[int]
-    """Those that are evaluated."""
+    """The ramps that are evaluated."""
     exits: deque[Exit]
-    """On the way, before the end."""
+    """The exits before the end."""
     end: int
     """The block at which it ends."""
     leaving: Exit | None
-    """At the end."""
+    """The inputs that leave at the end."""
     going_on: list[Input]
     at: int
-    """The block that comes next."""
+    """The next block."""
     inside: int
-    """Inputs, or where lengths count, tokens."""
+    """Inputs inside or, where lengths count, their tokens."""
     first_s: float | None = None
 
 
 def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection[int]) -> Remaining:
-    """All that a batch does which begins; `all_ramps`: those that look at probes."""
+    """Returns all that a new batch has to do; `all_ramps`: those that look at probes."""
     split, work = batch.split, works.of(batch.split)
     exits, going_on = work.part(batch.members)
     last, ramps = None, all_ramps if batch.probe else split.ramps
@@ -277,7 +277,7 @@ def remaining_of(batch: Batch[PendingInput], works: Works, all_ramps: Collection
 
 
 class SideBySide:
-    """A replica's batches, driven by events."""
+    """The batches of a replica that overlap, driven by events."""
 
     __slots__ = ("_events", "_is_alive", "_on_end", "_on_exit", "_running", "_serial", "_sharing")
 
@@ -288,7 +288,7 @@ class SideBySide:
         on_exit: Callable[[Batch[PendingInput], Exit], None],
         on_end: Callable[[Ended], None],
     ) -> None:
-        """`on_exit` gets the inputs that are answered on the way."""
+        """`on_exit` gets the inputs that are answered before the end."""
         self._events = events
         self._is_alive = is_alive
         self._on_exit = on_exit
@@ -298,12 +298,12 @@ class SideBySide:
         self._serial = 0
 
     def begin(self, remaining: Remaining) -> None:
-        """Have a batch run from now on."""
+        """Start a batch."""
         self._running[remaining.batch.lane] = remaining
         self._go_on(remaining)
 
     def _go_on(self, remaining: Remaining) -> None:
-        """To the next exit where an input is answered, or the end."""
+        """Run a batch to its next exit, or to its end."""
         end = remaining.exits[0][0] + 1 if remaining.exits else remaining.end
         self._sharing.step(
             remaining.batch.lane,
@@ -318,7 +318,7 @@ class SideBySide:
         self._tell()
 
     def _tell(self) -> None:
-        """When each batch is at its next exit, or its end, if nothing happens before: what was told so far is void."""
+        """Schedule every batch's next exit or end, if nothing happens before; earlier schedules become void."""
         self._serial += 1
         for lane in self._running:
             due_s = max(self._events.time_s, self._sharing.due_s(lane))
@@ -355,25 +355,25 @@ by them is answered at the batch's end."""
 
 @dataclass(slots=True, kw_only=True)
 class Step(Member[PendingInput]):
-    """An input of a sequence; its tokens are those of a chunk of its prompt, or the newest alone."""
+    """An input of a sequence: a chunk of its prompt, or its newest token."""
 
     context: int
-    """Tokens that its sequence had come to before."""
+    """The tokens of its sequence before it."""
     behind: Counter[int]
-    """Of its sequence: tokens that left after a block, and that no later token has come by for yet."""
+    """By block, the tokens of its sequence that left after it and are not filled in yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """How large a batch of steps is."""
+    """The size of a batch of steps."""
 
     inputs: int = 0
     steps: int = 0
     """Inputs of one token."""
     prompt: int = 0
-    """Tokens of all others."""
+    """The tokens of all other inputs."""
     context: int = 0
-    """Tokens that the sequences of `steps` had come to."""
+    """The tokens before the steps, in their sequences."""
     behind: Counter[int] = field(default_factory=Counter)
     """Tokens to be filled in, by the block that they left after."""
 
@@ -388,7 +388,7 @@ class StepSize:
 
 
 def size_of(members: Sequence[Input]) -> StepSize:
-    """Of all together."""
+    """Returns the size of all members."""
     steps, prompt, context = 0, 0, 0
     behind: Counter[int] = Counter()
     for member in members:
@@ -404,7 +404,7 @@ def size_of(members: Sequence[Input]) -> StepSize:
 
 
 class StepWork(Work):
-    """Of one split."""
+    """What the batches of one split of a decoder do, and for how long."""
 
     __slots__ = ("_fill", "_num_blocks", "_positions", "_seconds")
 
@@ -422,7 +422,7 @@ class StepWork(Work):
         fill: float,
         policy: PolicySpec | None,
     ) -> None:
-        """`ramps`: of the model; `fill`: of a token's time in a block, what filling it in there takes."""
+        """`ramps`: the model's; `fill`: the share of a token's time in a block that filling it in takes."""
         super().__init__(split, leaves, pace, counts, took_s)
         self.size_of = size_of
         self.is_late = policy is not None and policy.name in LATE
@@ -432,11 +432,11 @@ class StepWork(Work):
         self._fill = fill
 
     def until_s(self, size: StepSize) -> list[float]:
-        """Without the vocabulary head behind the last block: see `end_s`."""
+        """As `Work.until_s`, without the vocabulary head behind the last block: see `end_s`."""
         return self._until_s_of(size, self.split.ramps)
 
     def seconds(self, block: int, size: StepSize, ramps: Collection[int]) -> float:
-        """With the vocabulary head, behind the last block."""
+        """As `Work.seconds`, with the vocabulary head behind the last block."""
         until_s = self._until_s_of(size, ramps)[block + 1 - self.split.first]
         return until_s + self.end_s(size, 0) if block + 1 == self.split.end else until_s
 
@@ -457,7 +457,7 @@ class StepWork(Work):
         return self._seconds.head(inputs)
 
     def count(self, batch: Batch[PendingInput], seconds: float) -> None:
-        """A batch was run: what its members passed is filled in. Members that left early are behind, except probes."""
+        """Count a batch, and fill in what its members passed. Members that left early are behind, except probes."""
         super().count(batch, seconds)
         leaves, cycle, at_end = self._leaves, len(self._leaves), self.split.end == self._num_blocks
         for member in batch.members:
@@ -470,7 +470,7 @@ class StepWork(Work):
 
 
 def leave(behind: Counter[int], ramp: int, tokens: int) -> None:
-    """A sequence's newest tokens leave after a block, up to which all that left before them are filled in now."""
+    """Note that a sequence's newest tokens left after a block, up to which earlier ones are filled in now."""
     passed = [block for block in behind if block < ramp]
     behind[ramp] += tokens + sum(behind.pop(block) for block in passed)
 
@@ -524,12 +524,12 @@ class SimulatedReplica:
         """When it stopped taking them."""
         self.busy_s = 0.0
         self.trips: set[Trip] = set()
-        """Those of which inputs are inside."""
+        """The calls that have inputs inside."""
         self.engine: BatchEngine[PendingInput] = BatchEngine((), ObservedTimes(), starts=starts)
         self._problem = problem
         self._events = events
         self._holds = False
-        """Whether nothing is to start meanwhile: what is dropped makes room at the ingress, and more comes."""
+        """Whether no batch may start now: dropping inputs makes room at the ingress, which then sends more."""
         self._beside = SideBySide(events, lambda: self.alive, self._exit, self._end)
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
@@ -537,11 +537,11 @@ class SimulatedReplica:
 
     @property
     def busy(self) -> float:
-        """Share of its time that it had run when its latest batch began."""
+        """The share of its time that it had run when its latest batch began."""
         return self.engine.busy
 
     def prepare(self, assignment: Assignment) -> None:
-        """Learn what the profile says of its splits, as a replica that warms up does, and follow it."""
+        """Learn the profile's seconds of the splits, as a warm-up does, and follow the assignment."""
         for split in assignment.stage.splits:
             for size, tokens in self._works.known(split):
                 first_s, total_s = self._works.pace.split_s(split, self._works.pace.size_of(size, tokens))
@@ -549,13 +549,13 @@ class SimulatedReplica:
         self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:
-        """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
+        """Follow an assignment from the next batch on, unless it is no newer than the present one."""
         if assignment.epoch > self.epoch:
             self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order, assignment.entry)
             self.epoch = assignment.epoch
 
     def submit(self, trip: Trip, block: int) -> None:
-        """Queue a call's inputs, which have arrived."""
+        """Queue the inputs of a call that has arrived."""
         if not self.alive:
             return
         assignment = trip.stage.assignment
@@ -570,7 +570,7 @@ class SimulatedReplica:
         self.engine.forget(trip)
 
     def end(self, sequence: int) -> None:
-        """A sequence is over: no next step of it is awaited."""
+        """Note that a sequence is over, and await no step of it."""
         if not self.alive:
             return
         self.engine.take_out((sequence,))
@@ -578,17 +578,17 @@ class SimulatedReplica:
             self._start()
 
     def die(self) -> list[Trip]:
-        """End at once; gives the calls that were inside, the oldest first."""
+        """End at once; returns the calls that were inside, the oldest first."""
         self.alive = False
         trips, self.trips = self.trips, set()
         return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.serial))
 
     def become(self, works: Works) -> None:
-        """Be so fast from the next batch on."""
+        """Run batches at another pace from now on."""
         self._works = works
 
     def _start(self) -> None:
-        """Run what the engine chooses, for as long as the device takes more."""
+        """Run what the engine chooses, while the device takes more."""
         self._holds = True
         choice = self.engine.begin(self._events.time_s)
         while choice.dropped or choice.batch is not None:
@@ -613,7 +613,7 @@ class SimulatedReplica:
                 self._start()
 
     def _run(self, batch: Batch[PendingInput]) -> None:
-        """Inputs leave at the ramps inside, and the batch goes on without them."""
+        """Run a batch: inputs leave at the ramps inside, and it goes on without them."""
         if batch.split.overlap_below is not None or self.engine.num_running > 1:
             self._beside.begin(remaining_of(batch, self._works, self._problem.ramps))
             return
@@ -642,7 +642,7 @@ class SimulatedReplica:
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, at_end, going_on))
 
     def _run_staying(self, batch: Batch[PendingInput]) -> None:
-        """No input leaves: those that an active ramp lets out are answered there. For probes every ramp looks."""
+        """Run a batch that no input leaves: active ramps answer inputs early, and for probes every ramp looks."""
         split, started_s, first_s = batch.split, batch.started_s, None
         ramps = self._problem.ramps if batch.probe else split.ramps
         work = self._works.of(split)
@@ -697,7 +697,7 @@ class SimulatedReplica:
         self._start()
 
     def _answered(self, batch: Batch[PendingInput], going_on: Sequence[Input]) -> list[int]:
-        """Sequences of which a batch answered steps; none of inputs of none."""
+        """Returns the sequences whose steps a batch answered."""
         members = batch.members
         if members[0].sequence == NO_SEQUENCE:
             return []
@@ -727,32 +727,32 @@ def _hop_s(problem: PlanProblem, block: int, num_inputs: float) -> float:
 
 
 class Slot:
-    """The way to a stage: a call goes to the replica that the ingress's router ranks first."""
+    """The replicas of one slot, and what every ingress knows of their loads; calls go to them fill-first."""
 
     def __init__(self, name: str, device: str, num_ingresses: int) -> None:
         self.name = name
         self.device = device
         self.replicas: dict[int, SimulatedReplica] = {}
-        """Those that take calls, by an index that no other replica of the slot ever had."""
+        """The replicas that take calls, by an index that is never used again."""
         self.retired: list[SimulatedReplica] = []
-        """Those that end their work, or are dead."""
+        """The replicas that end their work, or are dead."""
         self.pending: list[tuple[Trip, int, float]] = []
-        """Calls, with their block and delay, that found no replica."""
+        """The calls that found no replica, with their block and delay."""
         self.num_ever = 0
         self._holders: dict[tuple[int, int], int] = {}
-        """By ingress and sequence, the replica that has it."""
+        """The replica that has a sequence, by ingress and sequence."""
         self.avoided: frozenset[str] = frozenset()
         self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
-        """What each ingress knows of its loads."""
+        """The loads that each ingress knows of."""
 
     def add(self, replica: SimulatedReplica) -> None:
-        """A replica takes calls from now on."""
+        """Add a replica that takes calls."""
         self.replicas[replica.index] = replica
         if replica.name not in self.avoided:
             self._open(replica)
 
     def remove(self, replica: SimulatedReplica, now_s: float) -> None:
-        """It takes no more; what it has, it ends."""
+        """Have a replica take no more calls; it ends those that it has."""
         replica.until_s = now_s
         del self.replicas[replica.index]
         self.retired.append(replica)
@@ -760,7 +760,7 @@ class Slot:
             router.discard(replica.index)
 
     def avoid(self, names: Collection[str]) -> None:
-        """Leave these replicas out, while there are others."""
+        """Leave these replicas out while there are others."""
         before, self.avoided = self.avoided, frozenset(names)
         for replica in self.replicas.values():
             if replica.name in self.avoided - before:
@@ -770,7 +770,7 @@ class Slot:
                 self._open(replica)
 
     def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
-        """The replica for a call of such a weight, which it has from now on; None where there is none."""
+        """Returns the replica of a call of this weight, which counts as its load from now on; None if there is none."""
         if not self.replicas:
             return None
         router = self.routers[ingress]
@@ -781,16 +781,16 @@ class Slot:
         return replicas[fill_first(loads, weight, batch, router.phase)[0]]
 
     def has(self, name: str) -> bool:
-        """Whether a replica takes calls of its sequences."""
+        """Whether a replica takes calls for its sequences."""
         index = int(name.rpartition("#")[2])
         if index not in self.replicas:
             return False
         return name not in self.avoided or all(each.name in self.avoided for each in self.replicas.values())
 
     def holder_of(self, ingress: int, placements: KVPlacements, batch: int) -> SimulatedReplica | None:
-        """The replica of a call's sequences; where they have none, the one that `fill_first` puts first by sequences.
+        """Returns the replica of a call's sequences or, if they have none yet, chooses it by number of sequences.
 
-        None where there is no replica.
+        None if there is no replica.
         """
         if placements.replica is not None:
             return self.replicas[int(placements.replica.rpartition("#")[2])]
@@ -805,20 +805,20 @@ class Slot:
         return replica
 
     def leave(self, ingress: int, sequence: int) -> SimulatedReplica | None:
-        """A sequence is over, or lost; gives the replica that had it, while that takes calls."""
+        """Note that a sequence is over, or lost; returns the replica that had it, if that takes calls."""
         return self.replicas.get(self._holders.pop((ingress, sequence), -1))
 
     def withdraw(self, trip: object) -> None:
-        """Have a call wait for a replica no more."""
+        """Have a call no longer wait for a replica."""
         self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
 
     def trips(self) -> Iterator[Trip]:
-        """The calls that its replicas have."""
+        """Yields the calls that the replicas have."""
         for replica in (*self.replicas.values(), *self.retired):
             yield from tuple(replica.trips)
 
     def done(self, ingress: int, replica: SimulatedReplica, weight: int) -> None:
-        """A call has ended."""
+        """Note that a call has ended."""
         self.routers[ingress].load(replica.index, -weight)
 
     def _open(self, replica: SimulatedReplica) -> None:

@@ -1,4 +1,4 @@
-"""Sequences, simulated: lengths, whose steps are inputs that leave as the decisions say; the live loop decides."""
+"""Simulated sequences are lengths, whose steps leave as the decisions say; the live loop decides about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deployments.ingress.core.calls import Answered, placements_of
 from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
@@ -15,23 +15,26 @@ from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
-from simulator.events import COMES, WAKES
-from simulator.ingress import SimulatedIngress, Surroundings
-from simulator.replica import Step, Trip
+from simulator.events import COMES, WAKES, Events
+from simulator.ingress import SimulatedIngress
+from simulator.inputs import Probing
+from simulator.outcome import Ledger
+from simulator.replica import Slot, Step, Trip
+from simulator.scenario import Scenario
 
 
 class SimulatedSequence:
-    """So many tokens, of which a decoder is shown what it has not seen."""
+    """A number of tokens, of which a decoder is shown those that it has not seen."""
 
     __slots__ = ("behind", "index", "num_prompt", "shown")
 
     def __init__(self, index: int, num_prompt: int, num_tokens: int, chunk: int) -> None:
         self.index = index
-        """Among all that arrive."""
+        """Its position among all sequences, in the order of arrival."""
         self.num_prompt = num_prompt
         self.shown = Shown(num_prompt, num_prompt + num_tokens, chunk)
         self.behind: Counter[int] = Counter()
-        """See `Step`."""
+        """See `Step.behind`."""
 
     @property
     def says(self) -> bool:
@@ -46,15 +49,15 @@ class SimulatedSequence:
 
 
 class SequenceLedger:
-    """By a sequence's index: what became of it."""
+    """What became of every sequence, by its index."""
 
     __slots__ = ("ended_s", "said", "tpot_s", "ttft_s")
 
     def __init__(self, number: int) -> None:
         self.ended_s = 0.0
-        """When the last of those that are over was."""
+        """When the last sequence ended."""
         self.said = array("i", [0]) * number
-        """Tokens."""
+        """The tokens of each."""
         self.ttft_s = array("d", [math.nan]) * number
         """NaN without a token."""
         self.tpot_s = array("d", [math.nan]) * number
@@ -62,11 +65,19 @@ class SequenceLedger:
 
 
 class GeneratingIngress(SimulatedIngress):
-    """One whose requests are sequences."""
+    """An ingress whose requests are sequences."""
 
-    def __init__(self, around: Surroundings) -> None:
-        super().__init__(around)
-        scenario, index = around.scenario, around.index
+    def __init__(
+        self,
+        index: int,
+        scenario: Scenario,
+        events: Events,
+        ledger: Ledger,
+        placed: PlacedPlan,
+        slots: Mapping[str, Slot],
+        probing: Probing | None = None,
+    ) -> None:
+        super().__init__(index, scenario, events, ledger, placed, slots, probing)
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
         rules = LoopRules(
@@ -75,12 +86,12 @@ class GeneratingIngress(SimulatedIngress):
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
         )
-        self.loop = Loop(rules, around.placed.plan, random.Random(index))
+        self.loop = Loop(rules, placed.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
         self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
-        """By the number of the step that is under way."""
+        """By the serial number of the step that is under way."""
         self._due: list[tuple[GenerationState[int], SimulatedSequence]] = []
-        """Whose next step is sent when this moment is over."""
+        """The sequences whose next step is sent when this moment is over."""
         self._step_number, self._stride = index, scenario.num_ingresses
 
     def arrive(self, first: int) -> None:
@@ -98,7 +109,7 @@ class GeneratingIngress(SimulatedIngress):
         super().follow(placed)
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
-        """Where their keys and values are; a sequence that has lost them starts again."""
+        """Pass a call to the replica with its sequences' keys and values; a sequence that lost them starts again."""
         placements, slot = placements_of(trip.stage.slot, trip.inputs), self._slots[trip.stage.slot]
         if placements.replica is not None and not slot.has(placements.replica):
             self.restart(trip)
@@ -148,7 +159,7 @@ class GeneratingIngress(SimulatedIngress):
                 self._step_soon(state, sequence)
 
     def _step_soon(self, state: GenerationState[int], sequence: SimulatedSequence) -> None:
-        """When all answers of this moment have been taken: their next steps are sent together, as live ones are."""
+        """Send the next step when all answers of this moment were taken, together with others, as live ones are."""
         self._due.append((state, sequence))
         if len(self._due) == 1:
             self._events.at(self._events.time_s, WAKES, self._step_all, None)

@@ -17,7 +17,7 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
 from simulator.events import Events
-from simulator.ingress import SimulatedIngress, Surroundings
+from simulator.ingress import SimulatedIngress
 from simulator.inputs import Decisions, IntArray, Probing, pruned_table
 from simulator.outcome import Ledger
 from simulator.replica import SimulatedReplica, Slot, StepWork, Work, Works
@@ -29,11 +29,11 @@ Decide = Callable[[PolicySpec | None], Decisions]
 
 
 def no_probing(index: int) -> None:
-    """There are no probes."""
+    """Returns that there are no probes."""
 
 
 class SimulatedService:
-    """One application."""
+    """One simulated application."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class SimulatedService:
         probing: ProbingOf = no_probing,
         decide: Decide | None = None,
     ) -> None:
-        """`slots`: accelerator type by slot, of all that any plan will use; `probing`: by an ingress's index.
+        """`slots`: the accelerator type of every slot that any plan will use; `probing`: by an ingress's index.
 
-        `decide`: what inputs do under a plan's policy; None: what the scenario says, whatever the policy.
+        `decide`: where inputs leave under a policy; None: as the scenario says, whatever the policy.
         """
         self.scenario = scenario
         self.events = events
@@ -54,9 +54,9 @@ class SimulatedService:
         self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
         self.placed = placed
         self.counts: dict[Split, SplitCounts] = {}
-        """What was run, by split."""
+        """The batches that ran, by split."""
         self.took_s: dict[Split, array[float]] = {}
-        """Of every batch, where inputs have lengths."""
+        """The seconds of every batch by split, where inputs have lengths."""
         self.cycle = len(scenario.rows_N)
         """Inputs whose numbers are that far apart are the same."""
         self._per_request = scenario.inputs_per_request
@@ -67,34 +67,24 @@ class SimulatedService:
         self._works: dict[tuple[str, float], Works] = {}
         make = SimulatedIngress if scenario.sequences is None else GeneratingIngress
         self.ingresses = [
-            make(
-                Surroundings(
-                    index=index,
-                    scenario=scenario,
-                    events=events,
-                    ledger=self.ledger,
-                    placed=placed,
-                    slots=self.slots,
-                    probing=probing(index),
-                )
-            )
+            make(index, scenario, events, self.ledger, placed, self.slots, probing(index))
             for index in range(scenario.num_ingresses)
         ]
 
     def replicas(self) -> Iterator[SimulatedReplica]:
-        """Those that take calls, and those that end."""
+        """Yields the replicas that take calls, and those that end."""
         for slot in self.slots.values():
             yield from slot.replicas.values()
             yield from slot.retired
 
     @property
     def door(self) -> Callable[[int], None]:
-        """What takes requests, by their number."""
+        """Returns what takes requests, by their number."""
         alone = len(self.ingresses) == 1 and self._per_request == 1
         return self.ingresses[0].arrive if alone else self.arrive
 
     def arrive(self, number: int) -> None:
-        """A request; ingresses take turns."""
+        """Take a request; ingresses take turns."""
         ingresses = self.ingresses
         ingresses[number % len(ingresses)].arrive(number * self._per_request)
 
@@ -106,7 +96,7 @@ class SimulatedService:
                 self.start(stage.slot, stage.assignment)
 
     def start(self, slot_name: str, assignment: Assignment | None = None) -> SimulatedReplica:
-        """A replica that takes calls from now on; without an assignment its first call brings one."""
+        """Starts a replica that takes calls; without an assignment its first call brings one."""
         slot = self.slots[slot_name]
         index, slot.num_ever = slot.num_ever, slot.num_ever + 1
         name, works = f"{slot_name}#{index}", self._works_of(slot.device, 1.0)
@@ -125,11 +115,11 @@ class SimulatedService:
         replica.become(self._works_of(replica.device, slowness))
 
     def stop(self, replica: SimulatedReplica) -> None:
-        """Have it take no more calls; it ends those it has."""
+        """Have a replica take no more calls; it ends those that it has."""
         self._slot_of(replica).remove(replica, self.events.time_s)
 
     def kill(self, replica: SimulatedReplica) -> None:
-        """End it at once; what it had starts again elsewhere."""
+        """End a replica at once; its inputs start again elsewhere."""
         slot = self._slot_of(replica)
         if replica.index in slot.replicas:
             slot.remove(replica, self.events.time_s)
@@ -167,7 +157,7 @@ class SimulatedService:
         return works
 
     def _pace_of(self, device: str, slowness: float) -> Pace:
-        """By the present plan: of inputs that cost alike, those are shorter whose words are pruned on the way."""
+        """Returns the pace under the present plan; where inputs cost alike, those that lose words cost less."""
         problem, used = self.scenario.problem, self.placed.plan.used
         table, by_tokens = problem.latency[device], self.scenario.counts_tokens
         if problem.crossing_tokens and not by_tokens:
@@ -180,7 +170,7 @@ class SimulatedService:
         return Work(split, self._leaves_of(split), pace, counts, took_s)
 
     def _work_of_steps(self, device: str, slowness: float) -> Callable[[Split, Pace], Work]:
-        """Of an accelerator type: what makes the work of a split."""
+        """Returns what makes the work of a split of a decoder on an accelerator type."""
         problem, generation = self.scenario.problem, self.scenario.problem.generation
         prefill = None if generation is None or generation.prefill is None else generation.prefill[device]
         seconds = DecoderSeconds(problem.latency[device], prefill, slowness)

@@ -22,9 +22,9 @@ from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
 
 Progress = Callable[[float], None]
-"""Is told the share of requests that have arrived."""
+"""Called with the share of requests that have arrived."""
 CHUNK = 1 << 16
-"""Arrivals between two words of progress."""
+"""Arrivals between two reports of progress."""
 
 
 def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome:
@@ -38,7 +38,7 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome
 
 
 def booted(scenario: Scenario) -> SimulatedService:
-    """The scenario's service, ready for the first request."""
+    """Returns the scenario's service, ready for the first request."""
     placed = initial_placement(scenario.plan)
     devices = {slot: stage.device for slot, stage in placed.stage_of.items()}
     service = SimulatedService(scenario, Events(), placed, devices)
@@ -47,7 +47,7 @@ def booted(scenario: Scenario) -> SimulatedService:
 
 
 def play(service: SimulatedService, *, progress: Progress | None = None) -> Outcome:
-    """Let the requests of a service arrive, and all happen that follows."""
+    """Runs a service's requests to their end."""
     interrupted = False
     events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
     with _no_collections():
@@ -63,7 +63,7 @@ def play(service: SimulatedService, *, progress: Progress | None = None) -> Outc
 
 
 def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | None = None) -> Outcome:
-    """What there is of a service's work, now; `ended_s`: when it ended, where only clocks went on since."""
+    """Returns the result of a service's work so far; `ended_s`: when it ended, if only clocks ran since."""
     scenario, ledger, now_s = service.scenario, service.ledger, service.events.time_s
     latency_s_N = np.frombuffer(ledger.latency_s, dtype=np.float64)
     drop_N = np.frombuffer(ledger.drop, dtype=np.int8).copy()
@@ -128,7 +128,7 @@ def _slot_figures(service: SimulatedService, name: str, ended_s: float) -> SlotU
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """A simulation makes no cycles, and many objects: to look for garbage among them takes a third of the time."""
+    """Turns garbage collection off: a simulation makes no cycles, and the search for them takes a third of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -140,20 +140,20 @@ def _no_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayedSequences:
-    """What became of all sequences."""
+    """The result of a simulation of sequences."""
 
     ended_s: float
     """When the last token came."""
     said_K: IntArray
-    """Tokens, by sequence."""
+    """The tokens of each sequence."""
     ttft_s_K: FloatArray
     """NaN where none came."""
     tpot_s_K: FloatArray
     """NaN where no second one came."""
     splits: Mapping[Split, SplitCounts]
-    """Batches and their seconds."""
+    """The batches of each split, and their seconds."""
     counts: tuple[GenerationCounts, ...]
-    """Of every ingress."""
+    """The counts of every ingress."""
     interrupted: bool = False
     """Whether it was ended before the last sequence was."""
 

@@ -22,7 +22,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 @dataclass(slots=True)
 class _Open:
-    """A call without its whole reply."""
+    """A call whose reply is not complete."""
 
     unsettled: int
     take: Callable[[Chunk], None]
@@ -30,7 +30,7 @@ class _Open:
 
 
 class ReplicaLink:
-    """Connects, and connects again, until it is closed; on one event loop."""
+    """The connection to one replica, which is made again when it breaks, until it is closed; on one event loop."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReplicaLink:
         *,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_change`: told when it comes to be up, and when no longer."""
+        """`on_change` is called when the connection comes up and when it goes down."""
         self.replica = replica
         self._address = address
         self._on_change = on_change
@@ -58,9 +58,9 @@ class ReplicaLink:
         return self._frames is not None
 
     async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        """Have a call run; `take` gets every part of its reply, and all inputs are settled when this returns.
+        """Run a call; `take` gets every part of its reply, and all inputs are settled when this returns.
 
-        Raises ConnectionError where there is no connection, or no longer; RuntimeError where the replica refuses.
+        Raises ConnectionError if there is no connection or it breaks; RuntimeError if the replica refuses the call.
         """
         if self._frames is None:
             raise ConnectionError(f"no connection to {self.replica}")
@@ -78,12 +78,12 @@ class ReplicaLink:
             self._close_if_left()
 
     def end(self, sequences: Iterable[int]) -> None:
-        """Have the replica give up what it keeps of these; where there is no connection any more, it has already."""
+        """Have the replica forget sequences; a replica whose connection broke has forgotten them already."""
         if self._frames is not None:
             self._frames.send(encode(End(tuple(sequences))))
 
     def leave(self) -> None:
-        """Closes as soon as the calls under way are done; no new ones are made."""
+        """Close the connection as soon as the calls under way are done."""
         self._is_leaving = True
         self._close_if_left()
 
@@ -160,7 +160,7 @@ def _fail(call: _Open, error: Exception) -> None:
 
 
 LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
-"""A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
+"""Connects to a replica, given its id, its address, and what to call when the connection comes up or goes down."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,33 +169,33 @@ class _Replica:
 
     link: ReplicaLink
     load: int = 0
-    """Weight of this ingress's calls that it has."""
+    """The weight of the calls of this ingress that it has."""
     sequences: set[int] = field(default_factory=set)
     """Sequences of this ingress whose keys and values it keeps."""
     position: int = -1
-    """Among those that are offered; -1 where it is not."""
+    """Its position among the offered replicas; -1 where it is not offered."""
 
 
 class LinkTransport:
-    """Straight to the replicas of a slot: a connection to each, fill-first among those that are up.
+    """Calls the replicas of one slot: one connection to each, fill-first among those that are up.
 
     Serve's handles do the same at ten times the cost per part of a reply (docs/results.md).
     """
 
     def __init__(self, *, phase: float, link: LinkTo = ReplicaLink) -> None:
-        """`phase`: where equal replicas are begun with; another one in every ingress. `link` connects to one."""
+        """`phase`: the share of equal replicas to skip first, another one in every ingress. `link` connects to one."""
         self._link = link
         self._replicas: dict[str, _Replica] = {}
         self._phase = phase
         self._avoided: frozenset[str] = frozenset()
         self._offered: list[_Replica] = []
         self._router = FillFirst(phase)
-        """Of the offered ones, by their positions."""
+        """The loads of the offered replicas, by position."""
         self._by_sequences = FillFirst(phase)
-        """The same, by the sequences that they have."""
+        """The same, where the load is the number of sequences."""
         self._some_offered = asyncio.Event()
         self._times_failed = 0
-        """Counts `fail_waiting`."""
+        """How often `fail_waiting` woke calls."""
 
     def follow(self, board: ReplicaDirectory) -> None:
         """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
@@ -275,14 +275,14 @@ class LinkTransport:
         return replica.link
 
     def _place(self, placements: KVPlacements, batch: int) -> ReplicaLink:
-        """For sequences that are counted as what they will be, one input of every batch: fill-first too."""
+        """Choose a replica for new sequences, fill-first too: each will be one input of every batch."""
         replica = self._with_room(placements, batch)
         replica.sequences.update([each.number for each in placements.each])
         placements.choose(replica.link.replica)
         return replica.link
 
     def _with_room(self, placements: KVPlacements, batch: int) -> _Replica:
-        """One that has not refused them, where there is any."""
+        """Returns a replica that has not refused the sequences, if there is any."""
         others = (
             [each for each in self._offered if each.link.replica not in placements.avoids] if placements.avoids else []
         )
@@ -301,7 +301,7 @@ class LinkTransport:
         self._offer()
 
     def _offer(self) -> None:
-        """To calls from now on: those that are up, without the avoided ones where that leaves any."""
+        """Offer calls the replicas that are up, without the avoided ones if any others are left."""
         for replica in self._offered:
             replica.position = -1
             if not replica.link.is_up:  # it has forgotten them

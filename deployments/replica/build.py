@@ -1,4 +1,4 @@
-"""From settings and a plan to what a replica runs: policy and runner, warm. Loads torch only where it computes."""
+"""Makes a replica's policy and runner from settings and a plan, and warms them. Loads torch only where it computes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build_runner(
     clock: Clock,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner[Any]:
-    """What computes on a device: the model; or, for an emulated one, a profile's time around records or the model.
+    """Returns what computes on a device: the model; or, on an emulated one, records or the model at a profile's pace.
 
     Raises PlanError where the settings contradict the device, and ModelFolderError where the model cannot be read.
     """
@@ -63,7 +63,7 @@ def build_runner(
 
 
 def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> None:
-    """Raise PlanError where a replica on an emulated device could only fail, after it was started."""
+    """Raise PlanError where a replica on an emulated device would fail once it was started."""
     if find_device(device).emulated:
         _table_of(device, _emulation_of(settings, device), card)
         if is_recorded(settings, device):
@@ -75,13 +75,13 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
 
 
 def is_recorded(settings: ServeSettings, device: str) -> bool:
-    """Whether a device's decisions come from exit records, without torch."""
+    """Whether a device takes its decisions from exit records, without torch."""
     emulated = settings.emulated.get(device)
     return find_device(device).emulated and emulated is not None and emulated.decisions == "recorded"
 
 
 def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:
-    """What a device's runner follows: an ExitPolicy, or the thresholds where decisions are recorded.
+    """Returns what a device's runner follows: an ExitPolicy or, where decisions are recorded, the thresholds.
 
     Raises PlanError for an `own` policy that cannot be imported, for one that cannot decide at the splits' ramps, and
     for recorded decisions by any policy but `recorded`.
@@ -99,13 +99,13 @@ def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, sp
 
 
 def starting_policy(settings: ServeSettings) -> PolicySpec | None:
-    """The exit policy that an application begins with: its plan's, or else its controller's."""
+    """Returns the exit policy that an application begins with: its plan's, or else its controller's."""
     policy = settings.plan.policy
     return settings.control.policy if policy is None and settings.control is not None else policy
 
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:
-    """The policy that a plan names; raises PlanError for an `own` that cannot be imported."""
+    """Returns the policy that a plan names; raises PlanError for an `own` policy that cannot be imported."""
     spec = spec or NO_RAMPS
     if spec.records is None:
         return make_policy(spec.name, **spec.settings)
@@ -117,7 +117,7 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
 
 
 def recorded_answers(records: ExitRecords) -> RecordedAnswers:
-    """Exit records in the form that the recorded policy looks up."""
+    """Returns exit records in the form that the recorded policy looks up."""
     from earlyexit.policies.recorded import RecordedAnswers
 
     return RecordedAnswers(
@@ -134,8 +134,7 @@ def warm_up(
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
     `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
-    Gives what that taught of how long batches take; of an emulated device what its profile says of them, which is not
-    waited for.
+    Returns what that showed of how long batches take; for an emulated device what its profile says, without waiting.
     """
     computing = runner.inner if isinstance(runner, PacedRunner) else runner
     times = ObservedTimes()
@@ -149,7 +148,7 @@ def warm_up(
 
 
 def expect_no_loss(releases: list[Release[Any]]) -> None:
-    """Take a warm-up's answers; raises whatever the model failed with."""
+    """Take a warm-up's answers; raises the error of a model that failed."""
     for release in releases:
         if isinstance(release, Failed):
             raise release.error
@@ -179,7 +178,7 @@ def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Obs
 
 
 def _sizes(split: Split) -> list[int]:
-    """One input, and a full batch: where tokens bound it, of as many inputs as are no shorter than a short text."""
+    """Returns the sizes of a warm-up's batches: one input, and a full batch; where tokens bound it, of short texts."""
     return sorted(
         {1, split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))}
     )

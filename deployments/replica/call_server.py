@@ -1,4 +1,4 @@
-"""Where a replica takes calls: a port of its own, beside Serve's, for ingresses that know its secret."""
+"""The port on which a replica takes calls, beside Serve's, from ingresses that know its secret."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from earlyexit.named import HopDtype
 
 
 class Sender:
-    """Sends frames at once, from the device's thread too; what the socket does not take then, the event loop sends.
+    """Sends frames at once, also from the device's thread; the event loop sends what the socket does not take then.
 
-    To hand every part of a reply to the event loop costs the device's thread more than to send it: both want the
-    interpreter's lock then (docs/results.md).
+    Handing every part of a reply to the event loop would cost the device's thread more than sending it, because both
+    then want the interpreter's lock (docs/results.md).
     """
 
     def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
-        """Of an open connection, whose transport sends nothing itself."""
+        """`transport`: of an open connection; it sends nothing itself."""
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
         self._loop = loop
@@ -50,7 +50,7 @@ class Sender:
         self._when_sent: Callable[[], None] | None = None
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; after the end nothing happens."""
+        """Send a frame; does nothing once the connection has ended."""
         with self._lock:
             if self._is_closed:
                 return
@@ -73,14 +73,14 @@ class Sender:
         then()
 
     def close(self) -> None:
-        """The connection has ended; on the event loop."""
+        """Note that the connection has ended; on the event loop."""
         with self._lock:
             self._is_closed = True
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
 
     def _sent_of(self, parts: Sequence[bytes | bytearray]) -> int:
-        """Send what the socket takes now; how many bytes that were."""
+        """Sends what the socket takes now; returns the number of bytes."""
         try:
             return self._socket.sendmsg(parts)
         except BlockingIOError:
@@ -109,11 +109,11 @@ WORD_BYTES = 32
 WORD_WITHIN_S = 5.0
 """A connection that has not sent the replica's word by then is closed."""
 MOST_UNKNOWN = 256
-"""Connections that have not sent the word yet. One more is closed at once: each holds a file descriptor."""
+"""The most connections that have not sent the word yet; more are closed at once, as each holds a descriptor."""
 
 
 class CallServer:
-    """A replica's side of its connections with ingresses; on the replica's event loop."""
+    """A replica's side of its connections to ingresses; on the replica's event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same") -> None:
         self._loop = loop
@@ -126,16 +126,16 @@ class CallServer:
         self._lock = threading.Lock()
         self._open = 0
         self._idle: asyncio.Event | None = None
-        """Awaited by the code that ends this."""
+        """Set when no call is open, once `close` waits for that."""
 
     async def listen(self, host: StageHost, ip: str) -> Address:
-        """Take calls at any free port of this address, until `close`; gives what an ingress must know."""
+        """Take calls at a free port of this address until `close`; returns what an ingress must know."""
         server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
         self._server = server
         return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
 
     def deliver(self, releases: list[Release[Any]], busy: float = 0.0) -> None:
-        """Called by the device's thread: sends what it released to the callers, and how busy the device was."""
+        """Send what the device released to the callers, and how busy it was; called by the device's thread."""
         for opened, chunk in chunks_by_call(releases, self._hop_dtype, busy):
             opened.take(chunk)
 
@@ -154,16 +154,16 @@ class CallServer:
         return hmac.compare_digest(word, self._word.encode())
 
     def joined(self, connection: _Connection) -> None:
-        """A connection is there."""
+        """Note a new connection."""
         self._connections.add(connection)
 
     def left(self, connection: _Connection) -> None:
-        """A connection is gone."""
+        """Note that a connection has ended."""
         self.unknown.discard(connection)
         self._connections.discard(connection)
 
     def count(self, calls: int) -> None:
-        """So many more calls are open, or fewer; from any thread."""
+        """Note that so many more (or fewer) calls are open; from any thread."""
         with self._lock:
             self._open += calls
             if not self._open and self._idle is not None:
@@ -171,13 +171,13 @@ class CallServer:
 
 
 class _Connection:
-    """One ingress. Calls begin on the event loop, and end there or in the device's thread."""
+    """The connection of one ingress. Calls begin on the event loop, and end there or in the device's thread."""
 
     def __init__(self, server: CallServer, host: StageHost) -> None:
         self.frames = Frames(self._hear_word, self._end, self._open, longest=2 * WORD_BYTES)
         self._calls: dict[int, OpenCall] = {}
         self._sequences: set[int] = set()
-        """That came over it, and were not ended."""
+        """Sequences that came over it and were not ended."""
         self._server = server
         self._host = host
         self._is_known = False

@@ -1,4 +1,4 @@
-"""What a stage's replica is apart from Serve: a device, and the assignment that it follows."""
+"""A replica apart from Serve: a device, and the assignment that it follows."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class OpenCall:
     """A call whose inputs are in the engine."""
 
     unsettled: int
-    """Inputs that no part of its reply has settled."""
+    """Inputs that no part of the reply has settled."""
     take: Callable[[Chunk], None]
-    """What becomes of the parts."""
+    """Is called with every part of the reply."""
     begun: dict[str, list[SplitRun]] | None = None
-    """Of traced inputs the batches so far, each with the input's times as it began; None where the call has none."""
+    """The batches so far of each traced input, with the input's times when the batch began; None if none is traced."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,10 @@ class _Part:
 def chunks_by_call(
     releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same", busy: float = 0.0
 ) -> list[tuple[OpenCall, Chunk]]:
-    """One part for each call of what was said of its inputs, then one of its survivors, hidden states in `hop_dtype`.
+    """Returns the parts of the calls' replies: one with answers per call, then those with survivors.
 
-    In this order, because a call ends with the part that settles the last of its inputs.
+    Hidden states are in `hop_dtype`. Survivors come last, because a call ends with the part that settles its last
+    input.
     """
     parts: dict[OpenCall, _Part] = {}
     survivors: list[tuple[OpenCall, Chunk]] = []
@@ -115,7 +116,7 @@ def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]]
 def _runs(
     begun: Mapping[str, Sequence[SplitRun]], members: Iterable[Member[Any]]
 ) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
-    """Of those members that are traced."""
+    """Returns the runs of the traced members."""
     return tuple(
         (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
         for member in members
@@ -124,7 +125,7 @@ def _runs(
 
 
 def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
-    """Every batch's own share of an input's times; `compute_s`: in all, as the last batch let it go."""
+    """Returns every batch's own share of an input's times; `compute_s`: its total when the last batch released it."""
     if not begun:
         return ()
     waited_s = [0.0, *(each.queue_s for each in begun[:-1])]
@@ -145,7 +146,7 @@ def _timing(member: Member[Any]) -> Timing:
 
 
 class WatchedRunner:
-    """Another runner, watched; only where tracing is on."""
+    """Notes the batches of traced inputs, and passes everything on to another runner; only where tracing is on."""
 
     def __init__(self, runner: Runner[Any]) -> None:
         self._runner = runner
@@ -190,7 +191,7 @@ BROKEN_AFTER = 20
 
 
 class StageHost:
-    """Runs what the newest assignment it has seen says, and what older calls still need."""
+    """Runs the newest assignment that it has seen, and what calls of older plans still need."""
 
     def __init__(
         self,
@@ -231,16 +232,16 @@ class StageHost:
 
     @property
     def busy(self) -> float:
-        """Share of its time that the device ran, of late; more where it waits for the processors that it shares."""
+        """The share of its recent time that the device ran; more where it waits for processors that it shares."""
         return self._device.engine.busy
 
     @property
     def memory(self) -> MemoryUse | None:
-        """What sequences have of it; None where the network keeps nothing of any."""
+        """The memory that sequences use; None where the network keeps nothing of sequences."""
         return self._device.memory_use
 
     def start(self) -> None:
-        """Begin to take calls."""
+        """Start to take calls."""
         self._device.start()
 
     def stop(self) -> None:
@@ -248,7 +249,7 @@ class StageHost:
         self._device.stop()
 
     async def prepare(self, assignment: Assignment) -> None:
-        """Whatever is slow the first time, beside serving; a replica that follows nothing yet then follows this."""
+        """Do what is slow the first time, beside serving; a replica that follows no plan yet then follows this one."""
         policy = await asyncio.to_thread(self._make_ready, assignment)
         self._policy = assignment.policy, policy
         if self.epoch == NOTHING:
@@ -261,7 +262,7 @@ class StageHost:
                 self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:
-        """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
+        """Follow an assignment from the next batch on, unless it is no newer than the present one."""
         if assignment.epoch <= self.epoch:
             return
         if assignment.policy != self._policy[0]:
@@ -274,7 +275,7 @@ class StageHost:
         self.epoch = assignment.epoch
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
-        """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
+        """Queue a call's inputs; raises PlanError if no split of the present plan or of the call's holds the block."""
         self.follow(call.assignment)
         members = self._device.admit(call.piece, self._members(call, opened))
         if members:
@@ -285,18 +286,18 @@ class StageHost:
         self._device.forget(opened)
 
     def end(self, sequences: Collection[int]) -> None:
-        """Sequences are over: what is queued of them is lost, what is kept of them is free once no batch needs it."""
+        """End sequences: their queued inputs are lost, and their memory is freed once no batch needs it."""
         self._device.end(sequences)
 
     def check(self) -> None:
-        """Raise RuntimeError where the replica must be replaced."""
+        """Raise RuntimeError if the replica must be replaced."""
         if not self._device.is_alive():
             raise RuntimeError("the device thread has ended")
         if self._device.failures_in_a_row >= BROKEN_AFTER:
             raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")
 
     def report(self, *, replica: str, node: str) -> ReplicaReport:
-        """What it has done since its start, probes left out: they do more work than others."""
+        """Returns what it has done since its start, without probes, which do more work than other inputs."""
         engine = self._device.engine
         return ReplicaReport(
             slot=self._slot,
@@ -311,7 +312,7 @@ class StageHost:
         )
 
     def stats(self) -> dict[str, Any]:
-        """What the present splits have done so far."""
+        """Returns what the present splits have done so far."""
         engine = self._device.engine
         counts = engine.counts
         return {
@@ -338,7 +339,7 @@ class StageHost:
         }
 
     def _ran(self, batch: Batch[Any], busy_s: float) -> None:
-        """Answered of every batch, by the device's thread."""
+        """Called for every batch, by the device's thread."""
         if self._contention is not None:
             self._device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)

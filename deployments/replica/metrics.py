@@ -1,4 +1,4 @@
-"""The metrics of a stage's replica; apart from the ingress's, because they know the engine."""
+"""The metrics of a replica; apart from the ingress's, because they know the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
 class _Ran(NamedTuple):
-    """A batch that ran; not the batch itself, which holds its inputs' hidden states."""
+    """What is counted of a batch; the batch itself would hold its inputs' hidden states."""
 
     split: int
     size: int
@@ -33,9 +33,9 @@ class _Ran(NamedTuple):
 
 
 class StageMetrics:
-    """What a stage's replica counts, by slot and device: the stage that a slot hosts changes.
+    """The counts of a replica, by slot and device, because the stage that a slot hosts changes.
 
-    Ray is told once a second, by the event loop: to tell it of every input cost the device's thread 6 % of its time.
+    The event loop passes them to Ray once a second: one call per input cost the device's thread 6 % of its time.
     """
 
     def __init__(self, slot: str, device: str) -> None:
@@ -58,7 +58,7 @@ class StageMetrics:
             "offramp_kv_pages", "Pages of keys and values: reserved, reserved at most, there are", tags(*names, "which")
         )
         self._spent_s: deque[tuple[float, float]] = deque()
-        """Waiting and running, per input."""
+        """Seconds of waiting and running, per input."""
         self._ran: deque[_Ran] = deque()
 
     def record(self, releases: list[Release[Any]]) -> None:
@@ -79,7 +79,7 @@ class StageMetrics:
         self._ran.append(_Ran(split.first, size, split.batch, tokens, split.tokens, batch.probe, seconds))
 
     async def keep_telling(self, host: StageHost) -> None:
-        """Tell Ray once a second, for ever."""
+        """Tell Ray once a second, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
             self.tell(host.num_waiting, host.memory)

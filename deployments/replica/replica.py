@@ -33,9 +33,9 @@ PULL_S = 2.0
 
 
 class StageReplica:
-    """Hosts one stage's splits on one device, after a change of plan another's.
+    """Hosts the splits of one stage on one device; after a change of plan, those of another stage.
 
-    Ready, for Serve, when what it begins with is warm; at once where it has no assignment: its first call brings one.
+    It is ready for Serve when its first splits are warm, or at once if it has no assignment: its first call brings one.
     """
 
     async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
@@ -71,20 +71,20 @@ class StageReplica:
         self._address = await self._server.listen(self._host, ip)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Serve passes on to every router where this replica takes calls."""
+        """Returns where this replica takes calls, which Serve passes on to every router."""
         return asdict(self._address)
 
     async def __del__(self) -> None:
-        """Serve's way to end a replica that gets no more work: what it has, it ends."""
+        """Finish all work; Serve calls it to end a replica that gets no more calls."""
         await self._server.close()
         self._metrics.tell(self._host.num_waiting, self._host.memory)
 
     async def prepare(self, assignment: Assignment) -> None:
-        """Make ready for a plan that is to come; returns when its first call will find everything warm."""
+        """Make ready for a plan that is to come; returns when everything is warm for its first call."""
         await self._host.prepare(assignment)
 
     async def follow(self, assignment: Assignment) -> None:
-        """Do so from the next batch on, without waiting for a call that says it: a plan of the same splits."""
+        """Follow an assignment of the same splits from the next batch on, without waiting for its first call."""
         self._host.follow(assignment)
 
     async def report(self) -> ReplicaReport:
@@ -93,11 +93,11 @@ class StageReplica:
         return self._host.report(replica=context.replica_tag, node=ray.get_runtime_context().get_node_id())
 
     async def stats(self) -> dict[str, Any]:
-        """What the engine has done so far, per split."""
+        """Returns what the engine has done so far, per split."""
         return self._host.stats()
 
     def check_health(self) -> None:
-        """Serve asks every second: a replica without its device thread must be replaced."""
+        """Raise an error if the replica must be replaced; Serve asks every second."""
         self._host.check()
         self._background.check()
 
@@ -107,7 +107,7 @@ class StageReplica:
         self._metrics.record(releases)
 
     async def _first_assignment(self) -> Assignment | None:
-        """The controller's, should it answer in time, and what it says of no plan too; else the first plan's."""
+        """Returns the controller's assignment, also if that is none; if it does not answer, the first plan's."""
         if self._settings.control is None:
             return planned_assignment(self._settings, self._slot)
         try:
@@ -124,7 +124,7 @@ class StageReplica:
 
 
 def planned_assignment(settings: ServeSettings, slot: str) -> Assignment | None:
-    """What the plan to begin with has a slot do; None where it leaves the slot idle."""
+    """Returns what a slot does under the first plan; None if that leaves the slot idle."""
     stage = initial_placement(settings.plan).stage_of.get(slot)
     return None if stage is None else Assignment.of(settings.plan, stage)
 

@@ -1,4 +1,4 @@
-"""The controller as an ingress sees it: asked now and then, waited for never long, missing without harm."""
+"""The ingress's link to the controller, which it asks now and then and can do without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def find_deployment(name: str, app: str) -> Any:
-    """A deployment's handle, whether it runs or not."""
+    """Returns a deployment's handle, whether it runs or not."""
     from ray import serve
 
     return serve.get_deployment_handle(name, app)
@@ -35,7 +35,7 @@ class ControllerLink:
         self._pull_s = pull_s
 
     async def current(self) -> dict[str, Any] | None:
-        """The placed plan in force, as a document; None if there is none, or no controller."""
+        """Returns the placed plan in force as a document; None if there is none, or no controller."""
         try:
             document: dict[str, Any] | None = await self._ask("current", self._pull_s)
         except ControllerUnavailableError as error:
@@ -44,12 +44,12 @@ class ControllerLink:
         return document
 
     async def describe(self) -> dict[str, Any]:
-        """What it says of the plan in force; raises ControllerUnavailableError."""
+        """Returns its description of the plan in force; raises ControllerUnavailableError."""
         described: dict[str, Any] = await self._ask("describe", ASK_S)
         return described
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
-        """Its plans so far; raises ControllerUnavailableError."""
+        """Returns its plans so far; raises ControllerUnavailableError."""
         plans: list[dict[str, Any]] = await self._ask("history", ASK_S, limit)
         return plans
 
@@ -64,7 +64,7 @@ class ControllerLink:
 
 
 def ask_controller(app: str, method: str, *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """What a service's controller answers, from the process that started the service; {} where it answers nothing."""
+    """Calls a controller's method from the process that started the service; returns {} where it answers nothing."""
     handle = find_deployment(CONTROLLER, app)
     if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on the caller's loop
         handle._init(_run_router_in_separate_loop=True)

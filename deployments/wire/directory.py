@@ -1,4 +1,4 @@
-"""Which replicas a slot has, and where they take calls: as Serve tells its routers, at once and without asking."""
+"""Which replicas a slot has, and where they take calls, as Serve announces it to its routers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCK = threading.Lock()
 
 
 class ReplicaDirectory:
-    """The running replicas of one slot, by their ids. Serve's router may run in a thread of its own."""
+    """The addresses of the running replicas of one slot, by id. Serve's router may run in a thread of its own."""
 
     def __init__(self) -> None:
         self._addresses: Mapping[str, Address] = {}
@@ -22,20 +22,20 @@ class ReplicaDirectory:
         self._lock = threading.Lock()
 
     def announce(self, addresses: Mapping[str, Address]) -> None:
-        """These are all there are now."""
+        """Set the replicas that there are now, and tell the listeners."""
         with self._lock:
             self._addresses = addresses
             for listener in self._listeners:
                 listener(addresses)
 
     def follow(self, listener: Listener) -> None:
-        """Tell it what there is now, then of every change, in whatever thread that comes."""
+        """Call a listener with the present addresses, then with every change, in the thread of the change."""
         with self._lock:
             self._listeners.append(listener)
             listener(self._addresses)
 
 
 def board_of(slot: str) -> ReplicaDirectory:
-    """The slot's board in this process."""
+    """Returns the directory of a slot in this process."""
     with _LOCK:
         return _BOARDS.setdefault(slot, ReplicaDirectory())

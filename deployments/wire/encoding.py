@@ -1,4 +1,4 @@
-"""Messages between ingress and replicas as msgpack: typed on both sides, and nothing in them can run code."""
+"""Messages between ingresses and replicas as msgpack: typed on both sides, and nothing in them can run code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from earlyexit.network.wire import Answer, Seen
 
 LENGTH_BYTES = 4
 LONGEST = 1 << 30
-"""Bytes; a frame that claims more is noise, and ends the connection."""
+"""The most bytes of a frame; a connection that announces more is ended."""
 SHORT_BYTES = 1 << 15
 """Received at a time. What a frame has beyond them is received into memory of its own: hidden states of a batch of
 images are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
 
 
 class Frames(asyncio.BufferedProtocol):
-    """Either end of a connection."""
+    """Either end of a connection: sends and receives frames of bytes, each behind its length."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Frames(asyncio.BufferedProtocol):
         *,
         longest: int = LONGEST,
     ) -> None:
-        """`on_frame` may keep what it gets; it and `on_end`, which comes once, are called on the event loop."""
+        """`on_frame` may keep its frame; it and `on_end`, which is called once, are called on the event loop."""
         self.longest = longest
         self._on_frame = on_frame
         self._on_end = on_end
@@ -44,11 +44,11 @@ class Frames(asyncio.BufferedProtocol):
         self._long: memoryview | None = None
         """The content of a long frame that is not whole yet; None while frames come into the short memory."""
         self._received = 0
-        """Bytes in either."""
+        """Bytes received so far into either memory."""
         self._transport: asyncio.Transport | None = None
 
     def send(self, frame: bytes) -> None:
-        """Send a frame; after the connection's end nothing happens."""
+        """Send a frame; does nothing once the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines((len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
 
@@ -95,7 +95,7 @@ class Frames(asyncio.BufferedProtocol):
         self._keep(received[start:] if self._is_open else received[:0])
 
     def _keep(self, begun: memoryview) -> None:
-        """What has come of a frame that is not whole, its length first as far as there is one."""
+        """Keep the received part of a frame that is not whole."""
         whole = LENGTH_BYTES + int.from_bytes(begun[:LENGTH_BYTES], "big")
         if len(begun) >= LENGTH_BYTES and whole > len(self._short):
             self._long = memoryview(bytearray(whole - LENGTH_BYTES))
@@ -117,7 +117,7 @@ class Frames(asyncio.BufferedProtocol):
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 RAW = 0
-"""Code of the extension that is an array's memory."""
+"""The extension code of an array's memory."""
 
 
 def _errors_by_name() -> Mapping[str, type[OfframpError]]:
@@ -266,7 +266,7 @@ def _unsendable(error: Exception) -> ExecutionError:
 
 
 def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:
-    """What an ingress said; arrays cannot be written to. Raises MalformedError."""
+    """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
     try:
         message: Begin | Forget | End = _FROM_INGRESS.decode(frame)
     except PlanError as error:  # what a stage or a split says of itself
@@ -275,6 +275,6 @@ def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:
 
 
 def from_replica(frame: bytes | memoryview) -> Part | Refused:
-    """What a replica said; arrays cannot be written to. Raises MalformedError."""
+    """Decodes a replica's message; its arrays are read-only. Raises MalformedError."""
     message: Part | Refused = _FROM_REPLICA.decode(frame)
     return message

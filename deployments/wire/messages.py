@@ -1,4 +1,4 @@
-"""What ingress and stages say to each other."""
+"""The messages between ingresses, replicas and the controller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a replica does under one plan. It travels with every call, so that no replica can be without it."""
+    """What a replica does under one plan. It travels with every call, so that no replica can miss it."""
 
     epoch: int
     """The plan it belongs to; a replica follows the highest it has seen."""
@@ -44,12 +44,12 @@ class Assignment:
 
     @property
     def known(self) -> tuple[Split, ...]:
-        """All that may be asked for under this plan."""
+        """The splits that calls of this plan may ask for."""
         return (*self.stage.splits, *self.detours)
 
     @classmethod
     def of(cls, plan: Plan, stage: Stage) -> Assignment:
-        """What a plan has one of its stages do."""
+        """Returns what a plan has one of its stages do."""
         return cls(
             epoch=plan.epoch,
             stage=stage,
@@ -62,7 +62,7 @@ class Assignment:
 
 
 def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
-    """The networks left out before those that begin in a stage, each as one split with the batches of what follows."""
+    """Returns the networks left out before a stage's, each as one split with the batches of the next network."""
     found, end = [], 0
     for split in plan.splits:
         if split in stage.splits:
@@ -81,21 +81,21 @@ class StageCall:
     remaining_s: tuple[float, ...]
     """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
     reserve_s: float
-    """What the stages after this one are expected to take, and what is kept in hand."""
+    """The seconds that the stages after this one are expected to take, and the slack."""
     assignment: Assignment
-    """What the sender's plan has the stage do."""
+    """What the stage does under the sender's plan."""
     probe: bool = False
-    """Whether its inputs are probes: every ramp looks at them, and they go on to the model's end when answered."""
+    """Whether its inputs are probes: every ramp looks at them, and they run to the model's end even when answered."""
     traced: tuple[int, ...] = ()
-    """Positions of the inputs whose runs are to be told."""
+    """Positions of the inputs whose runs are to be reported."""
     sequences: tuple[int, ...] = ()
-    """Per input, the number of the sequence that it belongs to, of which the replica keeps something until it is ended;
-    empty where inputs belong to none."""
+    """Per input, the number of its sequence, which the replica keeps until the sequence is ended; empty for inputs that
+    belong to no sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Where an input's time in a stage went."""
+    """How an input's time in a stage was spent."""
 
     queue_s: float
     compute_s: float
@@ -103,16 +103,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRun:
-    """What one split of a stage was to an input, in the order of the splits: a wait, then a batch."""
+    """One split that an input ran in a stage: its wait, then its batch."""
 
     first: int
     end: int
     batch: int
     """Inputs of the batch."""
     tokens: int
-    """Theirs together."""
+    """The tokens of these inputs together."""
     target: int
-    """What its batches are fused to."""
+    """The split's batch size."""
     queue_s: float
     compute_s: float
 
@@ -129,25 +129,25 @@ class GoingOn:
 class Chunk:
     """One part of a stage's streamed reply.
 
-    Every input of the call is in exactly one part, as an answer, among those going on, or lost. What is said early, or
-    seen, of inputs that stay comes beside that.
+    Every input of the call is in exactly one part: answered, going on, or lost. Early answers and observations of
+    inputs that stay come in addition.
     """
 
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()
-    """Answers of inputs that stay inside the model all the same."""
+    """Answers of inputs that stay inside the model."""
     seen: tuple[Seen, ...] = ()
-    """What ramps, and the full model, said of inputs that stay."""
+    """What ramps and the full model say of inputs that stay."""
     going_on: GoingOn | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
-    """Of traced inputs among the others, where their `Timing` went."""
+    """The splits that traced inputs ran, which add up to their `Timing`."""
     busy: float = 0.0
-    """Share of its time that the replica was busy, of late."""
+    """The share of its recent time that the replica was busy."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """Of the inputs that it lets go of, early answers and lost ones left out."""
+        """The timings of the inputs that it settles, without lost ones."""
         return tuple(timing for _, timing in self.answers) if self.going_on is None else self.going_on.timings
 
     @property
@@ -166,9 +166,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressReport:
-    """Counts since the ingress started, and what was seen of probes, and of inputs that stayed, since the last report.
+    """Counts since the ingress started, and what was observed since the last report.
 
-    Counts only grow: a report that is lost loses nothing but time. What was seen is handed over once.
+    Counts only grow, so a lost report costs nothing but time. Observations are handed over once.
     """
 
     name: str
@@ -176,26 +176,26 @@ class IngressReport:
     epoch: int
     """The plan it follows."""
     suspended: bool = False
-    """Whether it refuses everything, as it was told."""
+    """Whether it has no plan, and refuses everything."""
     oldest_epoch: int
-    """Of the plan by which its oldest call under way was sent; its own where none is."""
+    """The epoch by which its oldest call under way was sent; its own where there is none."""
     at_s: float
     """Wall clock."""
     unanswered: int
-    """Inputs that wait here or are under way, now."""
+    """Inputs that wait here or are under way now."""
     unanswered_tokens: int = 0
-    """Of these."""
+    """The tokens of these inputs."""
     waiting: int
-    """Of these, the inputs that no stage has been sent yet."""
+    """The inputs among them that were not sent to a stage yet."""
     oldest_s: dict[int, float] = field(default_factory=dict)
-    """How long the first of these have waited, by the longest that inputs of their class are, in tokens."""
+    """The longest wait so far, by length class: the most tokens of its inputs."""
     arrived: int
-    """Inputs of well-formed requests, refused ones too."""
+    """Inputs of well-formed requests, including refused ones."""
     answered: int
     answered_tokens: int = 0
-    """Of these inputs; as many where inputs have no tokens."""
+    """The tokens of answered inputs; 1 each where inputs have no tokens."""
     in_slo: int
-    """Answers that came within the SLO; all of them where there is none."""
+    """Answers within the SLO; all of them where there is none."""
     exits: dict[int, int]
     """Answers by the block they left after, under the present epoch."""
     drops: dict[str, int]
@@ -203,13 +203,13 @@ class IngressReport:
     latencies: dict[int, int] = field(default_factory=dict)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
     crossings: dict[int, int] = field(default_factory=dict)
-    """Inputs that went on to another network of the chain, by its first block; as are the next three."""
+    """Inputs that went on to another network of the chain, by its first block; the next three are by that block too."""
     crossing_s: dict[int, float] = field(default_factory=dict)
-    """What they waited for it here, encoding anew included: their seconds together."""
+    """The total seconds that they waited here for it, including encoding."""
     words: dict[int, int] = field(default_factory=dict)
-    """Of the texts that words could be pruned of."""
+    """The words of texts that could be pruned."""
     pruned_words: dict[int, int] = field(default_factory=dict)
-    """Of these, the pruned ones."""
+    """The pruned words among them."""
     probes: Observations | None = None
     """Records of probes, and of inputs that stayed, at wall-clock times; None where there were none."""
 
@@ -220,19 +220,19 @@ BUCKET = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """What a stage's replica has done since its start; counts only grow."""
+    """What a replica has done since its start; counts only grow."""
 
     slot: str
     replica: str
-    """Serve's unique id of it."""
+    """Serve's unique id of the replica."""
     node: str
-    """Ray's id of the node it runs on."""
+    """Ray's id of its node."""
     pid: int
     device: str
     epoch: int
     waiting: int
-    """Inputs queued in its engine, now."""
+    """Inputs queued in its engine now."""
     times: tuple[TimesRun, ...]
-    """Probes left out: they do more work than others."""
+    """The batches that ran, without probes, which do more work than other inputs."""
     memory: MemoryUse | None = None
-    """What sequences have of it; None where the network keeps nothing of any."""
+    """The memory that sequences use; None where the network keeps nothing of sequences."""

@@ -1,6 +1,6 @@
 """The decisions of generation: which sequences are admitted, under which number, and what follows a loss. Pure.
 
-Its driver sends the steps: the live service, or the simulator, whose sequences are lengths.
+A driver sends the steps: the live service, or the simulator, whose sequences are mere lengths.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from earlyexit.errors import AdmissionError, StageUnavailableError
 from optimizer.plan import Plan
 
 G = TypeVar("G", covariant=True)
-"""What a decoder is given of a sequence: encoded tokens or, simulated, their number."""
+"""A step as the decoder gets it: encoded tokens or, in the simulator, their number."""
 SOONEST_RETRY_S = 1.0
 
 
 class Stepping(Protocol[G]):
-    """A sequence in the making."""
+    """A sequence that is being generated."""
 
     num_prompt: int
 
@@ -39,7 +39,7 @@ class Stepping(Protocol[G]):
 
 
 class GenerationState(Generic[G]):
-    """A sequence from its arrival to its end, wherever it runs."""
+    """One sequence from its arrival to its end, whichever replicas run it."""
 
     __slots__ = (
         "ahead",
@@ -61,25 +61,25 @@ class GenerationState(Generic[G]):
         self.placement = placement
         self.arrived_s = arrived_s
         self.ahead = ahead
-        """Sequences that ran when it came."""
+        """Sequences that were running when it arrived."""
         self.ahead_tokens = ahead_tokens
-        """Of prompts that had said nothing then."""
+        """The prompt tokens of sequences that had no token yet when it arrived."""
         self.attempts = 0
-        """Times that it was lost since its last token."""
+        """How often it was lost since its last token."""
         self.first_s = math.nan
-        """When its first token came."""
+        """When its first token came; NaN before."""
         self.last_s = math.nan
         self.num_said = 0
         self.is_over = False
 
     def step(self) -> G:
-        """What its decoder must see next; `placement` knows whether a token comes of it."""
+        """Returns what the decoder must see next, and notes in `placement` whether its answer is a token."""
         self.placement.says = self.sequence.says
         return self.sequence.step()
 
     @property
     def awaited_from_s(self) -> float:
-        """Since when the next token is awaited: the sequence's arrival, or its last token."""
+        """When the wait for the next token began: at the arrival, or at the last token."""
         return self.last_s if self.num_said else self.arrived_s
 
     @property
@@ -89,39 +89,39 @@ class GenerationState(Generic[G]):
 
     @property
     def tpot_s(self) -> float:
-        """Time per output token, the first one's left out; NaN before there is a second."""
+        """Time per output token after the first; NaN before there is a second token."""
         return (self.last_s - self.first_s) / (self.num_said - 1) if self.num_said > 1 else math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRules:
-    """Of one ingress."""
+    """The limits of one ingress."""
 
     max_attempts: int
-    """Times a sequence is lost between two of its tokens, before its caller is told."""
+    """How often a sequence may be lost between two of its tokens before it fails."""
     ttft_slo_s: float | None = None
-    """Until the first token."""
+    """Time until the first token."""
     tpot_slo_s: float | None = None
-    """Per token after it, on average over a sequence."""
+    """Mean time per token after the first, over a sequence."""
     num_ingresses: int = 1
 
 
 @dataclass(slots=True)
 class GenerationCounts:
-    """Since the ingress began; they only grow."""
+    """Counts since the ingress began; they only grow."""
 
     begun: int = 0
-    """Sequences that were let in."""
+    """Admitted sequences."""
     refused: int = 0
-    """Sequences whose SLOs could not be kept."""
+    """Sequences that were refused because their SLOs could not be kept."""
     ended: Counter[str] = field(default_factory=Counter)
-    """Sequences that were let in, by why they ended: stop, length, or the kind of an error."""
+    """Admitted sequences by why they ended: stop, length, or the kind of an error."""
     in_slo: int = 0
-    """Of those that came to their end, the ones that kept both SLOs; all where there is none."""
+    """Completed sequences that kept both SLOs; all of them where there is none."""
     lost: int = 0
-    """Times that a sequence began anew, on another replica mostly."""
+    """How often a sequence began anew, mostly on another replica."""
     prompt_tokens: int = 0
-    """Of sequences that were let in."""
+    """The prompt tokens of admitted sequences."""
     probes: int = 0
     """Sequences that ended and were probes."""
     exits: Counter[int] = field(default_factory=Counter)
@@ -133,7 +133,7 @@ class GenerationCounts:
 
 
 class Loop:
-    """Of one ingress. Seconds are the caller's, and never go back."""
+    """The generation of one ingress. Seconds are the caller's, and never go back."""
 
     def __init__(self, rules: LoopRules, plan: Plan, rng: random.Random) -> None:
         self.counts = GenerationCounts()
@@ -141,13 +141,13 @@ class Loop:
         self._rules = rules
         self._numbers = SequenceNumbers(rng)
         self._silent_tokens = 0
-        """Of prompts whose first token is awaited."""
-        # Of what a prompt takes no plan says anything: its limit begins where the first late one finds it.
+        """The prompt tokens of sequences that have no token yet."""
+        # No plan predicts what a prompt takes: its limit begins where the first late sequence finds it.
         self._ttft = self._admission(rules.ttft_slo_s, replace(plan, predicted={}))
         self._tpot = self._admission(rules.tpot_slo_s, plan)
 
     def follow(self, plan: Plan) -> None:
-        """Another plan is in force."""
+        """Follow another plan from now on."""
         if self._ttft is not None:
             self._ttft.follow(replace(plan, predicted={}), 1.0)
         if self._tpot is not None:
@@ -172,7 +172,7 @@ class Loop:
             raise AdmissionError(why, retry_after_s=min(max(late_s, SOONEST_RETRY_S), LONGEST_RETRY_S))
 
     def begin(self, sequence: Stepping[G], now_s: float) -> GenerationState[G]:
-        """A sequence is let in; its first step is next."""
+        """Take a sequence that was admitted; its first step is next."""
         state = GenerationState(
             sequence, KVPlacement(self._numbers.new()), now_s, self.num_running, self._silent_tokens
         )
@@ -184,7 +184,7 @@ class Loop:
         return state
 
     def said(self, state: GenerationState[G], exit_block: int, now_s: float) -> None:
-        """A token came."""
+        """Note that a token came, after this exit."""
         state.attempts = 0
         state.num_said += 1
         state.last_s = now_s
@@ -199,10 +199,10 @@ class Loop:
             self._tpot.answered(state.tpot_s, self.num_running - 1, 1, now_s)
 
     def again(self, state: GenerationState[G]) -> float:
-        """A sequence is lost, and has a new placement: in how many seconds its first step there is next.
+        """Begin a lost sequence anew, with a new placement; returns in how many seconds its first step is next.
 
-        The first time at once: others have what it needs. Raises StageUnavailableError after too many times without a
-        token, which ends it.
+        The first time that is at once, because other replicas have what it needs. Raises StageUnavailableError, which
+        ends the sequence, when it was lost too often without a token.
         """
         if state.attempts + 1 >= self._rules.max_attempts:
             message = f"the sequence was lost {self._rules.max_attempts} times without a token"
@@ -215,9 +215,9 @@ class Loop:
         return pause_s
 
     def elsewhere(self, state: GenerationState[G]) -> bool:
-        """Whether a replica without room was the first that said so, and others are asked; its next step is there.
+        """Have a new sequence, for which a replica has no room, try another; returns whether there is one to try.
 
-        Only of a sequence that was never let in anywhere: one that was waits, and begins anew.
+        A sequence that a replica took before is not moved so: it waits, and begins anew.
         """
         placement, full = state.placement, state.placement.newest
         if (
@@ -234,7 +234,7 @@ class Loop:
         return True
 
     def end(self, state: GenerationState[G], reason: str) -> None:
-        """It is over: it stopped, came to its length, or failed."""
+        """Note that a sequence has ended: it stopped, reached its length, or failed."""
         assert not state.is_over, "a sequence ends once"
         state.is_over = True
         self.num_running -= 1
@@ -249,7 +249,7 @@ class Loop:
             self.counts.in_slo += self.keeps(state)
 
     def keeps(self, state: GenerationState[G]) -> bool:
-        """Whether what was said so far came within both SLOs; one token alone takes no time after the first."""
+        """Whether the tokens so far came within both SLOs; a single token has no time per token."""
         ttft_s, tpot_s = self._rules.ttft_slo_s, self._rules.tpot_slo_s
         first_in_time = ttft_s is None or state.ttft_s <= ttft_s
         return first_in_time and (tpot_s is None or state.num_said < 2 or state.tpot_s <= tpot_s)

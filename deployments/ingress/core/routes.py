@@ -96,13 +96,13 @@ def lost(why: str) -> SequenceLostError:
 
 
 class SequenceNumbers:
-    """Names the sequences of one ingress by numbers, none of which any other ingress, or the one before it, gives."""
+    """Numbers the sequences of one ingress, unlike those of any other ingress or of its predecessor."""
 
     def __init__(self, rng: random.Random) -> None:
         self._next = rng.getrandbits(NAME_BITS) << SERIAL_BITS
 
     def new(self) -> int:
-        """From 1 on: 0 is no sequence's."""
+        """Returns the next number, from 1 on: 0 stands for no sequence."""
         self._next += 1
         return self._next
 
@@ -116,10 +116,10 @@ MOST_BATCHES = 4
 
 
 def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int) -> tuple[float, float]:
-    """How many inputs, or else tokens, must wait at the ingress for a call to the first stage to be made.
+    """Returns how many inputs, or instead tokens, must wait for a call to the first stage to be made.
 
-    Infinite where none is. `unheard`: calls to it that nothing has come back from. A call that some replica can start
-    now takes whatever waits; one that will queue behind it must be full.
+    Infinite where no call may be made. `unheard`: calls to it from which nothing has come back. A call that some
+    replica can start now takes whatever waits; one that will queue behind it must be full.
     """
     if unheard < replicas:
         return 1, math.inf
@@ -129,9 +129,10 @@ def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_repl
 
 
 def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, int]:
-    """What a piece weighs, and a full batch: inputs or, where tokens bound a batch, parts of it.
+    """Returns the weight of a piece, and of a full batch: in inputs or, where tokens bound it, in parts of a batch.
 
-    Of those the piece fills as many of the budget's inputs as of its tokens, whichever are more.
+    A piece fills as many parts as its inputs take of the budget's inputs, or its tokens of the budget's tokens,
+    whichever are more.
     """
     if budget.tokens is None:
         return num_inputs, budget.inputs
@@ -141,7 +142,7 @@ def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, in
 
 
 def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
-    """Replica indices, best first, for a piece of `weight`, given the weight that each already holds (`weight_of`).
+    """Returns replica indices, best first, for a piece of `weight`, given the weight that each holds.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
@@ -156,7 +157,7 @@ def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0
 
 
 def rank(load: int, weight: int, batch: int) -> Rank:
-    """The smaller, the better is a replica that holds so much."""
+    """Returns the rank of a replica that holds this load; the smallest rank is the best."""
     whole, started = divmod(load, batch)
     fits = started + weight <= batch
     return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
@@ -172,19 +173,19 @@ class FillFirst:
         self.phase = phase
         self._first = 0
         self._load_of: list[int | None] = []
-        """None where there is no replica of that index, or none any more."""
+        """The load of each index; None where there is no replica."""
         self._indices: list[int] = []
-        """Ascending."""
+        """The indices of the replicas, ascending."""
         self._holding = [0]
-        """Per load, the replicas with it, as bits."""
+        """By load, the replicas that have it, as bits."""
         self._orders: dict[tuple[int, int], list[int]] = {}
-        """All loads by rank, per weight and batch."""
+        """All loads by rank, for each weight and batch."""
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def add(self, index: int) -> None:
-        """A replica without load."""
+        """Add a replica without load."""
         self._load_of.extend([None] * (index + 1 - len(self._load_of)))
         self._load_of[index] = 0
         self._holding[0] |= 1 << index
@@ -192,7 +193,7 @@ class FillFirst:
         self._find_first()
 
     def discard(self, index: int) -> None:
-        """One that takes no more; what is taken off it later is ignored."""
+        """Remove a replica; what is taken off it later is ignored."""
         load = self._load_of[index] if index < len(self._load_of) else None
         if load is not None:
             self._load_of[index] = None
@@ -201,7 +202,7 @@ class FillFirst:
             self._find_first()
 
     def load(self, index: int, weight: int) -> None:
-        """Put a piece on a replica; a negative weight takes it off. Unknown ones are ignored."""
+        """Put a piece on a replica; a negative weight takes it off. Unknown replicas are ignored."""
         before = self._load_of[index] if index < len(self._load_of) else None
         if before is None:
             return
@@ -215,13 +216,13 @@ class FillFirst:
         self._holding[after] |= bit
 
     def take(self, weight: int, batch: int) -> int:
-        """Put a piece on the replica that `fill_first` puts first, which is given; there must be one."""
+        """Put a piece on the best replica, and return it; there must be one."""
         index = self.choose(weight, batch)
         self.load(index, weight)
         return index
 
     def choose(self, weight: int, batch: int) -> int:
-        """The replica that `fill_first` puts first; there must be one."""
+        """Returns the replica that `fill_first` puts first; there must be one."""
         order = self._orders.get((weight, batch)) or self._ranked(weight, batch)
         for load in order:
             holding = self._holding[load]
@@ -241,7 +242,7 @@ class FillFirst:
 
 
 SMOOTHING = 0.1
-"""Weight of the newest call in what a stage is expected to take."""
+"""The weight of the newest call in a stage's expected time."""
 
 
 class Crossing(NamedTuple):
@@ -254,7 +255,7 @@ class Crossing(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StageRoute:
-    """One stage of a chain on its slot; of a stage with blocks of several networks, those of one."""
+    """One stage of a chain on its slot; a stage with blocks of several networks has one route per network."""
 
     index: int
     """Its place in the chain."""
@@ -266,9 +267,9 @@ class StageRoute:
     assignment: Assignment
     """Made once per plan: every call to the stage carries it."""
     budgets: tuple[Budget, ...]
-    """Of the splits' batches, by its blocks."""
+    """The budget of the batches that run each of its blocks."""
     expected_s: float
-    """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
+    """The seconds until a call's inputs are answered or go on; 0 while nothing is known."""
 
     @property
     def epoch(self) -> int:
@@ -291,7 +292,7 @@ class ChainRoute:
     """The stages of one chain of a plan, in their order."""
 
     def __init__(self, plan: Plan, stages: tuple[StageRoute, ...], block_s: Sequence[float]) -> None:
-        """`plan`: the chain's. `block_s`: what blocks were expected to take before, also blocks that it leaves out."""
+        """`plan`: the chain's. `block_s`: the seconds that each block was expected to take, also those left out."""
         self.plan = plan
         self.stages = stages
         self.ramps = frozenset(plan.ramps)
@@ -301,13 +302,13 @@ class ChainRoute:
         self.network = self.used[0]
         """The network that inputs enter first."""
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
-        """Where survivors go that wait for a block to which no hidden state can be sent: a network's first, and any of
-        a network that the plan leaves out. None where there is one network."""
+        """By block, where survivors enter a network: at its first block, and at any block of a network that the plan
+        leaves out, to which no hidden state can be sent. Empty where there is one network."""
         self._all_crossings = crossings_of_all(plan)
         self._block_s = tuple(block_s)
         self._later = tuple(stages[position + 1 :] for position in range(len(stages)))
         self.layout: Layout = tuple((stage.slot, stage.first, stage.first + stage.num_blocks) for stage in stages)
-        """Where sequences have their keys and values."""
+        """Which slots keep the keys and values of which blocks."""
         hosting = {stage.first + k: stage for stage in stages for k in range(stage.num_blocks)}
         self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
 
@@ -320,28 +321,27 @@ class ChainRoute:
         return self.stages[0]
 
     def at(self, block: int) -> StageRoute:
-        """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
+        """Returns the stage of a block or, if its network is left out, of the next network's first block."""
         return self._leg_of[block]
 
     def crossing(self, block: int, *, probe: bool) -> Crossing | None:
-        """Where those enter a network that wait for a block; None where hidden states go on. Probes enter all."""
+        """Returns where inputs that wait for a block enter a network; None where they go on. Probes enter all."""
         return (self._all_crossings if probe else self.crossings).get(block)
 
     def entrance(self, *, probe: bool) -> tuple[int, None, int]:
-        """The block at which new inputs enter, that they bring nothing, and the network; probes enter the first."""
+        """Returns the block and the network of new inputs, with no payload between; probes enter the first network."""
         return (0, None, 0) if probe else (self.entry, None, self.network)
 
     def hosted(self, block: int) -> int:
-        """Where inputs go on that wait for a block: there or, if its network is left out, at the next one's start."""
+        """Returns the block at which inputs go on: theirs or, if its network is left out, the next network's first."""
         crossing = self.crossings.get(block)
         return block if crossing is None else crossing.block
 
     @property
     def seconds_per_block(self) -> list[float]:
-        """Every stage's expected time, spread evenly over its blocks; of blocks that none hosts, what was known before.
+        """Every stage's expected time, spread evenly over its blocks; blocks that no stage hosts keep what was known.
 
-        From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near
-        enough for the others.
+        A new plan's stages begin with it: it is exact for stages that stay as they are, and near enough for others.
         """
         block_s = list(self._block_s)
         for stage in self.stages:
@@ -351,7 +351,7 @@ class ChainRoute:
         return block_s
 
     def reserve_s(self, stage: StageRoute) -> float:
-        """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
+        """The expected seconds of the stages after this one; infinite if this one waits and one of them is unknown."""
         sum_s = 0.0
         for later in self._later[stage.index]:
             if not later.expected_s and stage.assignment.dispatch == "deferred":
@@ -361,7 +361,7 @@ class ChainRoute:
 
 
 class PlanRoute:
-    """A plan on its slots: the routes of its chains, and what all of them have in common."""
+    """A plan on its slots: the routes of its chains, and what they have in common."""
 
     def __init__(self, placed: PlacedPlan, chains: tuple[ChainRoute, ...]) -> None:
         self.placed = placed

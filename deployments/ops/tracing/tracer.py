@@ -33,7 +33,7 @@ class Tracer:
         self._clock = clock
         self._starts = starts
         self._inputs: dict[int, InputRecord] = {}
-        """Inputs of sampled requests, by the serial number of their flights."""
+        """Inputs of sampled requests, by the serial number of their inputs."""
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
         """Starts the trace of a request, which covers the rest of this task; None for a request that is not sampled."""
@@ -43,14 +43,14 @@ class Tracer:
         _REQUEST.set(record)
         return record
 
-    def follow(self, flights: Sequence[PendingInput]) -> None:
+    def follow(self, inputs: Sequence[PendingInput]) -> None:
         """Records that the inputs of the current request were submitted."""
         record = _REQUEST.get()
         if record is None:
             return
         now_s = self._clock.now_s()
-        record.serials = [flight.serial for flight in flights]
-        record.inputs = [InputRecord(submitted_s=now_s) for _ in flights]
+        record.serials = [each.serial for each in inputs]
+        record.inputs = [InputRecord(submitted_s=now_s) for _ in inputs]
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 
     def headers(self, record: RequestRecord) -> Mapping[str, str]:
