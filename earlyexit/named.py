@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, Literal
 
 from earlyexit.errors import ModelFolderError
@@ -38,6 +40,24 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
         return make(**settings)
     except (TypeError, ValueError) as error:
         raise ModelFolderError(f"{called} {name!r} does not take {settings}: {error}") from error
+
+
+def spec_of(made: Any) -> dict[str, Any]:
+    """Returns a spec of which `make_named` makes an equal object.
+
+    It has the object's name and its constructor's parameters, by attributes of the same names; None is left out.
+    """
+    given = {key: _plain(getattr(made, key)) for key in _parameters(made.__class__)}
+    return {"name": made.name} | {key: value for key, value in given.items() if value is not None}
+
+
+@cache
+def _parameters(kind: Any) -> tuple[str, ...]:
+    return tuple(signature(kind).parameters)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def import_own(name: str, *, called: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import InputError, PlanError
+from earlyexit.named import spec_of
 from earlyexit.network.wire import Column, Encoded
 from earlyexit.words import Words, left_of
 
@@ -50,9 +51,12 @@ class Codec(ABC, Generic[Row]):
     def inputs(self) -> tuple[Column, ...]:
         """The v2 inputs, known before `load`; columns of one name are forms of one input, the preferred one first."""
 
-    @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """Returns its entry in a model card, of which `find_codec` makes an equal codec."""
+        """Returns its entry in a model card, of which `find_codec` makes an equal codec.
+
+        Here these are the constructor's parameters, which must be attributes; None is left out.
+        """
+        return spec_of(self)
 
     @abstractmethod
     def from_columns(self, columns: Columns) -> list[Row]:

@@ -215,9 +215,6 @@ class PromptCodec(Codec[Prompt]):
         ids: list[int] = self._literal.encode(_unmarked(text), add_special_tokens=False).ids
         return ids
 
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "max_length": self.max_length}
-
     def from_columns(self, columns: Columns) -> list[Prompt]:
         return list(texts_of(columns, "text_input"))
 

@@ -36,9 +36,6 @@ class TokenizedCodec(Codec[Row]):
     def load(self, folder: Path) -> None:
         self._tokenizer = TextTokenizer.load(folder, self.max_length)
 
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "max_length": self.max_length}
-
 
 class TextCodec(TokenizedCodec[str]):
     """Texts to token ids, int32 per token."""
@@ -91,9 +88,6 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
         """`token_types`: whether the network tells the texts apart by them; the tokenizer's marks do in any case."""
         super().__init__(max_length)
         self.token_types = token_types
-
-    def spec(self) -> dict[str, Any]:
-        return super().spec() | {"token_types": self.token_types}
 
     def from_columns(self, columns: Columns) -> list[tuple[str, str]]:
         return list(zip(texts_of(columns, "text"), texts_of(columns, "text_pair"), strict=True))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
+from earlyexit.named import spec_of
 from earlyexit.network.wire import Column, Value
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
@@ -53,9 +54,12 @@ class Task(ABC):
         """Height and width of the images that answers refer to; None for other answers."""
         return None
 
-    @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """Returns its entry in a model card, of which `find_task` makes an equal task."""
+        """Returns its entry in a model card, of which `find_task` makes an equal task.
+
+        Here these are the constructor's parameters, which must be attributes; None is left out.
+        """
+        return spec_of(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Task) and self.spec() == other.spec()

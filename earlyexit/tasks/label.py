@@ -62,9 +62,6 @@ class LabelTask(Task):
     def num_outputs(self) -> int:
         return len(self.label_names)
 
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "label_names": list(self.label_names)}
-
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """The likeliest label, int64 (B,)."""
         return outputs_BC.argmax(-1)

@@ -95,18 +95,6 @@ class PoseTask(Task):
     def num_principal_values(self) -> int:
         return self.num_outputs * self.highest
 
-    def spec(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "joint_names": list(self.joint_names),
-            "heatmap_side": self.heatmap_side,
-            "image_side": self.image_side,
-            "tolerance": self.tolerance,
-            "mirror_pairs": [list(pair) for pair in self.mirror_pairs],
-            "highest": self.highest,
-            "sigma": self.sigma,
-        }
-
     def compares(self, other: Task) -> bool:
         """Whether joints and image size are the same; heatmaps and tolerances may differ."""
         if not isinstance(other, PoseTask):

@@ -37,9 +37,6 @@ class RegressionTask(Task):
     def num_outputs(self) -> int:
         return 2
 
-    def spec(self) -> dict[str, Any]:
-        return {"name": self.name, "scale": self.scale, "offset": self.offset}
-
     def compares(self, other: Task) -> bool:
         """Numbers are in callers' units, whatever the scale of the outputs."""
         return isinstance(other, RegressionTask)

@@ -81,16 +81,6 @@ class SegmentationTask(Task):
         _, height, width = self.output_shape
         return height * width
 
-    def spec(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "class_names": list(self.class_names),
-            "height": self.height,
-            "width": self.width,
-            "ignored": list(self.ignored),
-            "stride": self.stride,
-        }
-
     def compares(self, other: Task) -> bool:
         """Whether classes and image size are the same; the exits' own maps may differ in size."""
         if not isinstance(other, SegmentationTask):

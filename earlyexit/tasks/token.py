@@ -50,10 +50,6 @@ class TokenTask(Task):
     def num_outputs(self) -> int:
         return self.vocab_size
 
-    def spec(self) -> dict[str, Any]:
-        start = {} if self.start is None else {"start": self.start}
-        return {"name": self.name, "vocab_size": self.vocab_size, "ends": list(self.ends)} | start
-
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """Returns tokens and their log-probabilities, float32 (B, 2, k); whole numbers up to 2**24 are exact."""
         import torch
