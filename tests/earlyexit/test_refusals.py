@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.image import ImageCodec, ImageSize
+from earlyexit.codecs.image import ORIENTATION, ImageCodec, ImageSize
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextCodec
@@ -48,16 +49,19 @@ from earlyexit.sequences.text import Unread
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.words import alpha_for, check_prune, pruned
-from tests.earlyexit.tasks_of_maps import BODY, STREET, png_of
+from tests.earlyexit.dense_data import CLASSES, write_image, write_poses, write_scenes
+from tests.earlyexit.tasks_of_maps import BODY, STREET, png_of, png_with_large_text
 
 GOLDEN = Path(__file__).with_name("refusals.txt")
 LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)
 SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
 ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])
 IMAGES = ImageCodec(height=4, width=6)
-MASK = np.zeros((4, 6), np.uint8)
+MASK, SKY = np.zeros((4, 6), np.uint8), np.zeros((24, 32), np.uint8)
+FULL = ImageCodec(height=24, width=32)
 RECORDS = RecordedAnswers(
     row_of={"x": 0}, ramps=(2, 5), scores_NR=np.zeros((1, 2), np.float32), answers_NE=np.zeros((1, 3))
 )
@@ -281,6 +285,40 @@ def point(path: Path) -> object:
     return read_source(path, DataError).parse(Point, called="the point")
 
 
+def joints(change: Callable[[Path], object] | tuple[int, str]) -> Callable[[Path], object]:
+    """Reads images with joints after a change of the folder, or after another line in the table."""
+
+    def read(path: Path) -> object:
+        table = write_poses(path.parent / "set")
+        if isinstance(change, tuple):
+            lines = table.read_text(encoding="utf-8").splitlines()
+            lines[change[0] - 1] = change[1]
+            table.write_text("\n".join(lines), encoding="utf-8")
+        else:
+            change(path.parent / "set/train")
+        return read_labelled(path.parent / "set", joints=table)
+
+    return read
+
+
+def classes(change: Callable[[Path], object], codec: ImageCodec = FULL) -> Callable[[Path], object]:
+    """Reads images with maps of classes after a change of the folder."""
+
+    def read(path: Path) -> object:
+        table = write_scenes(path.parent / "set")
+        change(path.parent / "set/train")
+        task = SegmentationTask(CLASSES, height=codec.size.height, width=codec.size.width)
+        return read_labelled(path.parent / "set", classes=table, part="train").targets(task, codec)
+
+    return read
+
+
+def write_turned(path: Path) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    Image.fromarray(np.zeros((24, 32, 3), np.uint8)).save(path, exif=exif)
+
+
 DEEP = "\n" + "[" * 3000 + "]" * 3000
 FILES: dict[str, tuple[Callable[[Path], object], str, str | bytes | None]] = {
     "table: no text": (labelled, "d.csv", "words,label\na,x\n"),
@@ -322,6 +360,27 @@ FILES: dict[str, tuple[Callable[[Path], object], str, str | bytes | None]] = {
     "classes: column": (read_classes, "c.csv", "id,title\n0,sky\n"),
     "classes: short line": (read_classes, "c.csv", "id,name\n0\n"),
     "classes: no rows": (read_classes, "c.csv", "id,name\n"),
+    "joints: outside their image": (joints((6, "train/im1.png,right knee,32,5,1")), "j", None),
+    "joints: no number": (joints((3, "train/im0.png,right knee,a,5,1")), "j", None),
+    "joints: not finite": (joints((3, "train/im0.png,right knee,nan,5,1")), "j", None),
+    "joints: visible": (joints((3, "train/im0.png,right knee,1,5,yes")), "j", None),
+    "joints: short line": (joints((3, "train/im0.png,right knee")), "j", None),
+    "joints: another joint": (joints((6, "train/im1.png,elbow,3,5,1")), "j", None),
+    "joints: column": (joints((1, "image,joint,x,y,seen")), "j", None),
+    "joints: image without lines": (joints(lambda at: write_image(at / "im9.png", MASK)), "j", None),
+    "joints: no image": (joints(lambda at: (at / "im0.png").write_bytes(b"x")), "j", None),
+    "joints: a large text": (joints(lambda at: (at / "im0.png").write_bytes(png_with_large_text())), "j", None),
+    "maps: another size": (classes(lambda at: write_image(at / "label/im2.png", MASK)), "m", None),
+    "maps: another class": (classes(lambda at: write_image(at / "label/im2.png", SKY + np.uint8(3))), "m", None),
+    "maps: colours": (classes(lambda at: write_image(at / "label/im2.png", np.dstack([SKY] * 3))), "m", None),
+    "maps: none": (classes(lambda at: (at / "label/im3.png").unlink()), "m", None),
+    "maps: two": (classes(lambda at: write_image(at / "label/im1.jpg", SKY)), "m", None),
+    "maps: turned": (classes(lambda at: write_turned(at / "image/im2.png")), "m", None),
+    "maps: another size than a cut image": (
+        classes(lambda at: write_image(at / "label/im2.png", MASK), ImageCodec(16, 24, shortest_edge=30)),
+        "m",
+        None,
+    ),
     "file: absent": (point, "a.yaml", None),
     "file: a folder": (lambda path: point(path.parent), "a.yaml", None),
     "file: not UTF-8": (point, "a.yaml", b"# x\nx: \xff\n"),

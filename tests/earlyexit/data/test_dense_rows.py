@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from earlyexit.errors import DataError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from tests.earlyexit.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
-from tests.earlyexit.tasks_of_maps import png_with_large_text
 
 POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
 SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])
@@ -71,13 +69,6 @@ def test_maps_are_told_apart_by_the_folders_they_lie_in(tmp_path: Path) -> None:
     assert rows.targets(SCENES, ImageCodec(24, 32))[:, 0, 0].tolist() == [0, 1]
 
 
-def test_two_maps_of_one_image_are_refused(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
-    write_image(tmp_path / "set/train/label/im1.jpg", np.zeros((24, 32), np.uint8))
-    with pytest.raises(DataError, match=r"'train/label/im1.jpg' and 'train/label/im1.png' are both maps of one image"):
-        read_labelled(tmp_path / "set", classes=table, part="train")
-
-
 CROPPED = ImageCodec(16, 24, shortest_edge=30, interpolation="nearest")
 """Of 24 x 32 pixels less than the middle third is kept."""
 
@@ -93,14 +84,6 @@ def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
     seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(CROPPED)]
     targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
     assert targets.tolist() == np.stack(seen).tolist()
-
-
-def test_a_map_of_other_sides_than_its_image_is_refused_where_images_are_cut(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
-    write_image(tmp_path / "set/train/label/im2.png", np.zeros((16, 24), np.uint8))
-    rows = read_labelled(tmp_path / "set", classes=table, part="train")
-    with pytest.raises(DataError, match=r"image/im2.png: a mask of 24 x 16 .*; its image, .* has 32 x 24"):
-        rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
 
 
 def write_turned(path: Path, pixels: np.ndarray) -> None:
@@ -127,13 +110,6 @@ def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
         read_labelled(tmp_path / "set", joints=table)
 
 
-def test_maps_of_turned_images_are_refused(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
-    write_turned(tmp_path / "set/train/image/im2.png", np.zeros((24, 32, 3), np.uint8))
-    with pytest.raises(DataError, match=r"image/im2.png is turned by its EXIF block, .*: save both upright"):
-        read_labelled(tmp_path / "set", classes=table, part="train")
-
-
 def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
     table = write_poses(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", joints=table)
@@ -142,68 +118,3 @@ def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
     assert kept.sides == ((32, 32),) * 4
     last = rows.select([5])
     assert last.labels[0] is rows.labels[5]
-
-
-def line_with(number: int, line: str) -> Callable[[Path], object]:
-    def change(table: Path) -> None:
-        lines = table.read_text(encoding="utf-8").splitlines()
-        lines[number - 1] = line
-        table.write_text("\n".join(lines), encoding="utf-8")
-
-    return change
-
-
-BAD_JOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "outside": (
-        line_with(6, "train/im1.png,right knee,32,5,1"),
-        r"joints.csv:6: joint 'right knee' at \(32, 5\) is outside its image of 32 x 32 pixels",
-    ),
-    "no number": (line_with(3, "train/im0.png,right knee,a,5,1"), "joints.csv:3: x and y are 'a' and '5'"),
-    "not finite": (line_with(3, "train/im0.png,right knee,nan,5,1"), "joints.csv:3: x and y are nan and 5"),
-    "visible": (line_with(3, "train/im0.png,right knee,1,5,yes"), "joints.csv:3: visible is 'yes'; 0 or 1"),
-    "short line": (line_with(3, "train/im0.png,right knee"), "joints.csv:3: the row does not have 5 columns"),
-    "another joint": (
-        line_with(6, "train/im1.png,elbow,3,5,1"),
-        "joints.csv:5: the image's joints are left knee, elbow, neck; the first has left knee, right knee, neck",
-    ),
-    "column": (line_with(1, "image,joint,x,y,seen"), "no column 'visible'; there are image, joint, x, y, seen"),
-    "image": (lambda table: write_image(table.parent / "set/train/im9.png", np.zeros((4, 4), np.uint8)), "'train/im9"),
-    "empty": (lambda table: table.write_text("image,joint,x,y,visible\n"), "no rows"),
-    "gone": (lambda table: table.unlink(), "no such file"),
-    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x"), "im0.png: it is no image"),
-    "a large text": (
-        lambda table: (table.parent / "set/train/im0.png").write_bytes(png_with_large_text()),
-        "im0.png cannot be decoded: ValueError: Decompressed data too large",
-    ),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), BAD_JOINTS.values(), ids=BAD_JOINTS.keys())
-def test_bad_joints_are_refused_with_their_line(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
-    table = write_poses(tmp_path / "set")
-    change(table)
-    with pytest.raises(DataError, match=message):
-        read_labelled(tmp_path / "set", joints=table)
-
-
-def test_a_map_of_another_size_or_class_is_named_by_its_file(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
-    write_image(tmp_path / "set/train/label/im2.png", np.zeros((9, 9), np.uint8))
-    rows = read_labelled(tmp_path / "set", classes=table, part="train")
-    with pytest.raises(DataError, match=r"image/im2.png: a mask of 9 x 9 pixels"):
-        rows.targets(SCENES, ImageCodec(24, 32))
-    write_image(tmp_path / "set/train/label/im2.png", np.full((24, 32), 3, np.uint8))
-    rows = read_labelled(tmp_path / "set", classes=table, part="train")
-    with pytest.raises(DataError, match=r"image/im2.png: class id 3; the 3 classes are 0 to 2"):
-        rows.targets(SCENES, ImageCodec(24, 32))
-    write_image(tmp_path / "set/train/label/im2.png", np.zeros((24, 32, 3), np.uint8))
-    rows = read_labelled(tmp_path / "set", classes=table, part="train")
-    with pytest.raises(DataError, match=r"image/im2.png: the mask is an image of the mode RGB"):
-        rows.targets(SCENES, ImageCodec(24, 32))
-
-
-def test_an_image_without_a_map_is_refused(tmp_path: Path) -> None:
-    table = write_scenes(tmp_path / "set")
-    (tmp_path / "set/train/label/im3.png").unlink()
-    with pytest.raises(DataError, match=r"'train/image/im3.png' has no map in train/label"):
-        read_labelled(tmp_path / "set", classes=table, part="train")

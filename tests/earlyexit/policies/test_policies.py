@@ -64,14 +64,6 @@ def test_a_policy_is_made_by_the_name_that_it_has(name: str, settings: dict[str,
     assert make_policy(name, **settings).name == name
 
 
-def test_entropy_is_that_of_the_prediction_in_nats() -> None:
-    assert EntropyPolicy(0.4).score(0, OPINION).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
-
-
-def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
-    assert ConfidencePolicy(0.4).score(0, OPINION).tolist() == pytest.approx([0.5, 0.75, 0.9])
-
-
 @pytest.mark.parametrize(
     ("policy", "leave"),
     [
