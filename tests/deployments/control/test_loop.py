@@ -123,6 +123,18 @@ async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_pat
     assert scene.fleet.followed.avoided == {"split-cpu-0#2": "split-cpu-0"}
 
 
+async def test_a_straggler_is_tried_again_after_five_periods(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, looks=2, best=whole(3))
+    one_is_slow(scene, 4)
+    await scene.ticks(1, EASY)
+    scene.fleet.times.clear()
+    await scene.ticks(4 * 24, EASY)
+    assert scene.asked[-1].devices["cpu"].count == 3
+    await scene.ticks(24, EASY)
+    assert scene.asked[-1].devices["cpu"].count == 4
+    assert scene.fleet.followed.avoided == {}
+
+
 async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
     one_is_slow(scene, 3)
@@ -226,6 +238,8 @@ async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again
     scene.solve_as = lambda asked: planned(asked, halves(3, 1))
     await scene.ticks(24, EASY)
     assert scene.fleet.followed.epoch == 2
+    await scene.ticks(4 * 24, EASY)
+    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (3, halves(3, 1)), "after five periods"
 
 
 async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: Path) -> None:
@@ -249,6 +263,14 @@ async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> No
     assert not scene.loop.state.hold
 
 
+async def test_a_hold_ends_where_the_plan_has_lost_its_accelerators(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, solve_as=as_many_as_there_are)
+    await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
+    scene.fleet.alive = {"cpu": 3}
+    await scene.ticks(1, EASY)
+    assert (scene.fleet.followed.plan.stages, scene.loop.state.hold) == (whole(3), False)
+
+
 async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     await scene.loop.apply(plan_document(Plan(stages=whole(1) + whole(3), shares=(0.25, 0.75), policy=POLICY)))
@@ -262,9 +284,6 @@ async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Pa
     with pytest.raises(PlanError, match=r"the plan needs .*'split-cpu-0': 5.*, there are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
     assert scene.fleet.log == []
-
-
-TO_HALVES = ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1", "prepare 1", "follow 1"]
 
 
 @pytest.mark.parametrize(
