@@ -24,21 +24,21 @@ from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
 from optimizer.plan_file import ModelShape, parse_plan
 
-# Serve must never hold calls back: how much is under way is the dispatcher's to decide.
+# Serve must never hold calls back: the dispatcher decides how many calls are under way.
 UNLIMITED = 100_000
-# A dead replica is noticed within a second instead of ten (an only replica is back in 1.8 s instead of 9.8 s);
-# the patience with a busy one stays long.
+# A dead replica is noticed within a second instead of ten (an only replica is back in 1.8 s instead of 9.8 s).
+# A busy replica may still take long to answer.
 HEALTH: dict[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
 
 
 def logging_of(settings: ServeSettings) -> LoggingConfig:
-    """JSON. At INFO, Serve creates a record of every request, even if it is not written."""
+    """Returns JSON logs. At INFO, Serve creates a record of every request, even if it is not written."""
     level = "INFO" if settings.access_log else "WARNING"
     return LoggingConfig(encoding="JSON", enable_access_log=settings.access_log, log_level=level)
 
 
 def build(settings: dict[str, Any]) -> Application:
-    """The application of some settings (`ServeSettings` as plain data, as cluster YAML carries them).
+    """Returns the application of some settings (`ServeSettings` as plain data, as cluster YAML carries them).
 
     Raises PlanError or ModelFolderError before anything starts.
     """
@@ -90,7 +90,7 @@ def _slot(
 
 
 def _controller(settings: dict[str, Any]) -> Application:
-    """Its few lines, one per decision, are the service's log book: they are written at INFO."""
+    """The controller logs one line per decision, at INFO."""
     deployment = serve.deployment(
         name="controller",
         num_replicas=1,

@@ -38,7 +38,7 @@ class TracingSettings(Settings):
 
 
 class VersionSettings(Settings):
-    """What may be done with versions by HTTP."""
+    """Control of versions over HTTP."""
 
     control: Literal["none", "explicit"] = "none"
     """Explicit: every caller may load and unload versions, and choose which one answers."""
@@ -47,10 +47,10 @@ class VersionSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """What of a model is served, and how it is computed."""
+    """How a model is computed."""
 
     version: str = Field(default="1", pattern=NAME_PATTERN)
-    """What tells this application from others of the same model."""
+    """Name of this version among other applications of the same model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which the model computes: float32 or bfloat16."""
     hop_dtype: HopDtype = "same"
@@ -87,7 +87,7 @@ class ModelSettings(Settings):
 
 
 class IngressSettings(Settings):
-    """What an ingress takes of its clients."""
+    """Limits of what an ingress accepts from its clients."""
 
     max_queued: int = Field(default=2000, ge=1)
     """Unanswered inputs that one ingress holds before it refuses more with 503."""
@@ -107,8 +107,10 @@ class IngressSettings(Settings):
     """Models that generate: tokens of a prompt that run in one step, beside steps of other sequences. A larger value
     makes first tokens sooner, and the next tokens of other sequences later."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
-    """Of models that generate: until the first token. What cannot keep it is refused with 503; None: nothing is."""
+    """Models that generate: seconds until the first token. A request that cannot keep it is refused with 503. None: no
+    limit."""
     tpot_slo_s: float | None = Field(default=None, gt=0)
-    """Of models that generate: per token after the first, on average over a sequence; the same."""
+    """Models that generate: seconds per token after the first, on average over a sequence. A request that cannot keep
+    it is refused with 503. None: no limit."""
     access_log: bool = False
     """Log every request, as JSON with its id; costs about 5 % of an ingress."""

@@ -1,4 +1,4 @@
-"""API keys as they are written down, and what is kept of them: a hash. No message here quotes a key."""
+"""API keys: read from a file or a variable, and kept as hashes. No message here quotes a key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
 
 class AccessSettings(BaseModel):
-    """Serve shows the settings of its applications, so keys are in a file or a variable."""
+    """API keys, rates and origins. Serve shows its applications' settings, so keys are in a file or a variable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
@@ -34,9 +34,9 @@ class AccessSettings(BaseModel):
     rate_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Requests per second that one key, or all callers where there are no keys, may send. None: no limit."""
     rate_of: Literal["requests", "inputs"] = "requests"
-    """What is counted; of inputs, those of predictions only."""
+    """Whether requests or inputs are counted; inputs are those of predictions only."""
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """What may come at once after a pause; None: one second's, at least 1."""
+    """Requests, or inputs, that may come at once after a pause. None: those of one second, at least 1."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origin, like https://example.org, whose pages browsers let use the service, or *; may be repeated."""
 
@@ -73,7 +73,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key that is known."""
+    """A known key."""
 
     name: str
     """The owner's, for the rate limit; several keys may share one. The hash's beginning where none was given."""
@@ -81,7 +81,7 @@ class Key:
 
 
 class Keys:
-    """All keys that are known."""
+    """All known keys."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys = tuple(keys)
@@ -90,7 +90,10 @@ class Keys:
         return len(self._keys)
 
     def owner(self, token: str) -> str | None:
-        """Whose key this is. Every key is compared, in full: the time tells neither which, nor how much was right."""
+        """Returns the name of a key's owner; None for an unknown key.
+
+        Every key is compared in full, so the time tells neither which key nor how much of it was right.
+        """
         digest = digest_of(token)
         owner = None
         for key in self._keys:

@@ -16,13 +16,13 @@ SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class IngressMetrics:
-    """What an ingress counts.
+    """Counts requests and answers of an ingress.
 
-    Ray is told once a second: to tell it of every request cost an ingress 3 % of its time.
+    Ray gets the counts once a second: a call per request cost an ingress 3 % of its time.
     """
 
     def __init__(self, chain: Chain) -> None:
-        """`chain`: of the model that answers."""
+        """`chain`: the networks of the model that answers."""
         self._chain = chain
         self._requests = Counter("offramp_requests", "Requests, by route and status", tags("route", "status"))
         self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit", "network"))
@@ -82,13 +82,13 @@ class IngressMetrics:
 
 
 class Totals:
-    """Counters that are told what they come to."""
+    """Counters that are given their totals."""
 
     def __init__(self) -> None:
         self._told: defaultdict[tuple[Counter, str], float] = defaultdict(float)
 
     def grow(self, counter: Counter, total: float, **labels: str) -> None:
-        """Count what has come since the last time."""
+        """Counts the difference to the last total."""
         key = counter, "".join(labels.values())
         if total > self._told[key]:  # a counter refuses zero
             counter.inc(total - self._told[key], labels)
@@ -96,7 +96,7 @@ class Totals:
 
 
 def le(end_s: float) -> str:
-    """The label of a bucket that ends there."""
+    """Returns the label of a bucket by its upper end."""
     return "+Inf" if math.isinf(end_s) else f"{end_s:g}"
 
 

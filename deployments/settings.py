@@ -1,4 +1,4 @@
-"""What an application is told at its start; changing any of it restarts replicas."""
+"""The settings with which an application starts. Changing any of them restarts replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _problem(given: Any) -> PlanProblem:
 
 
 class EmulatedSettings(Settings):
-    """An accelerator that is not there: its time is a latency profile's, stretched."""
+    """An emulated accelerator: its batches take the time of a latency profile, stretched."""
 
     batch: list[int] = Field(min_length=1)
     block_s: list[list[float]]
@@ -36,36 +36,36 @@ class EmulatedSettings(Settings):
     ramp_s: list[list[float]]
     """One row per ramp of the model."""
     length: int | None = Field(default=None, ge=1)
-    """Tokens of the inputs that were measured: a batch then takes the time of as many of them as hold its tokens. None:
-    inputs cost alike, however long they are."""
+    """Tokens of the inputs that were measured. A batch then takes the time of as many of these inputs as hold its
+    tokens. None: all inputs take the same time."""
     time_scale: float = Field(default=1.0, gt=0)
-    """An emulated second takes so many seconds."""
+    """Seconds that one emulated second takes."""
     decisions: Literal["recorded", "computed"] = "recorded"
-    """Taken from the plan's exit records, without torch; or by really running the model."""
+    """recorded: exits are taken from the plan's exit records, without torch. computed: the model is run."""
 
 
 Tuning = Literal["off", "guarantee", "apparate", "pame"]
 
 
 class PlanningSettings(Settings):
-    """How a controller plans, and when; seconds are those of a clock."""
+    """How and when a controller plans; seconds are those of the wall clock."""
 
     strategy: Strategy = "best"
     period_s: float = Field(default=120.0, gt=0)
     watch_s: float = Field(default=5.0, gt=0)
-    """How often observations are collected and held against the forecast."""
+    """Seconds between two looks, at which observations are collected and compared with the forecast."""
     coverage: float = Field(default=0.95, gt=0, lt=1)
-    """Of the forecast intervals whose leaving makes it plan out of turn."""
+    """Coverage of the forecast intervals. Where the stream leaves them, the controller plans at once."""
     least_gain: float = Field(default=0.02, ge=0)
-    """Share by which a new plan must be better, beyond what the change costs."""
+    """Share by which a new plan must be better, in addition to the cost of the change."""
     start_s: float = Field(default=10.0, ge=0)
-    """What a replica that moves is expected to miss of service."""
+    """Seconds of service that a replica which moves is expected to miss."""
     starts_at_once: int | None = Field(default=None, ge=1)
-    """Replicas that one change starts at a time, where they share cores with those that serve; None: all."""
+    """Replicas that one change starts at a time, where they share cores with replicas that serve; None: all."""
     straggler_ratio: float = Field(default=1.5, gt=1)
-    """Slower than its peers, or its profile, by this: a straggler."""
+    """A replica is a straggler if it is slower than its peers by more than this factor."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)
-    """Share of the predicted goodput that a new plan may miss before the old one comes back."""
+    """Share of the predicted goodput that a new plan may miss before the plan before it comes back."""
     tuning: Tuning = "off"
     """How thresholds follow the stream: not at all; `guarantee`: tested on what was seen, and back to safe ones when an
     alarm says that the budget is broken; `apparate`: by that paper's trigger and search; `pame`: one exit, that goes
@@ -73,7 +73,7 @@ class PlanningSettings(Settings):
 
 
 class ControlSettings(PlanningSettings):
-    """What the controller plans with; without it an application keeps its plan."""
+    """Settings of the controller. Without them an application keeps its plan."""
 
     problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
     """A document as of `optimizer.problem_file`, in wall-clock seconds: of emulated accelerators, stretched ones. Its
@@ -91,7 +91,7 @@ class ControlSettings(PlanningSettings):
 
 
 class RepositorySettings(VersionSettings):
-    """The same, and the dashboard that is asked for applications."""
+    """Version settings, and the dashboard that takes applications."""
 
     dashboard_url: str | None = None
     """Where Ray's dashboard takes applications; None: port 8265 of the head."""
@@ -107,14 +107,15 @@ class ServeSettings(IngressSettings, ModelSettings):
     app: str = "offramp"
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
-    """What the service's paths begin with; one application of a cluster has each."""
+    """What the service's paths begin with; different for every application of a cluster."""
     repository: RepositorySettings = RepositorySettings()
     slots: dict[str, int] = Field(default_factory=dict)
-    """Slots per accelerator type; of those that are missing as many as the plan's stages need."""
+    """Slots per accelerator type. A type that is not named has as many as the plan's stages need."""
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
-    """By accelerator type, for every `emulated:...` one."""
+    """By accelerator type, for every type `emulated:...`."""
     node_labels: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """By accelerator type, Ray's labels of the nodes that its replicas run on; of types that are missing any node."""
+    """By accelerator type, Ray's labels of the nodes that its replicas run on. A type that is not named runs on any
+    node."""
     control: ControlSettings | None = None
     probe_share: float = Field(default=0.0, ge=0, le=1)
     """Share of first batches that are probes; of a model that generates, of sequences."""

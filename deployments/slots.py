@@ -13,7 +13,7 @@ from optimizer.plan import Plan
 
 
 def slot_counts(settings: ServeSettings, plan: Plan) -> dict[str, int]:
-    """Slots per accelerator type: what the settings say, else as many as the plan to begin with has stages.
+    """Returns the slots per accelerator type: those of the settings, else as many as the first plan has stages.
 
     Raises PlanError where the plan needs more than the settings say.
     """
@@ -26,12 +26,12 @@ def slot_counts(settings: ServeSettings, plan: Plan) -> dict[str, int]:
 
 
 def slot_devices(slots: dict[str, int]) -> dict[str, str]:
-    """Every slot's name, with its accelerator type."""
+    """Returns the accelerator type of every slot, by the slot's name."""
     return {slot_name(device, index): device for device, count in slots.items() for index in range(count)}
 
 
 def first_replicas(settings: ServeSettings) -> dict[str, int]:
-    """Replicas that every slot starts with.
+    """Returns the replicas that every slot starts with.
 
     Serve refuses to start with none: a slot that the plan leaves idle has one, until the controller takes it away.
     Raises PlanError where there are too few accelerators for those.
@@ -45,7 +45,7 @@ def first_replicas(settings: ServeSettings) -> dict[str, int]:
 
 
 def accelerators(settings: ServeSettings) -> dict[str, int]:
-    """How many of each type the application may come to use."""
+    """Returns the number of accelerators of each type that the application may use at most."""
     used: Counter[str] = Counter()
     devices = slot_devices(slot_counts(settings, settings.plan))
     for slot, count in first_replicas(settings).items():
@@ -57,12 +57,12 @@ def accelerators(settings: ServeSettings) -> dict[str, int]:
 
 
 def has_labels(node: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a node's labels are among others what is wanted."""
+    """Whether a node has the wanted labels."""
     return wanted.items() <= node.items()
 
 
 def room(resources: Mapping[str, float], device: str) -> int:
-    """Replicas of an accelerator type that a node could hold, were it empty."""
+    """Returns the number of replicas of an accelerator type that an empty node could hold."""
     options = find_device(device).actor_options
     accelerator = options.get("accelerator_type")
     if accelerator is not None and f"accelerator_type:{accelerator}" not in resources:

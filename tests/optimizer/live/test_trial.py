@@ -106,6 +106,16 @@ def test_a_plan_without_a_predicted_rate_is_not_tried() -> None:
         trial(None, predicted_rps=0.0)
 
 
+def test_a_plan_is_kept_where_the_one_before_would_give_less_of_what_is_offered_now() -> None:
+    verdict = judged(trial(AS_PROMISED), served(300, 155, dropped=145))
+    assert verdict.kept == pytest.approx(0.775)
+    assert verdict.reason == "no better before"
+
+
+def test_a_plan_that_answers_nothing_is_not_waited_for() -> None:
+    assert judged(trial(AS_PROMISED), served(300, 0)).outcome == "roll back"
+
+
 PROBLEM = PlanProblem(
     num_blocks=2,
     ramps=(0,),

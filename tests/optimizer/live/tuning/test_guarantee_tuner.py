@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from earlyexit.errors import PlanError
+from optimizer.live.tuning.base import no_input_leaves
 from optimizer.live.tuning.guarantee import DESIGN
 from optimizer.live.tuning.tuners import make_tuner
 from tests.optimizer.live.tuning.logs import NOBODY, SURE, lying, mixed, question, stream
@@ -147,3 +148,25 @@ def test_an_alarm_tells_the_stretch_that_lost_too_much_though_the_last_hundred_a
 def test_a_tuner_that_was_told_nothing_refuses() -> None:
     with pytest.raises(PlanError, match="follows the thresholds in force"):
         make_tuner("guarantee", question()).observe(mixed(1, NOBODY))
+
+
+def test_a_change_of_thresholds_keeps_the_alarm_and_what_it_knows() -> None:
+    tuner = make_tuner("guarantee", question(budget=0.01))
+    tuner.follow(BOLD, 0.0)
+    tuner.observe(mixed(50, BOLD))
+    tuner.follow({0: 0.85, 1: 0.85}, 50.0)
+    tuner.observe(mixed(50, BOLD, first_s=50.0))
+    assert tuner.state.watched == 100
+
+
+def test_after_the_alarm_good_inputs_let_others_leave_again() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    tuner.observe(mixed(200, BOLD))
+    alarm = tuner.observe(lying(10, BOLD, first_s=200.0))
+    assert alarm is not None
+    tuner.follow(NOBODY, 210.0)
+    found = [tuner.observe(mixed(1, NOBODY, first_s=210.0 + index)) for index in range(300)]
+    first = next(each for each in found if each is not None)
+    assert first.why == "tested"
+    assert not no_input_leaves("confidence", first.thresholds)

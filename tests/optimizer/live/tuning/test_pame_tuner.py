@@ -124,3 +124,11 @@ def test_inputs_are_judged_in_the_batches_that_the_plan_has_now() -> None:
 def test_a_tuner_without_the_seconds_of_batches_is_refused() -> None:
     with pytest.raises(PlanError, match="it needs their seconds by the number of inputs"):
         make_tuner("pame", question())
+
+
+def test_answers_under_older_thresholds_are_not_judged() -> None:
+    made = tuner()
+    made.observe(lying(WINDOW // 2, FIRST, first_s=0.0))
+    made.follow({0: 0.6, 1: NEVER}, 80.0)
+    assert made.observe(lying(WINDOW, FIRST, first_s=0.0)) is None
+    assert made.state.rows == 20
