@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, body: str) -> None:
-    """Sends the request until it is answered, and then a few more; raises TimeoutError if the service does not start."""
+    """Sends the request until it is answered, then a few more; raises TimeoutError if the service does not start."""
     until_s = time.monotonic() + START_S
     while True:
         try:

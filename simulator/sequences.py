@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from deployments.ingress.core.calls import Answered, placements_of
-from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
+from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, StageUnavailableError
@@ -80,13 +80,13 @@ class GeneratingIngress(SimulatedIngress):
         super().__init__(index, scenario, events, ledger, placed, slots, probing)
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
-        rules = LoopRules(
+        rules = GenerationRules(
             max_attempts=scenario.max_attempts,
             ttft_slo_s=scenario.sequences.ttft_slo_s,
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
         )
-        self.loop = Loop(rules, placed.plan, random.Random(index))
+        self.loop = GenerationLoop(rules, placed.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
         self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
         """By the serial number of the step that is under way."""

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from deployments.api.service import ABANDONED
-from deployments.ingress.core.generation import GenerationState, Loop, LoopRules
+from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Alarm, Dispatcher, Later, on_loop
 from deployments.settings import ServeSettings
@@ -194,14 +194,14 @@ class GenerateService:
         self._clock = clock
         self._later = later
         self._trace = trace
-        rules = LoopRules(
+        rules = GenerationRules(
             max_attempts=settings.max_attempts,
             ttft_slo_s=settings.ttft_slo_s,
             tpot_slo_s=settings.tpot_slo_s,
             num_ingresses=settings.ingress_replicas,
         )
         # Another generator in every ingress: their sequences meet at replicas, and have different numbers.
-        self.loop = Loop(rules, dispatcher.core.placed.plan, rng or random.SystemRandom())
+        self.loop = GenerationLoop(rules, dispatcher.core.placed.plan, rng or random.SystemRandom())
         self._due: list[_Running] = []
 
     def follow(self, placed: PlacedPlan) -> None:

@@ -36,7 +36,7 @@ def build_core(settings: ServeSettings, card: ModelCard, slots: Collection[str])
         calls_per_replica=settings.calls_per_replica,
         max_attempts=settings.max_attempts,
         slo_s=settings.tpot_slo_s if generates else settings.slo_s,
-        admits=not generates,  # sequences are admitted, not their steps: see `Loop.admit`
+        admits=not generates,  # sequences are admitted, not their steps: see `GenerationLoop.admit`
         slack=settings.slack,
         num_ingresses=settings.ingress_replicas,
         shape=probe_shape(settings, card),

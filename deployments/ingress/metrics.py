@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.generation import Loop
+from deployments.ingress.core.generation import GenerationLoop
 from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
 from deployments.metrics import Totals, le, tags
 from deployments.wire.messages import IngressReport
@@ -83,7 +83,7 @@ class GenerationMetrics:
         self._tpot = Counter("offramp_tpot_seconds_bucket", "Sequences by time per output token", tags("le"))
         self._grow = Totals().grow
 
-    def tell(self, loop: Loop) -> None:
+    def tell(self, loop: GenerationLoop) -> None:
         """Tell Ray what has come since the last time."""
         counts = loop.counts
         self._running.set(loop.num_running)

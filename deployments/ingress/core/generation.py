@@ -94,7 +94,7 @@ class GenerationState(Generic[G]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopRules:
+class GenerationRules:
     """The limits of one ingress."""
 
     max_attempts: int
@@ -132,10 +132,10 @@ class GenerationCounts:
     """Ended sequences of at least two tokens, by time per output token."""
 
 
-class Loop:
+class GenerationLoop:
     """The generation of one ingress. Seconds are the caller's, and never go back."""
 
-    def __init__(self, rules: LoopRules, plan: Plan, rng: random.Random) -> None:
+    def __init__(self, rules: GenerationRules, plan: Plan, rng: random.Random) -> None:
         self.counts = GenerationCounts()
         self.num_running = 0
         self._rules = rules

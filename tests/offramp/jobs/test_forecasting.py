@@ -15,8 +15,7 @@ from offramp.commands.forecast import (
     read_series,
     window_rates,
 )
-from profiles.forecast import SurvivalForecast
-from profiles.forecast import Method
+from profiles.forecast import Method, SurvivalForecast
 from tests.offramp.cli.runs import Captured, printed, run
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"

@@ -17,8 +17,7 @@ from optimizer.live.reaction import (
     rate_deviation,
     survival_deviation,
 )
-from profiles.forecast import SurvivalForecast
-from profiles.forecast import Method, RateForecast
+from profiles.forecast import Method, RateForecast, SurvivalForecast
 
 METHOD = Method(how="assumed")
 FORECAST = SurvivalForecast(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -92,44 +91,6 @@ async def test_a_sequence_that_is_lost_again_and_again_without_a_token_is_given_
         await anext(stream)
     assert scene.service.loop.counts.ended == {"stage_unavailable": 1}
     assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_whatever_happens_no_token_is_lost_or_repeated_and_nothing_is_kept(seed: int) -> None:
-    rng = random.Random(seed)
-    scene = GenerateScene(max_attempts=100)
-    prompts = [tuple(rng.randrange(1, 98) for _ in range(rng.randint(1, 12))) for _ in range(8)]
-    streams = [scene.start(*prompt, max_tokens=rng.randint(1, 12)) for prompt in prompts]
-    readers = [asyncio.create_task(tokens_of(stream)) for stream in streams]
-    aborted = rng.sample(range(8), 2)
-    epoch = 1
-    while not all(reader.done() for reader in readers):
-        match rng.randrange(6):
-            case 0:
-                name = rng.choice(["r1", "r2"])
-                if name in scene.replicas.shown:
-                    scene.replicas.die(name)
-                    scene.replicas.start(name)
-            case 1:
-                epoch += 1
-                scene.follow(placed(epoch=epoch, slot=rng.choice(SLOTS)))
-            case 2:
-                scene.replicas.holds = not scene.replicas.holds
-            case 3:
-                streams[rng.choice(aborted)].abort()
-            case _:
-                scene.replicas.answer()
-        await turns()
-        await scene.alarms.until(scene.clock.now_s() + 0.02)
-    for k, (prompt, reader) in enumerate(zip(prompts, readers, strict=True)):
-        whole = expected(prompt, 12)
-        assert reader.result() == whole[: len(reader.result())]
-        assert k in aborted or len(reader.result()) == streams[k].num_said
-    scene.replicas.holds = False
-    scene.replicas.answer()
-    await turns()
-    await scene.alarms.until(1000.0)
-    assert scene.is_empty
 
 
 # Ends before the end
