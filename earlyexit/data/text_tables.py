@@ -116,7 +116,7 @@ def csv_rows(path: Path, columns: Sequence[str], *, tabs: bool = False) -> Itera
             if twice:
                 raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
             for row in reader:
-                if None in row or any(row[name] is None for name in columns):
+                if None in row or None in row.values():
                     raise DataError(f"{path}:{reader.line_num}: the row does not have {len(head)} columns")
                 yield reader.line_num, row
         except csv.Error as error:

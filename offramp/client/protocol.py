@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -246,3 +248,27 @@ def _seconds(retry_after: str | None) -> float | None:
         return max(0.0, float(retry_after)) if retry_after else None
     except ValueError:
         return None
+
+
+# The key that a client sends: from a variable or a file, never from the command line, where `ps` shows it.
+
+
+KEY_VARIABLE = "OFFRAMP_API_KEY"
+
+
+def find_api_key(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The file's key, else the variable's, else none; raises InputError for a file that cannot be taken."""
+    if file is None:
+        return environment.get(KEY_VARIABLE) or None
+    from deployments.keys import read_secret
+
+    return read_secret(file).strip()
+
+
+def key_header(api_key: str | None) -> dict[str, str]:
+    """What carries a key; raises InputError for one that no header can, without quoting it."""
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
+        raise InputError("the API key is empty or holds what no HTTP header can")
+    return {"Authorization": f"Bearer {api_key}"}

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from offramp.client.client import Client
-from offramp.client.credentials import find_api_key
 from offramp.client.generation import Generation, Prompt
+from offramp.client.protocol import find_api_key
 from offramp.commands.jobs import GenerateJob
 
 COLOURS = ("bright_green", "bright_cyan", "bright_yellow", "bright_magenta", "bright_blue", "bright_red")

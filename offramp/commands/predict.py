@@ -35,8 +35,7 @@ from earlyexit.errors import (
     UnprocessableInputError,
 )
 from offramp.client.client import AsyncClient, Client
-from offramp.client.credentials import find_api_key
-from offramp.client.protocol import Prediction
+from offramp.client.protocol import Prediction, find_api_key
 from offramp.commands.jobs import PredictOptions
 from offramp.commands.output import in_a_folder
 from offramp.commands.progress import progress_count

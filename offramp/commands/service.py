@@ -30,7 +30,7 @@ from cluster.render import (
 from deployments.local_ray.applications import check_devices, claimed, with_application, without_application
 from deployments.local_ray.start import HAPROXY, THROUGHPUT
 from earlyexit.clock import MonotonicClock
-from offramp.client.credentials import find_api_key, key_header
+from offramp.client.protocol import find_api_key, key_header
 from offramp.commands.output import in_a_folder, make_table, show
 from offramp.spec.deploying import (
     Dashboard,

@@ -27,8 +27,20 @@ from earlyexit.engine.cpu import ISA, WITHOUT_TILES
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import read_calibration
-from offramp.doctor.checks import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
-from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
+from offramp.doctor.checks import (
+    DASHBOARD,
+    METRICS,
+    SERVICE,
+    STATISTICS,
+    VARIABLES,
+    Hardware,
+    Machine,
+    Package,
+    Port,
+    RayState,
+    Software,
+    Target,
+)
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 
 SHARED_MEMORY = Path("/dev/shm")

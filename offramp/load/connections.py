@@ -18,9 +18,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from deployments.api.operations import path_of
 from earlyexit.errors import InputError
-from offramp.client.credentials import key_header
 from offramp.client.inputs import TensorBody
-from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
+from offramp.client.protocol import JSON_LENGTH_HEADER, REQUEST_ID_HEADER, NoReply, Outcome, key_header, read_reply
 from offramp.load.generator import Body, Post
 
 KEEP_ALIVE_S = 4.0
@@ -43,18 +42,13 @@ async def connected(url: str, *, api_key: str | None = None) -> AsyncIterator[Po
 
 
 class Connections:
-    """To one server. Free ones take turns, so that a server of several processes has work for all of them.
-
-    Of a name with several addresses one is used for the whole run, until no connection to it can be made.
-    """
+    """To one server. Free ones take turns, so that a server of several processes has work for all of them."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = _split(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
-        self._named = self._host, parts.port or (443 if self._tls else 80)
-        self._address = self._named
-        """Of a connection that was made: spares later ones the look-up."""
+        self._port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/")
         self._head = _lines({"Host": parts.netloc, "User-Agent": "offramp", "Accept": "*/*", **headers})
         self._free: deque[Connection] = deque()
@@ -75,10 +69,8 @@ class Connections:
         try:
             connection = self._take(now_s) or await self._connect(loop, now_s + timeout_s)
         except TimeoutError:
-            self._address = self._named
             return _timeout(timeout_s)
         except OSError as error:
-            self._address = self._named
             return NoReply(kind="connection", message=str(error) or type(error).__name__)
         outcome = await connection.ask(head.encode("latin-1") + content, now_s + timeout_s)
         return _timeout(timeout_s) if outcome is None else outcome
@@ -100,12 +92,9 @@ class Connections:
     async def _connect(self, loop: asyncio.AbstractEventLoop, until_s: float) -> Connection:
         server_name = self._host if self._tls else None
         async with asyncio.timeout_at(until_s):
-            transport, connection = await loop.create_connection(
-                lambda: Connection(self._free), *self._address, ssl=self._tls, server_hostname=server_name
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._free), self._host, self._port, ssl=self._tls, server_hostname=server_name
             )
-        peer = transport.get_extra_info("peername")  # None: the server has gone already
-        if peer is not None and not any(peer[3:]):  # else of IPv6's link-local ones, which need their scope
-            self._address = peer[:2]
         return connection
 
 

@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     options = parser.parse_args()
     if options.url is not None:
-        from offramp.client.credentials import find_api_key
+        from offramp.client.protocol import find_api_key
 
         findings = fuzz(options.url, options.cases, seed=options.seed, api_key=find_api_key(None))
     else:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.client.credentials import find_api_key, key_header
+from offramp.client.protocol import find_api_key, key_header
 
 
 def test_a_client_finds_its_key_in_a_file_or_the_environment(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
-from offramp.demo.cascade import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
+from offramp.demo.prepare import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 

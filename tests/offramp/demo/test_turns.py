@@ -10,8 +10,8 @@ from rich.console import Console
 
 from earlyexit.network.split import Split
 from offramp.client.protocol import Prediction
-from offramp.demo.picture import draw
 from offramp.demo.plans import V100, emulated_problem, plan_for, stock_s
+from offramp.demo.run import draw
 from offramp.demo.turns import Load, Ran, batch_at_block, mean, summarized, table_of
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage

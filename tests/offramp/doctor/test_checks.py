@@ -10,8 +10,19 @@ import pytest
 
 from deployments.local_ray.ports import RunningProcess
 from offramp.commands.doctor import doctor_document
-from offramp.doctor.checks import CHECKS, Finding, examine, has_failed
-from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
+from offramp.doctor.checks import (
+    CHECKS,
+    Finding,
+    Hardware,
+    Machine,
+    Package,
+    Port,
+    RayState,
+    Software,
+    Target,
+    examine,
+    has_failed,
+)
 
 GIB = 2**30
 TORCH = Package(name="torch", wanted="==2.13.0", found="2.13.0+cpu", pinned="2.13.0")

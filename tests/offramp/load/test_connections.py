@@ -7,7 +7,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -138,48 +137,7 @@ async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch
     assert server.num_connections == 2
 
 
-@pytest.fixture
-async def hosts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where connections went, one for each request; the second is met with silence where it goes to an address."""
-    asked_for: list[str] = []
-    loop = asyncio.get_running_loop()
-    connect: Any = loop.create_connection
-
-    async def create_connection(protocol: object, host: str, port: int, **more: object) -> object:
-        asked_for.append(host)
-        if len(asked_for) == 2 and host != "localhost":
-            await asyncio.Event().wait()
-        return await connect(protocol, host, port, **more)
-
-    monkeypatch.setattr(loop, "create_connection", create_connection)
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.0)
-    return asked_for
-
-
-async def test_an_address_that_is_silent_is_looked_up_again(hosts: list[str]) -> None:
-    async with scripted() as server, connected(server.url.replace("127.0.0.1", "localhost")) as post:
-        outcomes = [await post("r", {}, timeout_s) for timeout_s in (30.0, 0.01, 30.0)]
-    assert hosts == ["localhost", "127.0.0.1", "localhost"]
-    assert [isinstance(each, Reply) for each in outcomes] == [True, False, True]
-
-
-@pytest.mark.parametrize("peer", [None, ("fe80::1", 80, 0, 2)], ids=["gone already", "of one link only"])
-async def test_an_address_that_leads_nowhere_is_not_kept(
-    peer: object, hosts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def getpeername(_: socket.socket) -> object:
-        if peer is None:
-            raise OSError("not connected")
-        return peer
-
-    monkeypatch.setattr(socket.socket, "getpeername", getpeername)
-    async with scripted() as server, connected(server.url.replace("127.0.0.1", "localhost")) as post:
-        for _ in range(2):
-            assert isinstance(await post("r", {}, 30.0), Reply)
-    assert hosts == ["localhost"] * 2
-
-
-async def test_where_nobody_listens_the_connection_is_to_blame() -> None:
+async def test_without_a_listener_the_connection_is_to_blame() -> None:
     with socket.socket() as bound:  # nobody else takes the port
         bound.bind(("127.0.0.1", 0))
         async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:

@@ -47,10 +47,6 @@ def test_percentiles_of_a_known_list() -> None:
     )
 
 
-def test_no_latencies_have_no_summary() -> None:
-    assert summarise_latency([]) is None
-
-
 def test_rates_count_answers_over_the_whole_run() -> None:
     report = report_of(
         answered(1.0, 0.0625, exit_index=0),
@@ -100,11 +96,4 @@ def test_a_report_can_be_printed_with_and_without_answers(
         console.print(render(report_of(*records)))
     assert answers in captured.get()
     assert error in captured.get()
-
-
-def test_the_printed_report_speaks_of_milliseconds() -> None:
-    console = Console(width=100, force_terminal=False)
-    with console.capture() as captured:
-        console.print(render(report_of(answered(0.0, 0.0125))))
-    assert "12.5 ms" in captured.get()
-    assert "closed loop" not in captured.get()
+    assert ("12.5 ms" in captured.get()) == (len(records) == 2)
