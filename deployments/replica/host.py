@@ -14,7 +14,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, GoingOn, ReplicaReport, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.engine.cpu import Contention
-from earlyexit.engine.device import Deliver, Device, OnBatch, Runner, ignore_batch, ignore_death
+from earlyexit.engine.device import Deliver, Device, DeviceThreads, OnBatch, Runner, ignore, ignore_batch
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.release import Answered, Observed, Release, Step, Survivors
@@ -203,7 +203,7 @@ class StageHost:
         deliver: Deliver[Any],
         *,
         on_batch: OnBatch[Any] = ignore_batch,
-        on_death: Callable[[], None] = ignore_death,
+        on_death: Callable[[], None] = ignore,
         starts: Collection[int] = (),
     ) -> None:
         """`starts`: the blocks that networks of a chain begin with."""
@@ -220,9 +220,8 @@ class StageHost:
         shares = device == ON_PROCESSORS and not isinstance(runner, PacedRunner)
         self._contention = Contention() if shares else None
         self._on_batch = on_batch
-        self._device: Device[Any] = Device(
-            engine, watched, clock, deliver, self._ran, name=f"device-{device}", on_death=on_death
-        )
+        self._device: Device[Any] = Device(engine, watched, clock, deliver, self._ran)
+        self._threads = DeviceThreads(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
     @property
@@ -242,11 +241,11 @@ class StageHost:
 
     def start(self) -> None:
         """Start to take calls."""
-        self._device.start()
+        self._threads.start()
 
     def stop(self) -> None:
         """Finish the running batch and end."""
-        self._device.stop()
+        self._threads.stop()
 
     async def prepare(self, assignment: Assignment) -> None:
         """Do what is slow the first time, beside serving; a replica that follows no plan yet then follows this one."""
@@ -291,7 +290,7 @@ class StageHost:
 
     def check(self) -> None:
         """Raise RuntimeError if the replica must be replaced."""
-        if not self._device.is_alive():
+        if not self._threads.is_alive():
             raise RuntimeError("the device thread has ended")
         if self._device.failures_in_a_row >= BROKEN_AFTER:
             raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")

@@ -1,4 +1,4 @@
-"""A device: an engine, the runner that computes its batches, and the threads that drive both."""
+"""A device: an engine, the runner that computes its batches, and the threads that drive them."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def ignore_batch(batch: Batch[Any], seconds: float) -> None:
     """The default of `on_batch`."""
 
 
-def ignore_death() -> None:
-    """The default of `on_death`: `is_alive` says it too."""
+def ignore() -> None:
+    """The default of `wake`, and of `on_death`: `is_alive` says it too."""
 
 
 class Device(Generic[PayloadT]):
-    """Runs batches and passes everything that it releases to `deliver`, as soon as it is known.
+    """Steps through batches and passes everything that it releases to `deliver`, as soon as it is known.
 
-    After `start`, a thread of its own runs the batches, and a second one where batches overlap. Without `start`, a
-    caller drives it by `start_next`, `run` and `requeue`. `deliver` is called by one thread at a time.
+    A driver calls `start_next`, `run` and `requeue`: `DeviceThreads`, virtual time, or a test. `deliver` is called by
+    one thread at a time.
     """
 
     def __init__(
@@ -87,11 +87,7 @@ class Device(Generic[PayloadT]):
         clock: Clock,
         deliver: Deliver[PayloadT],
         on_batch: OnBatch[PayloadT] = ignore_batch,
-        *,
-        name: str = "device",
-        on_death: Callable[[], None] = ignore_death,
     ) -> None:
-        """`name`: of the threads. `on_death` is called where a thread ends by an error that is not the model's."""
         self.engine = engine
         self.runner = runner
         self._memory = runner.memory
@@ -99,70 +95,15 @@ class Device(Generic[PayloadT]):
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
-        self._name = name
-        self._on_death = on_death
         self.lock = threading.RLock()
         """Held while the engine is used."""
         self._delivering = threading.Lock()
-        self._news = threading.Condition(self.lock)
-        self.wake: Callable[[], None] = self._news.notify
-        """Called with the lock held when a batch may begin that could not a moment ago."""
+        self.wake: Callable[[], None] = ignore
+        """The driver's: called with the lock held when a batch may begin that could not a moment ago."""
+        self.overlaps = False
+        """Whether a plan ever let batches overlap, for which a driver needs two threads."""
         self.failures_in_a_row = 0
         """Inputs that the model failed on, each alone, since its last success. Many mean a broken device."""
-        self._stopping = False
-        self._started = False
-        self._threads = [self._new_thread(name)]
-
-    def start(self) -> None:
-        """Begin to take work in threads of its own."""
-        with self.lock:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
-
-    def stop(self) -> None:
-        """Finish the running batches and end the threads; what is queued stays queued."""
-        with self.lock:
-            self._stopping = True
-            self._news.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def is_alive(self) -> bool:
-        """Whether its threads still take work."""
-        return all(thread.is_alive() for thread in self._threads)
-
-    def _serve(self) -> None:
-        """The loop of a thread: choose a batch, run it, deliver what it releases, queue the survivors again."""
-        try:
-            while (batch := self._next()) is not None:
-                coming_back = self.run(batch)
-                with self.lock:
-                    self.requeue(coming_back)
-        except BaseException:
-            logger.exception("the device thread ends")
-            self._on_death()
-            raise
-
-    def _next(self) -> Batch[PayloadT] | None:
-        with self.lock:
-            while not self._stopping:
-                found = self.start_next()
-                if isinstance(found, Batch):
-                    if self.engine.may_begin:  # the batch is so small that another may begin beside it at once
-                        self.wake()
-                    return found
-                self._news.wait(None if found is None else max(0.0, found - self.clock.now_s()))
-        return None
-
-    def _new_thread(self, name: str) -> threading.Thread:
-        return threading.Thread(target=self._serve, name=name, daemon=True)
-
-    def _add_thread(self) -> None:
-        if len(self._threads) < MOST_RUNNING and not self._stopping:
-            self._threads.append(self._new_thread(f"{self._name}-beside"))
-            if self._started:
-                self._threads[-1].start()
 
     def submit(self, next_block: int, members: Sequence[Member[PayloadT]], fallback: Sequence[Split] = ()) -> None:
         """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
@@ -180,13 +121,12 @@ class Device(Generic[PayloadT]):
     ) -> None:
         """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
 
-        The first splits that let batches overlap add the second thread, which then stays.
+        The first splits that let batches overlap set `overlaps`, which then stays.
         """
         with self.lock:
             self.engine.follow(splits, dispatch, order, entry)
             self.runner.follow(policy)
-            if any(split.overlap_below is not None for split in splits):
-                self._add_thread()
+            self.overlaps |= any(split.overlap_below is not None for split in splits)
             self.wake()
 
     def forget(self, origin: object) -> int:
@@ -354,6 +294,77 @@ class Device(Generic[PayloadT]):
         for member, single in zip(members, survivors.singles(), strict=True):
             member.payload = single
         return [going]
+
+
+class DeviceThreads(Generic[PayloadT]):
+    """Drives a device by a thread of its own, and by a second one from the first plan on that lets batches overlap."""
+
+    def __init__(
+        self, device: Device[PayloadT], *, name: str = "device", on_death: Callable[[], None] = ignore
+    ) -> None:
+        """`name`: of the threads. `on_death` is called where a thread ends by an error that is not the model's."""
+        self.device = device
+        self._name = name
+        self._on_death = on_death
+        self._news = threading.Condition(device.lock)
+        self._stopping = False
+        self._started = False
+        self._threads = [self._new_thread(name)]
+        device.wake = self._wake
+
+    def start(self) -> None:
+        """Begin to take work."""
+        with self.device.lock:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def stop(self) -> None:
+        """Finish the running batches and end the threads; what is queued stays queued."""
+        with self.device.lock:
+            self._stopping = True
+            self._news.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def is_alive(self) -> bool:
+        """Whether the threads still take work."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        """The loop of a thread: choose a batch, run it, deliver what it releases, queue the survivors again."""
+        device = self.device
+        try:
+            while (batch := self._next()) is not None:
+                coming_back = device.run(batch)
+                with device.lock:
+                    device.requeue(coming_back)
+        except BaseException:
+            logger.exception("the device thread ends")
+            self._on_death()
+            raise
+
+    def _next(self) -> Batch[PayloadT] | None:
+        device = self.device
+        with device.lock:
+            while not self._stopping:
+                found = device.start_next()
+                if isinstance(found, Batch):
+                    if device.engine.may_begin:  # the batch is so small that another may begin beside it at once
+                        self._news.notify()
+                    return found
+                self._news.wait(None if found is None else max(0.0, found - device.clock.now_s()))
+        return None
+
+    def _wake(self) -> None:
+        if self.device.overlaps and len(self._threads) < MOST_RUNNING and not self._stopping:
+            self._threads.append(self._new_thread(f"{self._name}-beside"))
+            if self._started:
+                self._threads[-1].start()
+        self._news.notify()
+
+    def _new_thread(self, name: str) -> threading.Thread:
+        return threading.Thread(target=self._serve, name=name, daemon=True)
 
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file

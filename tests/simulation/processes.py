@@ -43,16 +43,17 @@ TOKENIZER = byte_tokenizer()
 SHAPE = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=RAMPS)
 
 
-class VirtualDevice(Device[Any]):
-    """A device on virtual time: a batch takes as long as the replica says, and is computed at its end."""
+class VirtualDriver:
+    """Drives a device in virtual time: a batch takes as long as the replica says, and is computed at its end."""
 
     replica: Replica
     """The replica that is being made."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._replica = VirtualDevice.replica
-        self.wake = self._ring
+    def __init__(self, device: Device[Any], **_: Any) -> None:
+        self._device = device
+        self._replica = VirtualDriver.replica
+        self._started = self._stopping = False
+        device.wake = self._ring
 
     def start(self) -> None:
         self._started = True
@@ -64,9 +65,6 @@ class VirtualDevice(Device[Any]):
     def is_alive(self) -> bool:
         return self._replica.is_alive
 
-    def _add_thread(self) -> None:
-        """Two batches may run at once without one."""
-
     def _ring(self) -> None:
         if self._started:
             self._replica.events.at(self._replica.events.time_s, ENDS, self._go_on)
@@ -74,25 +72,25 @@ class VirtualDevice(Device[Any]):
     def _go_on(self, _: object) -> None:
         replica = self._replica
         while replica.is_alive and not self._stopping:
-            found = self.start_next()
+            found = self._device.start_next()
             if not isinstance(found, Batch):
                 if found is not None:
                     replica.events.at(max(found, replica.events.time_s), ENDS, self._go_on)
                 return
             replica.events.at(replica.events.time_s + replica.batch_s(), ENDS, self._end, found)
-            if not self.engine.may_begin:
+            if not self._device.engine.may_begin:
                 return
 
     def _end(self, batch: Batch[Any]) -> None:
         if self._replica.stuck_until_s > self._replica.events.time_s:
             self._replica.events.at(self._replica.stuck_until_s, ENDS, self._end, batch)
         elif self._replica.is_alive:
-            coming_back = self.run(batch)
+            coming_back = self._device.run(batch)
             self._replica.events.at(self._replica.events.time_s + GAP_S, ENDS, self._requeue, coming_back)
 
     def _requeue(self, coming_back: Any) -> None:
         if self._replica.is_alive:
-            self.requeue(coming_back)
+            self._device.requeue(coming_back)
             self._go_on(None)
 
 
@@ -108,7 +106,7 @@ class Replica:
         self._rng = random.Random(f"{watch.seed} {name}")
         self.runner = Arithmetic(watch.ran, sequences=watch.sequences)
         self.server = CallServer(loop)
-        VirtualDevice.replica = self
+        VirtualDriver.replica = self
         self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver)
 
     async def start(self, assignment: Assignment | None) -> Address:

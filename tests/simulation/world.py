@@ -37,7 +37,7 @@ from simulator.fleet import AcceleratorPool
 from tests.deployments.control.control_fakes import ToldTuner
 from tests.simulation.model import NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
-from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDevice, Watcher, ask, generate
+from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
 
 FAULTS_S = 6.0
 """For so long faults happen."""
@@ -300,7 +300,7 @@ class World(Fleet):
         root.propagate = False
         root.setLevel(logging.ERROR)
         with (
-            mock.patch("deployments.replica.host.Device", VirtualDevice),
+            mock.patch("deployments.replica.host.DeviceThreads", VirtualDriver),
             mock.patch("deployments.replica.call_server.Sender", VirtualSender),
         ):
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Device, DeviceThreads
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Release, Step, Survivors
@@ -96,16 +96,16 @@ class Outbox:
             return self._news.wait_for(lambda: name in self.released, PATIENCE_S)
 
 
-def has_room(thread: Device[Letters]) -> bool:
+def has_room(thread: DeviceThreads[Letters]) -> bool:
     """Whether the device would begin what is queued."""
-    with thread.lock:
-        return thread.engine.may_begin
+    with thread.device.lock:
+        return thread.device.engine.may_begin
 
 
-def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> Device[Letters]:
+def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> DeviceThreads[Letters]:
     engine: BatchEngine[Letters] = BatchEngine((), ObservedTimes())
-    thread = Device(engine, runner, runner.clock, outbox.deliver, name="overlapping")
-    thread.follow([split], "work-conserving", "a policy")
+    thread = DeviceThreads(Device(engine, runner, runner.clock, outbox.deliver), name="overlapping")
+    thread.device.follow([split], "work-conserving", "a policy")
     return thread
 
 
@@ -119,10 +119,10 @@ def runner() -> HeldRunner:
 def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: HeldRunner) -> None:
     outbox = Outbox(expected=5)
     thread = thread_of(WHOLE, runner, outbox)
-    thread.submit(0, members("aeiz"))
+    thread.device.submit(0, members("aeiz"))
     thread.start()
     assert runner.waits_for("a")
-    thread.submit(0, [member("x")])
+    thread.device.submit(0, [member("x")])
     assert not has_room(thread), "four are inside"
     assert not runner.began["x"].is_set()
     runner.let("a")
@@ -144,17 +144,17 @@ def test_a_plan_that_lets_batches_overlap_may_come_while_one_runs(runner: HeldRu
     thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
     runner.hold("y")
     thread.start()
-    thread.submit(0, [member("x")])
+    thread.device.submit(0, [member("x")])
     assert runner.waits_for("x")
-    thread.follow([WHOLE], "work-conserving", "a policy")
-    thread.submit(0, members("aeiz"))
+    thread.device.follow([WHOLE], "work-conserving", "a policy")
+    thread.device.submit(0, members("aeiz"))
     assert not has_room(thread), "the running batch's own plan says never"
     assert not runner.began["a"].is_set()
     runner.let("x")
     runner.let("x")
     assert runner.waits_for("a")
     runner.let("a")
-    thread.submit(0, [member("y")])
+    thread.device.submit(0, [member("y")])
     assert runner.waits_for("y")
     for name in "aayy":
         runner.let(name)
@@ -168,9 +168,9 @@ def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRun
     runner.hold("b")
     thread = thread_of(replace(WHOLE, overlap_below=4), runner, outbox)
     thread.start()
-    thread.submit(0, [member("b")])
+    thread.device.submit(0, [member("b")])
     assert runner.waits_for("b")
-    thread.submit(0, members("acdz"))  # fails: then a alone, c, which is lost, d and z
+    thread.device.submit(0, members("acdz"))  # fails: then a alone, c, which is lost, d and z
     assert runner.waits_for("a")
     for name in "aabb":
         runner.let(name)
@@ -184,10 +184,10 @@ def test_an_input_that_is_lost_makes_room(runner: HeldRunner) -> None:
     runner.poison = "c"
     runner.hold("d")
     thread = thread_of(WHOLE, runner, outbox)
-    thread.submit(0, members("cd"))  # fails: then c alone, which is lost, and d
+    thread.device.submit(0, members("cd"))  # fails: then c alone, which is lost, and d
     thread.start()
     assert runner.waits_for("d")
-    thread.submit(0, [member("x")])
+    thread.device.submit(0, [member("x")])
     assert runner.waits_for("x")
     for name in "ddxx":
         runner.let(name)
@@ -199,10 +199,10 @@ def test_an_input_that_is_lost_makes_room(runner: HeldRunner) -> None:
 def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
     outbox = Outbox(expected=5)
     thread = thread_of(WHOLE, runner, outbox)
-    thread.submit(0, members("aeiz"))
+    thread.device.submit(0, members("aeiz"))
     thread.start()
     runner.let("a")
-    thread.submit(0, [member("x")])
+    thread.device.submit(0, [member("x")])
     assert runner.waits_for("x")
     stopping = threading.Thread(target=thread.stop)
     stopping.start()
@@ -223,10 +223,12 @@ def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None
     thread.start()
     rng = random.Random(0)
     for start in range(0, len(names), 3):
-        thread.submit(0, [member(name) for name in names[start : start + 3]])
+        thread.device.submit(0, [member(name) for name in names[start : start + 3]])
         if rng.random() < 0.3:
             below = rng.choice([None, 1, 3, 8])
-            thread.follow([replace(WHOLE, overlap_below=below, batch=rng.choice([2, 4]))], "work-conserving", "other")
+            thread.device.follow(
+                [replace(WHOLE, overlap_below=below, batch=rng.choice([2, 4]))], "work-conserving", "other"
+            )
     assert outbox.complete.wait(PATIENCE_S)
     thread.stop()
     assert sorted(outbox.released) == sorted(names)
@@ -249,10 +251,11 @@ def test_batches_of_a_network_that_overlap_answer_as_every_input_alone() -> None
         if len(answers) == len(encoded):
             complete.set()
 
-    thread = Device(BatchEngine[Piece]((), ObservedTimes()), TorchRunner(model, policy), MonotonicClock(), deliver)
-    thread.follow([Split(first=0, end=3, batch=4, ramps=(0, 1), overlap_below=4)], "work-conserving", policy)
+    engine = BatchEngine[Piece]((), ObservedTimes())
+    thread = DeviceThreads(Device(engine, TorchRunner(model, policy), MonotonicClock(), deliver))
+    thread.device.follow([Split(first=0, end=3, batch=4, ramps=(0, 1), overlap_below=4)], "work-conserving", policy)
     for piece in piece_of(model, policy, encoded).singles():
-        thread.submit(0, [Member(sample_id=piece.sample_ids[0], payload=piece)])
+        thread.device.submit(0, [Member(sample_id=piece.sample_ids[0], payload=piece)])
     thread.start()
     assert complete.wait(PATIENCE_S)
     thread.stop()
