@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import httpx
 import pytest
 
-from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.errors import InputError
 from offramp import AsyncClient, Client
+from tests.end_to_end.load import under_load
 from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, METRICS_PORT, PORT, OneRay
-from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, text_service
+from tests.end_to_end.tiny_service import Tiny, text_service
 from tests.end_to_end.triton_clients import ask_grpc, ask_http
 from tests.metrics_page import check_series, once_on_page
 from tests.otlp_receiver import Receiver
@@ -45,20 +47,10 @@ def test_nothing_of_the_service_listens_beyond_its_host(one_ray: OneRay) -> None
     assert len(listening["127.0.0.1"]) > 5  # Serve's proxy, Ray's own processes, every replica
 
 
-def test_single_texts_are_answered_as_by_the_uncut_model(tiny: Tiny, http: httpx.Client) -> None:
-    for index, text in enumerate(tiny.texts):
-        response = http.post("/predict", json={"inputs": text})
-        assert response.status_code == 200
-        tiny.check(index, response.json())
-
-
-@pytest.mark.parametrize("path", ["/v2", "/nothing"])
-def test_the_request_id_comes_back_once(http: httpx.Client, path: str) -> None:
-    response = http.get(path, headers={"X-Request-ID": "r-1"})
-    assert response.headers.get_list("x-request-id") == ["r-1"]
-
-
-def test_a_request_without_an_id_gets_one_in_header_and_body(http: httpx.Client) -> None:
+def test_the_request_id_comes_back_once_and_who_sends_none_gets_one(http: httpx.Client) -> None:
+    for path in ("/v2", "/nothing"):
+        response = http.get(path, headers={"X-Request-ID": "r-1"})
+        assert response.headers.get_list("x-request-id") == ["r-1"]
     response = http.post("/predict", json={"inputs": "pay"})
     assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
 
@@ -108,45 +100,6 @@ def test_tritons_clients_get_the_same_refusals_over_both_transports(triton: Any)
     assert metadata["x-request-id"] == "r8"
 
 
-BAD_REQUESTS: list[tuple[dict[str, Any], int]] = [
-    ({"content": b'{"inputs": '}, 400),
-    ({"content": b"\xff\xff"}, 400),
-    ({"json": {"inputs": []}}, 400),
-    ({"json": {"inputs": ["pay", 5]}}, 400),
-    ({"json": {"inputs": ["pay"] * 33}}, 400),
-    ({"json": {"inputs": "pay", "timeout_s": -1}}, 400),
-    ({"json": {"inputs": "pay", "timeout_s": 1e30}}, 400),
-    ({"json": {"inputs": ["pay", "pay " * (MAX_LENGTH + 1)]}}, 422),
-    ({"json": {"inputs": "pay " * 6000}}, 413),
-    ({"content": b"pay", "headers": {"content-encoding": "gzip"}}, 400),
-]
-
-
-async def test_bad_requests_get_4xx_and_good_ones_beside_them_their_right_answers(url: str, tiny: Tiny) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=20.0) as client:
-        good = [client.post("/predict", json={"inputs": text}) for text in tiny.texts]
-        bad = [client.post("/predict", **arguments) for arguments, _ in BAD_REQUESTS]
-        mixed = await asyncio.gather(*good, *bad, *[client.get("/predict"), client.get("/v2/models/other")])
-    good_responses, bad_responses = mixed[: len(good)], mixed[len(good) :]
-    for index, response in enumerate(good_responses):
-        assert response.status_code == 200
-        tiny.check(index, response.json())
-    statuses = [response.status_code for response in bad_responses]
-    assert statuses == [*(status for _, status in BAD_REQUESTS), 405, 404]
-    assert all(response.json()["error"] for response in bad_responses)
-
-
-def test_a_text_beyond_the_models_length_is_cut_where_that_is_asked_for(url: str, tiny: Tiny) -> None:
-    text = next(text for text in tiny.texts if len(text.split()) == MAX_LENGTH - 1)
-    with Client(url) as client:
-        whole = client.predict(f"{text} pay")
-        cut = client.predict(f"{text} pay my bill", truncate=True)
-        with pytest.raises(UnprocessableInputError, match="input 0 has 14 tokens, the model takes 12"):
-            client.predict(f"{text} pay my bill")
-    assert (whole.label, whole.exit) == (cut.label, cut.exit)
-    assert whole.score == pytest.approx(cut.score, abs=2e-5)
-
-
 def test_the_client_predicts(url: str, tiny: Tiny) -> None:
     with Client(url) as client:
         prediction = client.predict(tiny.texts[0], request_id="r-1")
@@ -194,10 +147,6 @@ def split_inputs(http: httpx.Client) -> list[int]:
     return [split["inputs"] for [replica] in stats["stages"] for split in replica["splits"]]
 
 
-def test_the_description_is_served(http: httpx.Client) -> None:
-    assert "/predict" in http.get("/openapi.json").json()["paths"]
-
-
 def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> None:
     """The quick form of `python -m tests.end_to_end.fuzz`."""
     from tests.end_to_end.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
@@ -241,42 +190,22 @@ def test_a_request_with_a_trace_is_told_to_the_collector(tiny: Tiny, http: httpx
     assert sum(span.seconds for span in each.children) == pytest.approx(each.seconds, rel=0.01)
 
 
-async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(url: str, tiny: Tiny) -> None:
+def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(tiny: Tiny, http: httpx.Client) -> None:
     """Late in the file: afterwards the stages' counts start anew."""
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
-        killed = [replica["pid"] for [replica] in (await client.get("/stats")).json()["stages"]]
+    killed = [replica["pid"] for [replica] in http.get("/stats").json()["stages"]]
+    with under_load(tiny.texts, clients=8) as load:
         for pid in killed:
             os.kill(pid, signal.SIGSTOP)  # what is sent now stays inside until they die
-        requests = [asyncio.create_task(asked_for_ever(client, tiny, first)) for first in range(8)]
-        await asyncio.wait(requests, timeout=STUCK_S)
+        time.sleep(STUCK_S)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        answered = await asyncio.gather(*(one_after_another(client, tiny, first) for first in range(8)))
-        for request in requests:
-            request.cancel()
-        assert answered == [len(tiny.texts)] * 8
-        [[first], [second]] = (await client.get("/stats")).json()["stages"]
+        load.more(8 * len(tiny.texts))
+        [[first], [second]] = http.get("/stats").json()["stages"]
+    for index, answer in load.answers:
+        tiny.check(index, answer)
     assert {first["pid"], second["pid"]}.isdisjoint(killed)
 
 
 def test_inputs_that_were_sent_again_are_among_the_metrics(tiny: Tiny) -> None:
     wanted = {"ray_offramp_retries_total"}
     check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
-
-
-async def one_after_another(client: httpx.AsyncClient, tiny: Tiny, first: int) -> int:
-    """Ask for every text once, beginning with `first`; how many were answered, and rightly."""
-    count = 0
-    for step in range(len(tiny.texts)):
-        index = (first + step) % len(tiny.texts)
-        response = await client.post("/predict", json={"inputs": tiny.texts[index], "timeout_s": 50.0})
-        assert response.status_code == 200, response.text
-        tiny.check(index, response.json())
-        count += 1
-    return count
-
-
-async def asked_for_ever(client: httpx.AsyncClient, tiny: Tiny, first: int) -> None:
-    """Load, so that something is in flight when the replicas are killed."""
-    while True:
-        await one_after_another(client, tiny, first)

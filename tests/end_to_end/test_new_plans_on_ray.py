@@ -5,14 +5,10 @@ At last to and from one that bounds batches by tokens, under which replicas die.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -21,7 +17,8 @@ import pytest
 from earlyexit.network.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import parse_plan, plan_document
-from tests.end_to_end.one_ray import METRICS_PORT, URL, OneRay
+from tests.end_to_end.load import under_load
+from tests.end_to_end.one_ray import METRICS_PORT, OneRay
 from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, controlled_service, two_stages
 from tests.metrics_page import check_series, documented_series, once_on_page
 
@@ -51,46 +48,8 @@ OTHERS_SHOW = (
 )
 """Metrics that other services of these tests have, and what tuned ones, chains, and batches that tokens bound, have
 beside."""
-AGAIN_S = 0.05
-"""Between two requests of a client: replicas that start need the processors too."""
 TOKENS = 10
 """Less than the longest text has, so that some run alone."""
-NUM_CLIENTS = 6
-PER_REQUEST = 5
-MORE_S = 240.0
-
-
-@dataclass
-class Load:
-    """One client that asks until it is told to stop, and keeps what it got."""
-
-    tiny: Tiny
-    stop: threading.Event = field(default_factory=threading.Event)
-    statuses: list[int] = field(default_factory=list)
-    answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-
-    def run(self) -> None:
-        with httpx.Client(base_url=URL, timeout=20.0) as client:
-            turn = 0
-            while not self.stop.is_set():
-                index = turn % len(self.tiny.texts)
-                reply = client.post("/predict", json={"inputs": self.tiny.texts[index]})
-                self.statuses.append(reply.status_code)
-                self.answers.append((index, reply.json()))
-                self.stop.wait(AGAIN_S)
-                turn += 1
-
-
-@contextmanager
-def under_load(tiny: Tiny) -> Iterator[Load]:
-    load = Load(tiny)
-    thread = threading.Thread(target=load.run)
-    thread.start()
-    try:
-        yield load
-    finally:
-        load.stop.set()
-        thread.join()
 
 
 def plans(first: Plan) -> list[Plan]:
@@ -106,10 +65,12 @@ def plans(first: Plan) -> list[Plan]:
     return [there.with_after_answer("stay"), cut, there]
 
 
-def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: OneRay, tiny: Tiny) -> None:
+def test_plans_change_under_load_and_every_answer_stays_what_it_was(
+    one_ray: OneRay, tiny: Tiny, http: httpx.Client
+) -> None:
     settings, first = controlled_service(tiny), two_stages(tiny.thresholds)
-    url = one_ray.serve(settings)
-    with httpx.Client(base_url=url, timeout=20.0) as http, under_load(tiny) as load:
+    one_ray.serve(settings)
+    with under_load(tiny.texts, clients=1) as load:
         before, asked_before = len(load.answers), num_asked(http.get("/plan/history").json())
         for plan in plans(first):
             verdict = one_ray.order("apply", {"app": settings.app, "plan": plan_document(plan)})
@@ -123,7 +84,6 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: One
         # No replica has died, and there is one version.
         wanted = {name for name in documented_series() if not name.startswith(OTHERS_SHOW)}
         page = once_on_page(METRICS_PORT, wanted, METRICS_S, application=settings.app)
-    assert set(load.statuses) == {200}
     check_series(page, wanted)
     for index, answer in load.answers:
         tiny.check(index, answer)
@@ -156,79 +116,34 @@ def by_tokens(plan: Plan) -> Plan:
     return replace(plan, stages=stages, predicted={"rate_per_s": 1000.0, "tokens_per_input": 6.0})
 
 
-@dataclass
-class Crowd:
-    """Clients that ask for several texts at a time, and hold every answer against the uncut model's."""
-
-    tiny: Tiny
-    answered: int = 0
-    refused: list[str] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def ask(self, client: httpx.AsyncClient, first: int) -> None:
-        count = len(self.tiny.texts)
-        while True:
-            asked = [(first + step) % count for step in range(PER_REQUEST)]
-            body = {"inputs": [self.tiny.texts[index] for index in asked], "timeout_s": 50.0}
-            reply = await client.post("/predict", json=body)
-            if reply.status_code != 200:
-                self.refused.append(reply.text)
-                self.news.set()
-                return
-            for index, answer in zip(asked, reply.json()["outputs"], strict=True):
-                self.tiny.check(index, answer)
-            self.answered += PER_REQUEST
-            self.news.set()
-            await asyncio.sleep(AGAIN_S)
-            first += PER_REQUEST + 1
-
-    async def more(self, count: int) -> None:
-        """Wait until so many more were answered."""
-        until = self.answered + count
-        async with asyncio.timeout(MORE_S):
-            while self.answered < until and not self.refused:
-                await self.news.wait()
-                self.news.clear()
-
-
-@asynccontextmanager
-async def a_crowd(client: httpx.AsyncClient, tiny: Tiny) -> AsyncIterator[Crowd]:
-    load = Crowd(tiny)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(load.ask(client, first * 3)) for first in range(NUM_CLIENTS)]
-        yield load
-        for task in tasks:
-            task.cancel()
-
-
-async def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_changes_of_what_bounds_batches(
-    one_ray: OneRay, tiny: Tiny
+def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_changes_of_what_bounds_batches(
+    one_ray: OneRay, tiny: Tiny, http: httpx.Client
 ) -> None:
     assert max(len(text.split()) for text in tiny.texts) > TOKENS
     settings = controlled_service(tiny)
     plan = by_tokens(two_stages(tiny.thresholds))
-    url = one_ray.serve(settings)
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, a_crowd(client, tiny) as load:
-        await asyncio.to_thread(one_ray.order, "apply", {"app": settings.app, "plan": plan_document(plan)})
-        await load.more(200)
-        before = await stages_of(client)
+    one_ray.serve(settings)
+    with under_load(tiny.texts, clients=6, per_request=5) as load:
+        one_ray.order("apply", {"app": settings.app, "plan": plan_document(plan)})
+        load.more(200)
+        before = stages_of(http)
         for plan_now in (two_stages(tiny.thresholds), plan):
             document = plan_document(plan_now)
             assert parse_plan(document).splits == plan_now.splits
-            verdict = await asyncio.to_thread(one_ray.order, "apply", {"app": settings.app, "plan": document})
-            assert verdict["changed"]
-            await load.more(100)
-        [[first], [second]] = await stages_of(client)
+            assert one_ray.order("apply", {"app": settings.app, "plan": document})["changed"]
+            load.more(100)
+        [[first], [second]] = stages_of(http)
         for replica in (first, second):
             os.kill(replica["pid"], signal.SIGKILL)
-        await load.more(100)
-        described = (await client.get("/plan")).json()
-        too_long = await client.post("/predict", json={"inputs": " ".join(["pay"] * (MAX_LENGTH + 5))})
+        load.more(100)
+        described = http.get("/plan").json()
+        too_long = http.post("/predict", json={"inputs": " ".join(["pay"] * (MAX_LENGTH + 5))})
         of_lengths = {name for name in documented_series() if "token" in name or "oldest" in name}
         wanted = {name for name in of_lengths if not name.startswith(GENERATING)}
-        page = await asyncio.to_thread(once_on_page, METRICS_PORT, wanted, METRICS_S, settings.app)
-    assert load.refused == []
+        page = once_on_page(METRICS_PORT, wanted, METRICS_S, settings.app)
     assert too_long.status_code == 422, too_long.text
+    for index, answer in load.answers:
+        tiny.check(index, answer)
     check_series(page, wanted)
     check_fill(before)
     assert [split["tokens"] for stage in described["plan"]["chains"][0]["stages"] for split in stage["splits"]] == [
@@ -247,6 +162,6 @@ def check_fill(stages: list[list[dict[str, Any]]]) -> None:
     assert first["inputs"] > first["batches"], "short ones ran together"
 
 
-async def stages_of(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
-    stages: list[list[dict[str, Any]]] = (await client.get("/stats")).json()["stages"]
+def stages_of(http: httpx.Client) -> list[list[dict[str, Any]]]:
+    stages: list[list[dict[str, Any]]] = http.get("/stats").json()["stages"]
     return stages
