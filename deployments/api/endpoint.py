@@ -25,7 +25,7 @@ from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
-from deployments.api.responses import compressed
+from deployments.api.responses import compress, is_large
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
@@ -218,7 +218,9 @@ class Endpoint:
         record = None if self._tracer is None else self._begin_trace(self._tracer, request)
         status: int | None = None
         try:
-            response = await compressed(request, await self._answer(request))
+            response = await self._answer(request)
+            if is_large(response):
+                await compress(request, response)
             status = response.status_code
             self._backend.count_request(self._path, status)
             if record is not None and self._tracer is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import quote
@@ -112,10 +112,10 @@ class Routes:
             return Response(content, media_type=JSON)
         return Response(content, media_type=BYTES, headers={HEADER_LENGTH: str(json_length)})
 
-    async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
+    def _answer(self, request: Request, asked: InferRequest) -> Awaitable[tuple[Served, list[Answer]]]:
         self._api.charge(request.scope.get(CALLER), len(asked.rows))
         asked = replace(asked, request_id=request_id(request))
-        return await self._api.answer(asked, names_version="version" in request.path_params)
+        return self._api.answer(asked, names_version="version" in request.path_params)
 
     async def model_metadata(self, request: Request) -> Response:
         self._check_model(request)

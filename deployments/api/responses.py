@@ -82,24 +82,25 @@ async def formed(make: Callable[[], T], answers: Sequence[Answer]) -> T:
     return make() if size < LARGE_ANSWERS_BYTES else await asyncio.to_thread(make)
 
 
-async def compressed(request: Request, response: Response) -> Response:
-    """Compresses a response if the caller accepts gzip and it is large enough.
+def is_large(response: Response) -> bool:
+    """Returns whether compression would help; streams have no body yet."""
+    return len(getattr(response, "body", b"")) >= LEAST_BYTES
 
-    Streams, pictures, which are compressed already, and responses with an ETag stay as they are.
+
+async def compress(request: Request, response: Response) -> None:
+    """Compresses a large response if the caller accepts gzip.
+
+    Pictures, which are compressed already, and responses with an ETag stay as they are.
     """
-    body = getattr(response, "body", b"")
-    if len(body) < LEAST_BYTES:  # nearly all are
-        return response
-    headers = response.headers
+    body, headers = bytes(response.body), response.headers
     if "etag" in headers or headers.get("content-type", "").startswith("image/"):
-        return response
+        return
     headers.add_vary_header("Accept-Encoding")
     if not takes_gzip(", ".join(request.headers.getlist("accept-encoding"))):
-        return response
+        return
     response.body = _gzip(body) if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(_gzip, body)
     headers["content-encoding"] = GZIP
     headers["content-length"] = str(len(response.body))
-    return response
 
 
 def _gzip(body: bytes) -> bytes:

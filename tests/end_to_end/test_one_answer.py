@@ -6,11 +6,8 @@ import asyncio
 import base64
 import io
 import json
-import socket
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,13 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-import uvicorn
 from PIL import Image
 
 from deployments.api.bodies import InferRequest
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_api
 from deployments.api.parsing import Signature, packed
+from deployments.local_ray.ports import free_port
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.wire import Answer
 from offramp import Client
@@ -34,6 +30,7 @@ from offramp.client.client import Prediction
 from offramp.load.run import LoadConfig, run_load
 from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
+from tests.deployments.ingress.dashboard.fake_service import served
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
 from tests.offramp.cli.runs import run
 
@@ -79,25 +76,9 @@ def pixels_of(content: bytes) -> Pixels:
     return np.asarray(Image.open(io.BytesIO(content)))
 
 
-@contextmanager
-def serving(backend: Encoding) -> Iterator[str]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(build_api(backend).router, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
-    thread.start()
-    try:
-        with Client(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(10.0)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(Encoding()) as url:
+    with served(Encoding(), free_port()) as url:
         yield url
 
 
@@ -214,7 +195,7 @@ def test_one_broken_image_among_many_fails_alone(url: str, tmp_path: Path, capsy
 
 async def test_a_load_may_be_of_images() -> None:
     backend = Encoding()
-    with serving(backend) as url:
+    with served(backend, free_port()) as url:
         config = LoadConfig(url=url, inputs=[PHOTO, OTHER], num_requests=6, concurrency=2, slo_s=5.0)
         report = await asyncio.to_thread(asyncio.run, run_load(config))
     assert (report.num_requests, report.errors) == (6, {})
@@ -222,7 +203,7 @@ async def test_a_load_may_be_of_images() -> None:
 
 
 def test_arrays_by_name_are_one_answer(tmp_path: Path) -> None:
-    with serving(Encoding(of=ROW)) as url, Client(url) as client:
+    with served(Encoding(of=ROW), free_port()) as url, Client(url) as client:
         by_name = client.predict({"age": np.array(3), "w": np.array([1.0, 3.0])})
         assert (by_name.label, by_name.score, by_name.exit) == ("card", 2.0, 1)
         body = {"inputs": {"age": 3, "w": [1, 3]}}
@@ -270,7 +251,7 @@ def test_what_is_no_image_is_refused_with_what_would_be_taken(
 
 
 def test_an_image_to_a_text_model_is_refused_with_what_it_takes() -> None:
-    with serving(Encoding(of=ROW)) as url:
+    with served(Encoding(of=ROW), free_port()) as url:
         answer = httpx.post(f"{url}/predict", content=FILES["png"], headers={"Content-Type": "image/png"})
         assert (answer.status_code, answer.json()["error"]["message"]) == (
             400,

@@ -36,6 +36,7 @@ from earlyexit.training.ramps import exit_outputs
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
 from profiles.stream import Observations, StreamShape, empty
+from tests.deployments.ingress.tracing.traced_service import NoMetrics
 from tests.end_to_end.tiny_cascade import NETWORKS, RAMPS, TIMEOUT_S, TinyCascade, make_cascade
 
 END = NETWORKS[0] - 1
@@ -44,15 +45,6 @@ ALPHA = 1.0
 
 
 SHAPE = StreamShape(score="entropy", num_blocks=NETWORKS[-1], ramps=RAMPS)
-
-
-class NoMetrics:
-    """Counts nothing."""
-
-    def answers(self, exits: list[int]) -> None: ...
-    def dropped(self, reason: str, num_inputs: int) -> None: ...
-    def hop(self, slot: str, seconds: float) -> None: ...
-    def retried(self, slot: str, num_inputs: int) -> None: ...
 
 
 class Hosted(LinkTransport):

@@ -219,7 +219,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def served(service: FakeService, port: int) -> Iterator[str]:
+def served(service: FakeBackend, port: int) -> Iterator[str]:
     """On a port of this machine, in a thread."""
     config = uvicorn.Config(
         build_api(service).router, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from deployments.local_ray.ports import free_port
 from earlyexit.network.split import Split
 from earlyexit.tasks.checks import colours
 from optimizer.placement import PlacedPlan, initial_placement
@@ -33,12 +33,6 @@ PATIENCE_S = 15.0
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
