@@ -144,7 +144,7 @@ class ControlLoop:
         self._tries = Tries()
         self._missing = MissingAccelerators(self.service.devices)
         self._is_restored = False
-        self._alarm_heard = False
+        self._alarm_before = self._alarm_heard = False
         self._first_counts: Mapping[str, int] = {}
         self.ground: Ground | None = None
         """None before the first planning of this process."""
@@ -242,16 +242,13 @@ class ControlLoop:
 
     async def _tick(self) -> None:
         await self._look()
-        epoch = self.state.placed.epoch
-        await self._do_all(self._retuned())
-        await self._keep_up()
-        if self.state.placed.epoch != epoch:
-            return
-        if actions := decide.urgent(self.view):
+        self._tell_tuner()
+        self._alarm_before, self._alarm_heard = self._alarm_heard, False
+        for question in decide.QUESTIONS:
+            actions = question(self.view)
             await self._do_all(actions)
-            return
-        await self._settle()
-        await self._do_all(decide.due(self.view))
+            if decide.moves_plan(actions):
+                return
 
     async def _look(self) -> None:
         with self._timed("collect"):
@@ -281,18 +278,12 @@ class ControlLoop:
             is_restored=self._is_restored,
             tries=self._tries,
             said=self.tuning.said,
-            alarm_heard=self._alarm_heard,
+            alarm_heard=self._alarm_before,
             is_safe=self.tuning.is_safe,
         )
 
-    def _retuned(self) -> decide.Actions:
-        self._tell_tuner()
-        actions = decide.retuned(self.view)
-        self._alarm_heard = False
-        return actions
-
-    async def _keep_up(self) -> None:
-        """Makes forecasts anew for other thresholds: by those for the old ones every exit would be a deviation."""
+    async def _reforecast(self) -> None:
+        """Makes the forecasts anew if thresholds have changed since."""
         ground, thresholds = self.ground, self.stream.thresholds(self.state)
         if ground is None or ground.thresholds == thresholds:
             return
@@ -314,8 +305,9 @@ class ControlLoop:
         if self.tuning.alarm is None:
             return
         try:
-            for action in self._retuned():
-                if not isinstance(action, Replan):  # whether to plan again is asked once the change is through
+            self._tell_tuner()
+            for action in decide.thresholds_found(self.view):
+                if isinstance(action, decide.GoBy):  # what follows from it is asked once the change is through
                     await self._do(action)
         finally:
             self._alarm_heard = True
@@ -348,6 +340,10 @@ class ControlLoop:
                 await self._put_in_force(action)
             case decide.GoBy(said=said, reason=reason):
                 await self._go_by(said.thresholds, said.words, reason)
+            case decide.Reforecast():
+                await self._reforecast()
+            case decide.Settle():
+                await self._settle()
             case decide.Suspend(reason):
                 await self._suspend(reason)
             case decide.TurnDown(placed=placed, reason=reason, words=words):

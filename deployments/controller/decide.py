@@ -1,7 +1,7 @@
 """What the controller does next: pure functions from its state and what it sees to actions.
 
-`retuned`, `urgent` and `due` are the questions of one look, in this order; `weighed` compares the best plan that was
-found with the plan in force. `deployments/controller/act.py` carries the actions out.
+`QUESTIONS` lists what is asked at one look, in this order; the first answer that moves the plan is the last. `weighed`
+compares the best plan that was found with the plan in force. `deployments/controller/act.py` carries the actions out.
 """
 
 from __future__ import annotations
@@ -117,7 +117,17 @@ class Replan:
     reason: str
 
 
-Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan
+@dataclass(frozen=True, slots=True)
+class Reforecast:
+    """Make the forecasts anew, for other thresholds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Bring about what the plan in force still lacks."""
+
+
+Action = Say | Become | PutInForce | GoBy | Suspend | TurnDown | Replan | Reforecast | Settle
 Actions = tuple[Action, ...]
 
 
@@ -198,7 +208,7 @@ class View:
     said: Tuned | None
     """Thresholds of the tuner that are still to be put in force."""
     alarm_heard: bool
-    """Whether an alarm sounded during a change of plan, and its consequences are still to be decided."""
+    """Whether an alarm sounded during a change of plan since the last look."""
     is_safe: Callable[[Mapping[int, float]], bool]
     """Whether no input leaves by some thresholds."""
 
@@ -268,8 +278,8 @@ def completed(plan: Plan, policy: PolicySpec, ground: Ground | None) -> Plan:
 # The questions of one look
 
 
-def retuned(view: View) -> Actions:
-    """What to do about thresholds that the tuner has found.
+def thresholds_found(view: View) -> Actions:
+    """Has the tuner found other thresholds? They are put in force, and planned for if the plan is no longer the best.
 
     An alarm ends the trial of a plan, whose promise was for other thresholds. Everything else waits for the end of a
     trial or change. A plan that is held is held to its stages only.
@@ -282,22 +292,13 @@ def retuned(view: View) -> Actions:
     reason = "alarm" if said.why == "alarm" else "thresholds"
     was_safe = state.thresholds is not None and view.is_safe(state.thresholds)
     replans = was_safe or _is_too_careful(view, said.thresholds) or _leave_elsewhere(view, said.thresholds)
-    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ())
+    return GoBy(said=said, reason=reason), *(_after(reason, view) if replans else ()), Reforecast()
 
 
-def urgent(view: View) -> Actions:
-    """What must be done before the plan in force is brought about any further."""
-    return _accelerators_changed(view) or _change_given_up(view)
-
-
-def due(view: View) -> Actions:
-    """What to do once the plan in force is brought about: the first question that moves the plan is the last."""
-    actions: Actions = ()
-    for question in (_trial_over, _slow_replicas, _out_of_date):
-        if view.state.hold or any(isinstance(each, PutInForce | Replan) for each in actions):
-            break
-        actions += question(view)
-    return actions
+def forecasts_outdated(view: View) -> Actions:
+    """Are forecasts for other thresholds than the present ones? By those every exit would be a deviation."""
+    present = view.ground is None or view.ground.thresholds == view.stream.thresholds(view.state)
+    return () if present else (Reforecast(),)
 
 
 def _after(reason: str, view: View) -> Actions:
@@ -321,8 +322,8 @@ def _leave_elsewhere(view: View, thresholds: Mapping[int, float]) -> bool:
     return bool(on) and view.is_safe(on) and not view.is_safe(thresholds)
 
 
-def _accelerators_changed(view: View) -> Actions:
-    """Accelerators came or went: with fewer than the plan has another is needed, or nothing can be served."""
+def accelerators_changed(view: View) -> Actions:
+    """Did accelerators come or go? With fewer than the plan needs, another is needed, or nothing can be served."""
     counts, suspended, hold = view.counts, view.state.suspended, view.state.hold
     before = view.first_counts if view.ground is None else view.ground.counts
     as_before = view.ground is not None and counts == before and not _is_period_over(view)
@@ -358,8 +359,8 @@ def _go_on_with_less(view: View) -> Actions:
     return (view.same_rate(less, "capacity lost", words),) if view.has_room(less) else ()
 
 
-def _change_given_up(view: View) -> Actions:
-    """The change to the plan in force failed again and again: go back to the plan that is still followed."""
+def change_failed(view: View) -> Actions:
+    """Did the change to the plan in force fail again and again? Then the plan that is still followed comes back."""
     state, followed = view.state, view.state.followed
     came = all(view.seen.running.get(slot, 0) >= number for slot, number in state.placed.occupied.items())
     is_late = view.tries.late >= START_TRIES and not came
@@ -382,11 +383,16 @@ def _blame(view: View) -> Become:
     return Become({"blamed": (*(each for each in view.state.blamed if each.stages != stages), new)})
 
 
-def _trial_over(view: View) -> Actions:
-    """Whether a new plan does what it promised, or the plan before it comes back."""
+def in_place(_: View) -> Actions:
+    """Does the plan in force lack anything? It is brought about, and held in place."""
+    return (Settle(),)
+
+
+def trial_over(view: View) -> Actions:
+    """Does a new plan do what it promised? If it does not, the plan before it may come back."""
     state, settings = view.state, view.service.settings
     since = delivered(view.stream.counts(state.followed_s))
-    if state.trial is None or since is None or view.is_changing:
+    if state.hold or state.trial is None or since is None or view.is_changing:
         return ()
     judgement = judge(
         state.trial,
@@ -406,10 +412,10 @@ def _trial_over(view: View) -> Actions:
     return *over, _blame(view), back
 
 
-def _slow_replicas(view: View) -> Actions:
-    """Replicas that are slower than their peers get no work from now on."""
+def slow_replicas(view: View) -> Actions:
+    """Are replicas slower than their peers? They get no work from now on."""
     state = view.state
-    slow = _stragglers(view)
+    slow = () if state.hold else _stragglers(view)
     if not slow:
         return ()
     until = view.period + REST_PERIODS
@@ -444,9 +450,11 @@ def _without(slow: Iterable[Straggler], view: View) -> PlacedPlan | None:
     return placed if view.has_room(placed) else None
 
 
-def _out_of_date(view: View) -> Actions:
-    """Whether the controller has to plan again: for the time that has passed, or because the stream has changed."""
+def plan_out_of_date(view: View) -> Actions:
+    """Is it time to plan again? It is when the period is over, or the stream has changed."""
     state, ground, settings = view.state, view.ground, view.service.settings
+    if state.hold:
+        return ()
     if ground is None and view.is_restored:
         return (Replan("restart"),)  # without a forecast no deviation from it could be seen
     if ground is not None and ground.forecast.at_s <= state.changed_s <= view.seen.at_s:
@@ -597,6 +605,23 @@ def delivered(intervals: Sequence[Interval]) -> Delivered | None:
         in_slo=seen.in_slo,
         dropped=sum(seen.drops.values()),
     )
+
+
+QUESTIONS: tuple[Callable[[View], Actions], ...] = (
+    thresholds_found,
+    forecasts_outdated,
+    accelerators_changed,
+    change_failed,
+    in_place,
+    trial_over,
+    slow_replicas,
+    plan_out_of_date,
+)
+
+
+def moves_plan(actions: Actions) -> bool:
+    """Whether actions may have put another plan in force, so that further questions wait for the next look."""
+    return any(isinstance(each, PutInForce | GoBy | Suspend | Replan) for each in actions)
 
 
 # Planning

@@ -447,6 +447,13 @@ async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) 
     assert scene.fleet.log == ["scale split-cpu-0 to 4"]
 
 
+async def test_an_ingress_that_a_late_suspension_reached_follows_again(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, best=whole(4))
+    scene.fleet.is_suspended = True
+    await scene.ticks(1)
+    assert scene.fleet.log == ["follow 0"]
+
+
 async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7), slots=("split-cpu-0",))
