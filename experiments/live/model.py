@@ -15,7 +15,7 @@ import numpy as np
 from experiments.data import RUNS, data_folder
 from experiments.problems import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, drawn_exits
-from offramp.commands.calibrate import outcome_figures
+from offramp.commands.thresholds import outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from optimizer.problem_file import read_problem
 from profiles.records import ExitRecords

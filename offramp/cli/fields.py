@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,7 +18,6 @@ import typer
 import typer.core
 
 from earlyexit.errors import InputError
-from offramp.commands.jobs import refusal
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,18 +29,24 @@ class Command:
     """A command by what it loads when it is called, `module:name` in `offramp`."""
 
     job: str
-    """The model whose fields are the options and whose docstring is the help; its module loads nothing heavy."""
+    """The model whose fields are the options and whose docstring is the help. Its module loads nothing heavy."""
     run: str
     """The function that takes the job."""
 
     @property
-    def shape(self) -> type[BaseModel]:
-        shape: type[BaseModel] = _loaded(self.job)
-        return shape
-
-    @property
     def help(self) -> str | None:
-        return inspect.getdoc(self.shape)
+        """The docstring, read from the source: the list of commands, which a shell completes from, loads no model."""
+        module, _, name = self.job.partition(":")
+        return ast.get_docstring(_classes(module)[name])
+
+
+@cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    spec = find_spec(f"offramp.{module}")
+    assert spec is not None
+    assert spec.origin is not None
+    parsed = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
 class Commands(typer.core.TyperGroup):
@@ -73,7 +82,7 @@ class _Command(typer.core.TyperCommand):
 
 def build(name: str, command: Command) -> Any:
     """Return a command with all its parameters; the job gets those that are given, and its own defaults."""
-    shape = command.shape
+    shape: type[BaseModel] = _loaded(command.job)
     fields = {each.alias or name: each for name, each in shape.model_fields.items() if not each.exclude}
 
     def run(context_: typer.Context, **values: Any) -> None:
@@ -148,6 +157,8 @@ def help_of(field: FieldInfo, *, shows_default: bool = True) -> str:
 def validated(shape: type[Any], given: Mapping[str, Any]) -> Any:
     """Return the given options as a model; raises InputError that names the option and what it may be."""
     from pydantic import ValidationError
+
+    from offramp.commands.options import refusal
 
     try:
         return shape.model_validate(given)

@@ -15,7 +15,7 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.client.protocol import find_api_key
-from offramp.commands.jobs import BenchOptions
+from offramp.commands.options import BenchOptions
 from offramp.commands.output import choice, show
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals

@@ -15,13 +15,12 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibrate import calibrate, calibrate_records, outcome_figures
 from offramp.commands.calibrated import is_injected, save_calibration
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import make_table, show, warn
+from offramp.commands.output import make_folder, make_table, show, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
-from offramp.commands.train import make_folder
+from offramp.commands.thresholds import calibrate_records, outcome_figures
 from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, beside_of, read_calibration_file
 from profiles.records_table import read_records
@@ -49,6 +48,8 @@ def run(job: CalibrateOptions) -> None:
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
     """Rows of a model whose answers are tokens are prompts, without labels; an injected model's rows may lack them."""
+    from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
+
     model_card = read_card(model)
     labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
     has_none = is_injected(model_card.provenance) and not has_labels(data, label_column=job.label_column, part=job.part)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from offramp.commands.jobs import DemoJob
+from offramp.commands.options import DemoJob
 from offramp.demo.run import demo, keep
 
 

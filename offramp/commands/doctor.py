@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from offramp.commands.jobs import DoctorJob
+from offramp.commands.options import DoctorJob
 from offramp.commands.output import make_table, show
 from offramp.doctor.checks import Finding, examine, has_failed
 from offramp.doctor.look import look

@@ -17,7 +17,7 @@ from rich.table import Table
 from earlyexit.data.images import check_file
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
-from offramp.commands.jobs import ForecastJob
+from offramp.commands.options import ForecastJob
 from offramp.commands.output import make_table, show
 from profiles.forecast import RateForecast, SurvivalForecast, forecast_rate, forecast_survival
 from profiles.windows import SurvivalHistory

@@ -12,7 +12,7 @@ from rich.table import Table
 from offramp.client.client import Client
 from offramp.client.generation import Generation, Prompt
 from offramp.client.protocol import find_api_key
-from offramp.commands.jobs import GenerateJob
+from offramp.commands.options import GenerateJob
 
 COLOURS = ("bright_green", "bright_cyan", "bright_yellow", "bright_magenta", "bright_blue", "bright_red")
 """Of the ramps, the earliest first, over and over. Tokens that ran all blocks have the terminal's own colour."""

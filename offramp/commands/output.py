@@ -85,3 +85,11 @@ def in_a_folder(name: str, path: Path | None) -> None:
         raise InputError(f"--{name} {path}: {error.strerror}") from error
     if not writable:
         raise InputError(f"--{name} {path}: may not be written")
+
+
+def make_folder(out: Path) -> None:
+    """Makes a folder and its parents; raises InputError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error

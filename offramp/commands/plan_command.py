@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from earlyexit.errors import InputError
 from earlyexit.network.split import AfterAnswer
-from offramp.commands.jobs import PlanJob, WhatIfJob, order_option
+from offramp.commands.options import PlanJob, WhatIfJob, order_option
 from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, show
 from offramp.commands.plan import (
     NO_PLAN,

@@ -36,7 +36,7 @@ from earlyexit.errors import (
 )
 from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction, find_api_key
-from offramp.commands.jobs import PredictOptions
+from offramp.commands.options import PredictOptions
 from offramp.commands.output import in_a_folder
 from offramp.commands.progress import progress_count
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines

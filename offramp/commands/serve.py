@@ -15,18 +15,18 @@ from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
 from earlyexit.network.store import ModelCard, read_card
-from offramp.commands.jobs import order_option
+from offramp.commands.options import order_option
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import IngressDocument, PlanOptions
 from offramp.spec.file import read_service
-from offramp.spec.jobs import ServeFields
+from offramp.spec.jobs import ServeJob
 from optimizer.plan import Plan
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Arguments of `offramp predict`, by codec."""
 
 
-def run(job: ServeFields) -> None:
+def run(job: ServeJob) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     if job.model.is_file():
         found = read_service(job.model)

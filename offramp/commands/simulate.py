@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from earlyexit.errors import InputError
-from offramp.commands.jobs import SimulateJob, order_option
+from offramp.commands.options import SimulateJob, order_option
 from offramp.commands.output import make_table, milliseconds, show
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance

@@ -19,7 +19,7 @@ from simulator.scenario import Scenario, SequenceLengths
 from simulator.simulate import PlayedSequences, generate
 
 if TYPE_CHECKING:
-    from offramp.commands.jobs import SimulateJob
+    from offramp.commands.options import SimulateJob
     from optimizer.generation.demand import Generation
     from optimizer.problem import PlanProblem
     from simulator.inputs import IntArray

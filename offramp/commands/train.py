@@ -31,7 +31,7 @@ from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_r
 from offramp.commands.calibrated import forget_calibration
 from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
-from offramp.commands.output import warn
+from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
 from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
 
@@ -270,14 +270,6 @@ def model_folder(out: Path) -> Iterator[None]:
         if new and not any(out.iterdir()):
             out.rmdir()
         raise
-
-
-def make_folder(out: Path) -> None:
-    """Makes a folder and its parents; raises InputError."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
 def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> RampTraining:

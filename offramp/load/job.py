@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Job(BaseModel):
     """What a command does. Its fields are the command's options, except those that are excluded."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class Rows(Job):

@@ -11,7 +11,7 @@ from deployments.choices import IngressSettings, ModelSettings, TracingSettings,
 from deployments.keys import AccessSettings
 from earlyexit.data.strict import StrictDocument
 from earlyexit.named import NAME_PATTERN
-from offramp.commands.jobs import OfOrder
+from offramp.commands.options import OfOrder
 
 BUILT_IN = ("stock", "early-exit", "serial")
 """Plans that need no file."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, create_model, field_validator, model_validator
 
 from earlyexit.errors import InputError
-from offramp.commands.jobs import Address, KeyFile, Printed, refusal
+from offramp.commands.options import Address, KeyFile, Printed, refusal
 from offramp.load.job import Job
 from offramp.spec.documents import FolderDocument
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+JobT = TypeVar("JobT", bound=Job)
 OPTIONS = {
     "plan": "plan.plan",
     "batch": "plan.batch",
@@ -50,7 +51,24 @@ BESIDE_A_FILE = ("port", "grpc_port", "metrics_port", "restart")
 """Options of `offramp serve` that a service file leaves to the command line."""
 
 
-class ServeFields(Job):
+def _field_at(shape: type[BaseModel], path: str) -> FieldInfo:
+    """Returns a copy of the field at a path of names."""
+    *above, last = path.split(".")
+    for name in above:
+        annotation = shape.model_fields[name].annotation
+        [shape] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(shape))]
+    return copy.copy(shape.model_fields[last])
+
+
+def _with_options(job: type[JobT]) -> type[JobT]:
+    """Adds the fields of `OPTIONS` to a job."""
+    found = {option: _field_at(FolderDocument, path) for option, path in OPTIONS.items()}
+    fields: Mapping[str, Any] = {option: (field.annotation, field) for option, field in found.items()}
+    return create_model(job.__name__, __base__=job, __doc__=job.__doc__, **fields)
+
+
+@_with_options
+class ServeJob(Job):
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
 
     model: Path = Field(json_schema_extra={"argument": "MODEL"})
@@ -63,7 +81,7 @@ class ServeFields(Job):
     """Start anew when Ray's head has died, rather than end with status 4."""
 
     @model_validator(mode="after")
-    def _agrees(self) -> ServeFields:
+    def _agrees(self) -> ServeJob:
         given = self.model_fields_set
         if self.model.is_file():
             refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"model", *BESIDE_A_FILE})
@@ -94,28 +112,6 @@ class ServeFields(Job):
             [first, *_] = error.errors()
         path = ".".join(map(str, first["loc"]))
         raise refusal(next((name for name, at in OPTIONS.items() if at == path), path), first)
-
-
-def field_at(shape: type[BaseModel], path: str) -> FieldInfo:
-    """Return a copy of the field at a path of names."""
-    *above, last = path.split(".")
-    for name in above:
-        annotation = shape.model_fields[name].annotation
-        [shape] = [each for each in (annotation, *getattr(annotation, "__args__", ())) if isinstance(each, type(shape))]
-    return copy.copy(shape.model_fields[last])
-
-
-def _serve_job() -> type[ServeFields]:
-    fields: Mapping[str, Any] = {
-        option: (field.annotation, field)
-        for option, path in OPTIONS.items()
-        for field in [field_at(FolderDocument, path)]
-    }
-    return create_model("ServeJob", __base__=ServeFields, __doc__=ServeFields.__doc__, **fields)
-
-
-ServeJob = _serve_job()
-"""The options of `offramp serve`: those of `ServeFields`, and fields of service files."""
 
 
 class OfService(Job):

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from offramp.commands.jobs import StrategyName
+from offramp.commands.options import StrategyName
 from optimizer.decision import Strategy
 
 HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "httptools", "psutil")

@@ -131,17 +131,12 @@ def test_harm_without_labels_is_refused(tmp_path: Path, capsys: Captured) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(("--metric", "accuracy"), "--metric 'accuracy'; allowed: agreement, harm", id="metric"),
         pytest.param(
             ("--records", "EXITS", "--metric", "harm"),
             "EXITS: 200 rows; at least 306 are needed to promise harm of 0.01 at most with confidence 0.9",
             id="too few for harm",
         ),
-        pytest.param((), "calibrate needs a model's folder and --data FILE, or --records FILE", id="nothing"),
-        pytest.param(("m",), "calibrate needs a model's folder and --data FILE", id="a model alone"),
         pytest.param(("m", "--records", "EXITS"), "--records stands for itself", id="a model and records"),
-        pytest.param(("m", "--data", "d.csv", "--scale", 1), "--scale and --out go with --records", id="a scale"),
-        pytest.param(("--records", "gone.csv"), "gone.csv: no such file", id="no file"),
         pytest.param(("--records", "EXITS"), "EXITS: 200 rows; at least 306 are needed", id="too few"),
         pytest.param(
             ("--records", "EXITS", "--policy", "entropy", *PROMISE), "holds scores of confidence", id="policy"

@@ -11,10 +11,11 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import no_progress
-from offramp.commands.calibrate import calibrate, calibrate_records
+from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, record_exits
+from offramp.commands.thresholds import calibrate_records
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 

@@ -17,11 +17,12 @@ from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.training.ramps import exit_outputs
-from offramp.commands.calibrate import calibrate, outcome_figures
+from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables, leave_text
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
+from offramp.commands.thresholds import outcome_figures
 from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords

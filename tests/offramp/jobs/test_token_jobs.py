@@ -14,9 +14,10 @@ from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.foresight import ForeseenPolicy
 from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibrate import calibrate, calibrate_records
+from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob, TrainJob, default_task
+from offramp.commands.thresholds import calibrate_records
 from offramp.commands.train import spread, train
 from optimizer.sequences import differing, sequences_of
 from profiles.networks import decay_of

@@ -1,0 +1,262 @@
+"""The options that several commands share, and those of the commands that plan, simulate, forecast and ask.
+
+Like all models of options they load neither torch nor numpy, for a shell that completes loads them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from earlyexit.engine.order import OrderSpec
+from earlyexit.errors import InputError, PlanError
+from offramp.load.job import BenchJob, Job, PredictJob
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+StrategyName = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
+"""As `optimizer.decision.Strategy`, which a shell that completes does not wait for."""
+MOST_INGRESSES = 1000
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets of half an IPv6 address, a port that is no number
+        complete = False
+    if not complete:
+        raise PydanticCustomError("address", "an address like http://127.0.0.1:8000 is needed")
+    return url
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def refusal(option: str, error: ErrorDetails) -> InputError:
+    """The error of an option that pydantic refuses, in the words of the command line."""
+    said = error["msg"]
+    return InputError(f"--{option.replace('_', '-')} {error['input']!r}: {said[0].lower()}{said[1:]}")
+
+
+def integers(given: Any, info: ValidationInfo) -> Any:
+    """Numbers separated by commas, ascending, each once; what is not text stays. Raises InputError."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return tuple(sorted({int(part) for part in given.split(",")}))
+    except ValueError as error:
+        raise InputError(f"--{info.field_name} {given!r}; numbers separated by commas are needed") from error
+
+
+class Printed(Job):
+    """What can be printed in two ways."""
+
+    as_json: bool = Field(default=False, alias="json")
+    """Print JSON instead of tables."""
+
+
+class KeyFile(Job):
+    """A service that may want a key."""
+
+    api_key_file: Path | None = None
+    """File with the service's API key. None: $OFFRAMP_API_KEY."""
+
+
+class Asks(KeyFile):
+    """A service that is asked."""
+
+    url: Address = "http://127.0.0.1:8000"
+    """Address of a running service."""
+
+
+class BenchOptions(Printed, Asks, BenchJob):
+    """Load a running service and report rate, latency, goodput, exits and errors."""
+
+
+class PredictOptions(Printed, Asks, PredictJob):
+    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
+
+    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "[TEXTS]..."})
+    """Texts, or paths of images, or a pair of texts, or - for a text a line from standard input."""
+
+
+class GenerateJob(Asks):
+    """Ask a running service whose model generates, and print the answer as it comes."""
+
+    prompt: str = Field(json_schema_extra={"argument": "PROMPT"})
+    """What to answer, or with --raw to go on with."""
+    raw: bool = False
+    """Go on with the text as it is, without the chat template."""
+    max_tokens: int = Field(default=128, ge=1)
+    """Of the answer."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """0: always the likeliest token."""
+    top_p: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Draw of the likeliest of so much."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+    stop: tuple[str, ...] = ()
+    """A text that ends the answer, may be said again."""
+    exits: bool = False
+    """Colour tokens by where they left, with a table at the end."""
+    timeout_s: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """For the first text, and between two."""
+
+
+class ForecastJob(Printed):
+    """Forecast the next window's survival at every block, with intervals."""
+
+    series: Path = Field(json_schema_extra={"argument": "SERIES"})
+    """Past windows, oldest first: .json, or .csv with the columns inputs, 0, 1 and so on."""
+    coverage: float = 0.8
+    """Chance that a level lies in its interval."""
+    window_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Length of a window, given where the rate is forecast too. None: it is not."""
+
+
+class DoctorJob(Printed):
+    """Check this machine: libraries, cores, GPUs, memory, ports, what Ray left. Exit status 1 if something failed.
+
+    Starts nothing, and changes nothing.
+    """
+
+    targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "[MODEL_OR_SERVICE]..."})
+    """Model folders and service files to look at as well."""
+    port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
+    """Port wanted, may be repeated. None: 8000."""
+
+
+class DemoJob(Job):
+    """Train ramps, then compare three plans on this machine's processors and on emulated accelerators (minutes)."""
+
+    data: Path | None = None
+    """Your own labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json. None: texts that are made up."""
+    keep: bool = False
+    """Only serve the planned model, until told to stop."""
+    out: Path | None = None
+    """Folder of model, picture and figures. None: runs/demo."""
+    port: int = 8000
+    """Port of the service."""
+
+
+class OfOrder(BaseModel):
+    """The order in which inputs of a plan's queues go."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    order: str | None = Field(default=None, examples=["arrival", "deadline", "shortest", "das"])
+    """Which of the inputs that wait go first: arrival, deadline, shortest, das (or das:0.3, with its eta). None: as the
+    plan says, else deadline."""
+
+
+def order_option(text: str | None) -> OrderSpec | None:
+    """Returns the order that `--order` names; raises InputError."""
+    try:
+        return None if text is None else OrderSpec.parse(text)
+    except PlanError as error:
+        raise InputError(f"--order: {error}") from error
+
+
+class OfProblem(Job):
+    """A problem file."""
+
+    problem: Path = Field(json_schema_extra={"argument": "PROBLEM"})
+    """Plan problem, YAML or JSON."""
+
+
+class PlanJob(Printed, OfProblem, OfOrder):
+    """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
+
+    Exit status 3: no plan meets the problem; the answer says what binds and what would do.
+    """
+
+    strategy: StrategyName = "best"
+    """best, or a part of it: stock, early-exit, e3, serial, apparate, pame."""
+    batch_limit: int | None = Field(default=None, ge=1)
+    """Largest batch size that a plan may use."""
+    plot: Path | None = None
+    """Picture of the plan: .svg, .png or .pdf."""
+    out: Path | None = None
+    """Plan file for `offramp serve --plan`."""
+    threshold: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """For --out: leave at this entropy, in nats, at every active ramp."""
+    compared: bool = Field(default=True, alias="compare")
+    """Plan the other strategies too, and compare."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> PlanJob:
+        if self.threshold is not None and self.out is None:
+            raise InputError("--threshold: only a plan that is written with --out needs one")
+        if self.order is not None and self.out is None:
+            raise InputError("--order: only a plan that is written with --out has one")
+        return self
+
+
+class WhatIfJob(Printed, OfProblem):
+    """Plan a problem again and again with one number changed; give exactly one of the options."""
+
+    slo_ms: str | None = None
+    """SLOs in ms, like 25,50,100."""
+    batch_limit: str | None = None
+    """Largest batch sizes, like 1,2,4,8."""
+    budget: str | None = None
+    """Budgets in USD per hour, like 10,20."""
+    count: str | None = None
+    """Numbers of one device, like V100=4,8,16."""
+    rate: str | None = None
+    """Rates per second, like 1000,2000; at the least cost where none is asked for."""
+
+
+class SimulateJob(Printed, OfProblem, OfOrder):
+    """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
+
+    Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
+    """
+
+    arrivals: str
+    """poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."""
+    plan: Path | None = None
+    """Plan file, or what `offramp plan --json` printed. None: the planner's."""
+    strategy: StrategyName | None = None
+    """Strategy of the planner's plan: best, stock, early-exit, e3, serial, apparate, pame. None: best."""
+    duration_s: float = Field(default=60.0, alias="duration")
+    """Seconds in which requests arrive."""
+    warm_up_s: float = Field(default=1.0, alias="warm_up")
+    """Seconds of them, from the start, that are not counted."""
+    records: Path | None = None
+    """Exit records, .npz, .csv or .tsv. None: inputs that leave as the survival says."""
+    thresholds: str | None = None
+    """With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json. None: the plan's policy."""
+    lengths: str | None = None
+    """Tokens of inputs: a file, one a line or exit records, or a normal distribution, mean,variance,low,high. None: the
+    problem's."""
+    inputs_per_request: int = Field(default=1, ge=1)
+    """Inputs of every request."""
+    num_ingresses: int = Field(default=1, ge=1, le=MOST_INGRESSES, alias="ingresses")
+    """Replicas of the ingress."""
+    overlap_below: int | None = Field(default=None, ge=1)
+    """Run a device's next batch beside one of fewer inputs. None: as the plan says."""
+    admission: bool = True
+    """Refuse at once what would be late."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> SimulateJob:
+        if self.plan is not None and self.strategy is not None:
+            raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
+        if not 0 < self.duration_s < math.inf:
+            raise InputError(f"--duration {self.duration_s:g}; a finite number of seconds above 0 is needed")
+        if not 0 <= self.warm_up_s < self.duration_s:
+            raise InputError(
+                f"--warm-up {self.warm_up_s:g}; seconds from 0 on are needed, fewer than the {self.duration_s:g} of "
+                "--duration"
+            )
+        return self

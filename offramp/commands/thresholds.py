@@ -1,0 +1,197 @@
+"""Thresholds with a guarantee, found by exit records: those of rows that a model ran here, or records from elsewhere.
+
+Part of the rows lays the path of thresholds, and the rest tests it. Without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from earlyexit.errors import DataError
+from offramp.commands.jobs import CalibrateJob
+from offramp.commands.profile import measured_costs
+from offramp.commands.progress import provenance
+from offramp.commands.recording import (
+    task_figures,
+)
+from offramp.commands.worth import constant_accuracy, work_share
+from optimizer.calibration_file import AMONG, CalibrationCard
+from optimizer.few_ramps import few_ramps
+from optimizer.plan import policy_of_score
+from optimizer.risk import Metric
+from optimizer.sequences import bounded_losses, learn_then_test_sequences, of_sequences, sequences_of
+from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from profiles.networks import decay_of
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+
+if TYPE_CHECKING:
+    from earlyexit.tasks.base import IntArray, Task, ValueArray
+
+Ramps = tuple[int, ...] | Literal["all", "ends"] | None
+"""As of a job."""
+
+
+def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
+    """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
+
+    Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
+    """
+    check_rows(records, job)
+    check_ramps(job, records.ramps)
+    if job.decay is not None:
+        raise DataError("a decay is in the scores already where exit records are of one: leave it out")
+    if records.sequences_N is not None:
+        return card_of_sequences(records, job, facts_of(job))
+    policy_of_score(records.score, {}, records.confidences)  # or no input could leave by the thresholds found
+    costs = measured_costs(job.latency, records)
+    return Recorded(job=job, views=[records], parts=parts_of(records, job), facts=facts_of(job), costs=costs).card()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Rows that were recorded, and everything else that thresholds are found by."""
+
+    job: CalibrateJob
+    views: Sequence[ExitRecords]
+    """The rows as thresholds are found by them, and as other plans see them, for which the promise holds as well."""
+    parts: tuple[IntArray, IntArray]
+    """The rows that lay the path of thresholds, and those that test it."""
+    facts: dict[str, Any]
+    """How they were recorded, for the provenance."""
+    task: Task | None = None
+    labels: ValueArray | None = None
+    """The truth of all rows, as the task has it."""
+    costs: Sequence[float] | None = None
+    """Of every block. None: alike."""
+    first: int = 0
+    """The first block of the full model, which is the last of a chain."""
+
+    def card(self, ramps: Ramps = None, *, entry: int = 0, prune: Mapping[int, float] | None = None) -> CalibrationCard:
+        """Returns thresholds of `ramps`, else of the job's, for inputs that enter at block `entry`."""
+        job, own = self.job if ramps is None else self.job.model_copy(update={"ramps": ramps}), self.views[0]
+        promised, *others = (promised_of(each, job) for each in self.views)
+        design, tested = (promised.subset(rows) for rows in self.parts)
+        seen = [each.subset(self.parts[1]) for each in others]
+        found = learn_then_test(design, tested, job.guarantee, self.costs, others=seen)
+        return CalibrationCard(
+            policy=own.score,
+            thresholds=found.thresholds,
+            confidences=None if own.confidences is None else dict(own.confidences),
+            metric=job.metric,
+            prune=None if prune is None else dict(prune),
+            budget=job.guarantee.budget,
+            confidence=job.guarantee.confidence,
+            tested=self._tested_figures(found, entry),
+            provenance=self.facts if job.guarantee.among == 1 else self.facts | {AMONG: job.guarantee.among},
+        )
+
+    def few(self, always: Sequence[int], first: int = 0) -> tuple[int, ...]:
+        """Of the last network or of all, the few ramps that are worth a promise, by the rows that lay the path.
+
+        Inputs enter at block `first`.
+        """
+        records = self.views[0]
+        if first:
+            records = records.of_ramps([ramp for ramp in records.ramps if ramp >= first])
+        design, num_tested = promised_of(records, self.job).subset(self.parts[0]), len(self.parts[1])
+        return few_ramps(design, self.job.guarantee, num_tested, always, first=first, block_costs=self.costs)
+
+    def _tested_figures(self, found: Calibration, entry: int) -> dict[str, Any]:
+        """What the thresholds did on the rows that tested them, with all ramps active and with the worst subset."""
+        rows, metric = self.parts[1], self.job.metric
+        outcome = self.views[0].subset(rows).outcome(found.thresholds)
+        worst = {"worst_harm": found.worst_loss} if metric == "harm" else {"worst_agreement": 1 - found.worst_loss}
+        dull = None if self.task is None or self.labels is None else constant_accuracy(self.task, self.labels[rows])
+        return {
+            **outcome_figures(outcome, self.task, metric),
+            **worst,
+            "mean_blocks": outcome.mean_blocks - entry,
+            "num_blocks": outcome.num_blocks - entry,
+            "work_share": work_share(outcome.survival, self.costs, first=self.first, entry=entry),
+            **({} if dull is None else {"constant_accuracy": dull}),
+        }
+
+
+def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
+    """An outcome's figures as plain data; `task` has figures of its own, where there are tallies for them."""
+    return {
+        "inputs": len(outcome.exits_N),
+        "agreement": outcome.agreement,
+        **({"harm": outcome.harm} if metric == "harm" else {}),
+        "accuracy": outcome.accuracy,
+        "full_accuracy": outcome.full_accuracy,
+        "mean_blocks": outcome.mean_blocks,
+        "num_blocks": outcome.num_blocks,
+        "survival": list(outcome.survival),
+        "exits": outcome.exit_counts,
+        **({} if task is None else task_figures(outcome, task)),
+    }
+
+
+def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
+    """The rows that lay the path, and those that test it."""
+    return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
+
+
+def facts_of(job: CalibrateJob) -> dict[str, Any]:
+    """How it was found, for its provenance."""
+    computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
+    priced_by = {} if job.latency is None else {"latency": str(job.latency)}
+    return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in, **priced_by)
+
+
+def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
+    """The losses and ramps that the promise is of; raises DataError for what is not there."""
+    try:
+        promised = view if job.metric == "agreement" else view.of_harm()
+    except DataError as error:
+        raise DataError(f"{job.source or 'the data'}: {error}") from error
+    return promised.of_ramps(job.taken(view.ramps))
+
+
+def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
+    """Before anything runs; raises DataError for ramps that are asked for and are not there."""
+    if job.ramps == "ends":
+        raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
+    unknown = sorted(set(job.ramps) - set(ramps)) if isinstance(job.ramps, tuple) else []
+    if unknown:
+        raise DataError(f"there are no ramps {unknown} to find thresholds for, but {list(ramps)}")
+
+
+def check_rows(data: Sized, job: CalibrateJob) -> None:
+    """Raise DataError for too few to promise anything."""
+    promise = job.guarantee
+    if len(data) >= job.least_rows:
+        return
+    said = f"harm of {job.budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - job.budget:.4g}"
+    several = (
+        "" if promise.among == 1 else f", of {promise.among} calibrations; ramps that are named, or `all`, have one"
+    )
+    raise DataError(
+        f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise {said} with "
+        f"confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows lay the path of thresholds, "
+        f"{promise.least_inputs} rows test it{several}"
+    )
+
+
+def card_of_sequences(records: ExitRecords, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
+    """Thresholds by records of generations; some sequences lay the path, the others test it."""
+    kept = records.of_ramps(job.taken(records.ramps))
+    design, tested = (of_sequences(kept, part) for part in parts_of(sequences_of(kept), job))
+    found = learn_then_test_sequences(design, tested, job.guarantee)
+    figures = outcome_figures(replace(tested, true_losses_NE=None).outcome(found.thresholds))
+    whole = float((bounded_losses(tested, found.thresholds) == 0).mean())
+    sequences = {"sequences": found.num_sequences, "sequence_loss": found.mean_loss, "same_sequences": whole}
+    return CalibrationCard(
+        policy=records.score,
+        thresholds=found.thresholds,
+        decay=decay_of(records),
+        metric="sequences",
+        budget=job.guarantee.budget,
+        confidence=job.guarantee.confidence,
+        tested=figures | sequences | {"work_share": work_share(figures["survival"], None)},
+        provenance=facts,
+    )
