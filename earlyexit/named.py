@@ -45,7 +45,8 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
 def spec_of(made: Any) -> dict[str, Any]:
     """Returns a spec of which `make_named` makes an equal object.
 
-    It has the object's name and its constructor's parameters, by attributes of the same names; None is left out.
+    It has the object's name, and the constructor's parameters of the class with that name, by attributes of the same
+    names; None is left out.
     """
     given = {key: _plain(getattr(made, key)) for key in _parameters(made.__class__)}
     return {"name": made.name} | {key: value for key, value in given.items() if value is not None}
@@ -53,7 +54,8 @@ def spec_of(made: Any) -> dict[str, Any]:
 
 @cache
 def _parameters(kind: Any) -> tuple[str, ...]:
-    return tuple(signature(kind).parameters)
+    named = next((each for each in kind.__mro__ if "name" in vars(each)), kind)
+    return tuple(signature(named).parameters)
 
 
 def _plain(value: Any) -> Any:

@@ -156,7 +156,13 @@ def test_a_card_holds_all_that_makes_an_equal_task(task: Task) -> None:
     assert hash(again) == hash(task)
 
 
+class FiveStars(RegressionTask):
+    def __init__(self) -> None:
+        super().__init__(scale=4.0, offset=3.0)
+
+
 def test_a_task_of_ones_own_is_named_by_its_function() -> None:
+    assert FiveStars().spec() == STARS.spec(), "by the constructor of the class that has the name"
     assert find_task({"name": f"{HERE}:stars", "scale": 2.0}) == RegressionTask(2.0)
 
 
