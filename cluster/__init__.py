@@ -1,1 +1,1 @@
-"""Where: accelerator types and what a replica on one asks of the cluster."""
+"""Accelerator types, and what a replica on one needs from the cluster."""

@@ -28,7 +28,7 @@ class KnownDeviceDocument(StrictDocument):
 
 
 class KnownLinkDocument(StrictDocument):
-    """The link of a hop that was not measured."""
+    """The link that is assumed for a hop that was not measured."""
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     delay_s: float = Field(ge=0)
@@ -36,7 +36,7 @@ class KnownLinkDocument(StrictDocument):
 
 
 class ClusterCatalogueDocument(StrictDocument):
-    """The whole of catalogue.yaml."""
+    """The content of catalogue.yaml."""
 
     schema_version: Literal[1]
     sources: dict[str, str]
@@ -46,17 +46,17 @@ class ClusterCatalogueDocument(StrictDocument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDevice:
-    """What is known of one accelerator type; None where nothing is."""
+    """Price and memory of one accelerator type; None if unknown."""
 
     usd_per_hour: float | None = None
     memory_bytes: int | None = None
     source: str | None = None
-    """Of both, in words."""
+    """The sources of both, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLink:
-    """What a hop between two replicas goes over."""
+    """The link between two replicas."""
 
     bandwidth_bytes_per_s: float
     delay_s: float = 0.0
@@ -64,7 +64,7 @@ class ClusterLink:
 
 
 def known_device(name: str) -> KnownDevice:
-    """Price and memory of an accelerator type; an emulated one has those of what it emulates."""
+    """Returns price and memory of an accelerator type; an emulated one has those of the emulated type."""
     catalogue = read_cluster_catalogue()
     found = catalogue.devices.get(name.removeprefix(EMULATED))
     if found is None:
@@ -78,7 +78,7 @@ def known_device(name: str) -> KnownDevice:
 
 
 def known_link() -> ClusterLink:
-    """The link of an inventory that names none."""
+    """Returns the link for an inventory without one."""
     catalogue = read_cluster_catalogue()
     link = catalogue.link
     return ClusterLink(
@@ -90,5 +90,5 @@ def known_link() -> ClusterLink:
 
 @cache
 def read_cluster_catalogue() -> ClusterCatalogueDocument:
-    """The figures, as they stand in catalogue.yaml."""
+    """Returns the figures of catalogue.yaml."""
     return read_source(CATALOGUE, DataError).parse(ClusterCatalogueDocument, called="the catalogue")

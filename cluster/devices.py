@@ -11,9 +11,9 @@ from earlyexit.errors import PlanError
 # Names by which Ray marks nodes (`accelerator_type`) and places; one with A6000s must be told to, Ray says RTX-A6000.
 RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "A6000", "L4", "L40S", "H100", "H200", "B200")
 EMULATED = "emulated:"
-"""Before the name of an accelerator that is not there: its time is a latency profile's."""
+"""Prefix of emulated accelerators, whose times are those of a latency profile."""
 OWN_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
-"""It stands in the names of deployments, and in Kubernetes' in small letters."""
+"""Names are parts of names of deployments, and in lower case of Kubernetes' names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class DeviceType:
 
     name: str
     torch_device: str
-    """What torch calls it inside a replica that has one."""
+    """Torch's name of it, inside a replica that has one."""
     actor_options: dict[str, Any] = field(default_factory=dict)
-    """What a replica asks of Ray."""
+    """Ray's options for a replica."""
 
     @property
     def emulated(self) -> bool:

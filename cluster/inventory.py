@@ -1,4 +1,4 @@
-"""What a cluster has: accelerators by type with price and memory, and the link between them."""
+"""The accelerators of a cluster by type, with price and memory, and the link between them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cluster.devices import EMULATED, RAY_ACCELERATORS
 from earlyexit.errors import InputError
 
 ACCELERATOR_TYPE = "accelerator_type:"
-"""Before an accelerator's name, among the resources of a Ray node."""
+"""Prefix of accelerator types among the resources of a Ray node."""
 
 NODE_ID = "ray.io/node-id"
-"""The label that Ray gives every node, each its own."""
+"""Ray's label with the id of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Accelerators:
 
     count: int
     usd_per_hour: float | None = None
-    """Of one; None: not known."""
+    """Of one; None if unknown."""
     memory_bytes: int | None = None
-    """Of one; None: not known, and nothing is held against it."""
+    """Of one; None if unknown, and then it is not checked."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's labels of the nodes that have them."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Accelerators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A whole cluster; refuses real accelerators whose time would have to be stretched."""
+    """A whole cluster; real accelerators allow no time scale but 1."""
 
     devices: Mapping[str, Accelerators]
-    """By the names of `cluster.devices`."""
+    """By their names in `cluster.devices`."""
     link: ClusterLink
     time_scale: float = 1.0
-    """An emulated second takes so many seconds; of link and latencies alike."""
+    """How many seconds an emulated second takes, for the link and for latencies."""
 
     def __post_init__(self) -> None:
         real = [name for name in self.devices if not name.startswith(EMULATED)]
@@ -58,7 +58,7 @@ class Inventory:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Accelerators by type, only types there are any of."""
+        """Returns the number of accelerators by type, without types of which there is none."""
         return {name: each.count for name, each in self.devices.items() if each.count}
 
 
@@ -70,7 +70,7 @@ def accelerators(
     source: str | None = None,
     **said: Any,
 ) -> Accelerators:
-    """Those of a type, with the catalogue's price and memory where none are said."""
+    """Returns the accelerators of a type; price and memory are the catalogue's unless given."""
     known = known_device(name)
     return Accelerators(
         usd_per_hour=known.usd_per_hour if usd_per_hour is None else usd_per_hour,
@@ -81,7 +81,7 @@ def accelerators(
 
 
 def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
-    """What a live cluster has, from the list that `ray.nodes()` returns; nodes that are not alive count for nothing.
+    """Returns the inventory of a live cluster, from the list that `ray.nodes()` returns; only live nodes count.
 
     GPUs of a type that Ray did not tell are `cuda`. Prices and memory are the catalogue's, and so is the link.
     """
@@ -99,7 +99,7 @@ def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
 
 
 def lacking(wanted: Mapping[str, int], there: Inventory) -> dict[str, int]:
-    """How many accelerators of each type are missing, only types that lack some.
+    """Returns how many accelerators of each type are missing, without types that are complete.
 
     `cuda` takes any GPU that is not wanted by its name.
     """
@@ -121,5 +121,5 @@ def _on_node(resources: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _common(labels: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    """What all nodes of a type say alike."""
+    """Returns the labels that all nodes of a type share."""
     return {key: value for key, value in labels.items() if others.get(key) == value}

@@ -1,4 +1,4 @@
-"""Inventories as YAML or JSON, in a file of their own or inside another; mistakes are said with file and line."""
+"""Reads inventories in YAML or JSON, from their own file or a part of another; errors name file and line."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class InventoryDocument(StrictDocument):
 
 
 def read_inventory(path: Path) -> Inventory:
-    """Read a cluster file; raises InputError naming file, line, what is wrong and what is allowed."""
+    """Reads a cluster file; raises InputError with the file, the line, the mistake, and what is allowed."""
     source = read_source(path, InputError)
     refuse_unknown_fields(source, InventoryDocument)
     return build_inventory(source.parse(InventoryDocument, called="the cluster"), source)
 
 
 def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, ...] = ()) -> Inventory:
-    """The inventory of a document that stands at a place of its source; raises the source's error with the line."""
+    """Returns the inventory of a document at a place of its source; raises the source's error with the line."""
     devices = {}
     for name, each in document.devices.items():
         with source.said_at((*at, "devices", name)):
@@ -71,7 +71,7 @@ def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, 
 
 
 def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
-    """Raise at the first field that a shape does not have, at any depth, listing those it has."""
+    """Raises the source's error for the first unknown field, at any depth, with a list of the known ones."""
     for path, each, value in _places(shape, source.document, ()):
         unknown = [name for name in value if name not in each.model_fields]
         if unknown:
@@ -83,7 +83,7 @@ def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
 def _places(
     shape: type[StrictDocument], value: Any, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]:
-    """Every mapping of a document that has a shape of ours, with its path."""
+    """Yields each mapping of a document that has a shape, with its path."""
     if not isinstance(value, Mapping):
         return
     yield path, shape, value

@@ -1,4 +1,4 @@
-"""Documents that other systems read: Serve's config and KubeRay's manifest. Nothing is asked, nothing is written."""
+"""Makes the documents that other systems read: Serve's config and KubeRay's manifest. Pure."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from cluster.inventory import Accelerators, Inventory
 BUILDER = "deployments.app:build"
 GRPC_SERVICE = "deployments.api.grpc.server:add_inference_service"
 LEAST_MESSAGE_BYTES = 4 * 2**20
-"""Ray Serve's own limit between its processes; what it also sends there is small."""
+"""Ray Serve's limit of messages between its processes; its own part of them is small."""
 ProxyLocation = Literal["HeadOnly", "EveryNode"]
 NODE_LABEL = "offramp/accelerator"
-"""Kubernetes' label of a node with accelerators of a type, where the cluster file names no other."""
+"""Kubernetes' label of nodes with accelerators of a type, unless the cluster file names another."""
 VOLUME = "offramp"
 MOUNT = "/offramp"
-"""Where all pods find the model, and the controller what it remembers."""
+"""The path of the volume with the model and the controller's state."""
 GIBIBYTE = 2**30
 EMULATED_BYTES = 256 * 2**20
-"""Of one emulated replica: a process that computes nothing."""
+"""Memory of one emulated replica, which computes nothing."""
 FRONT, FRONT_PODS, FRONT_CPUS = "front", 2, 2
-"""Where a lost head must not take ingresses and controller along: as many cores more as they, and what they break up of
-other pods' cores, can need."""
+"""Pods for ingresses and controller if these must survive the loss of the head, and their cores; some are room for
+cores of other pods that they fragment."""
 PASSWORD_KEY = "password"
-"""Of the secret with Redis' password."""
+"""The key of the password in Redis' secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis:
-    """Where Ray keeps what would be lost with its head."""
+    """The Redis in which Ray keeps the state of its head."""
 
     address: str
-    """`host:port`, or a URL of Redis'."""
+    """`host:port`, or a URL of Redis."""
     secret: str | None = None
-    """A secret of Kubernetes whose `password` it asks for; None: it asks for none."""
+    """The Kubernetes secret with its `password`; None for no password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
-    """What a RayService needs beside the service."""
+    """The parts of a RayService besides the application."""
 
     image: str
-    """With this repository, its model runtime and Ray installed."""
+    """An image with this repository, its model runtime and Ray."""
     ray_version: str
-    """That of the image."""
+    """The release of Ray in the image."""
     claim: str = "offramp"
-    """A volume claim that all pods mount (ReadWriteMany): the model and what the controller remembers."""
+    """A volume claim that all pods mount (ReadWriteMany), with the model and the controller's state."""
     mount: str = MOUNT
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of every container: Serve's switches are read when Ray starts."""
+    """Environment variables of all containers, because Ray reads Serve's switches when it starts."""
     pod_memory_bytes: int = 4 * GIBIBYTE
-    """Of the head, and of a worker with one accelerator."""
+    """Resources of the head, and of a worker with one accelerator."""
     redis: Redis | None = None
-    """With one the service outlives the head: nothing of it runs there."""
+    """With Redis, the service survives the loss of the head, and no part of it runs there."""
 
 
 def serve_config(
@@ -72,7 +72,7 @@ def serve_config(
     grpc_port: int | None = None,
     proxy_location: ProxyLocation = "HeadOnly",
 ) -> dict[str, Any]:
-    """What `serve deploy` takes, for one application; `args` are its settings as plain data."""
+    """Returns the config for `serve deploy` with one application; `args` are its settings as plain data."""
     return {
         "proxy_location": proxy_location,
         "http_options": {"host": host, "port": port},
@@ -82,19 +82,19 @@ def serve_config(
 
 
 def grpc_options(port: int) -> dict[str, Any]:
-    """The gRPC port, as Serve takes it."""
+    """Returns Serve's options for a gRPC port."""
     # Reflection would only give names: the messages are in a descriptor pool of their own.
     return {"port": port, "grpc_servicer_functions": [GRPC_SERVICE], "enable_reflection": False}
 
 
 def grpc_environment(max_body_bytes: int) -> dict[str, str]:
-    """How large a message Serve takes: somewhat more than the service, so that mostly the service says no."""
+    """Returns environment variables: Serve takes larger messages than the service, which refuses them itself."""
     most = str(max(LEAST_MESSAGE_BYTES, 2 * max_body_bytes))
     return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": most, "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": most}
 
 
 def application_config(args: Mapping[str, Any], *, name: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The application's part of Serve's config."""
+    """Returns the application's part of Serve's config."""
     return {
         "name": name,
         "route_prefix": args.get("route_prefix", "/"),
@@ -106,7 +106,7 @@ def application_config(args: Mapping[str, Any], *, name: str, environment: Mappi
 
 
 def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kubernetes: Kubernetes) -> dict[str, Any]:
-    """A KubeRay manifest: one worker group per accelerator type, one pod per accelerator.
+    """Returns a KubeRay manifest: one worker group per accelerator type, one pod per accelerator.
 
     Emulated accelerators of a type share one pod. With Redis there are pods without accelerators besides, and the head
     has no cores for replicas.
@@ -131,15 +131,15 @@ def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kube
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """YAML for people: rows of numbers on one line, texts of several lines as they are."""
+    """Returns YAML for people: rows of numbers on one line, and texts of several lines as blocks."""
     return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=118)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines stand in a block of their own."""
+    """Writes YAML with texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """A second copy is easier to read, and to change, than a reference."""
+        """Returns True: a second copy is easier to read and to change than a reference."""
         return True
 
 
@@ -151,12 +151,12 @@ _Dumper.add_representer(str, _text)
 
 
 def kubernetes_name(name: str) -> str:
-    """A name as Kubernetes takes it: lower-case letters, digits and dashes."""
+    """Returns a name in Kubernetes' form: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _served_ports(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By these names KubeRay puts them into the service; one of before March 2026 only the first."""
+    """Returns the ports, with the names by which KubeRay finds them; before March 2026 it found only the first."""
     ports = [{"containerPort": config["http_options"]["port"], "name": "serve"}]
     if "grpc_options" in config:
         ports.append({"containerPort": config["grpc_options"]["port"], "name": "serve-grpc"})
@@ -175,7 +175,7 @@ def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> d
 
 
 def _fault_tolerance(redis: Redis | None) -> dict[str, Any]:
-    """What KubeRay makes Ray's own variables of; the nodes then wait ten minutes for a new head."""
+    """Returns the options from which KubeRay sets Ray's variables; nodes then wait ten minutes for a new head."""
     if redis is None:
         return {}
     options: dict[str, Any] = {"redisAddress": redis.address}
@@ -217,7 +217,7 @@ def _pods(count: int) -> dict[str, int]:
 
 
 def _start_params(device: str, num_emulated: int | None) -> dict[str, str]:
-    """Custom resources only: KubeRay reads CPUs, memory and GPUs off the container's limits.
+    """Returns the custom resources of a pod: KubeRay reads CPUs, memory and GPUs off the container's limits.
 
     `ray start` takes them as JSON, and KubeRay passes it through a shell: quoted twice.
     """

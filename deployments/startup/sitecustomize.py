@@ -2,10 +2,11 @@
 
 `deployments/local_ray/start.py` puts the folder into PYTHONPATH.
 
-ray.serve imports pandas where it is installed, to know its tables if a deployment returns one. Ours do not, and
-every process would have 30 MB of it, and a third more to do when it starts. Other imports of pandas work.
+ray.serve imports pandas if it is installed, to recognize tables that a deployment returns. Ours return none, and pandas
+would cost every process 30 MB, and a third of its time to start. Other imports of pandas work.
 
-Ray's agents end with their raylet: by themselves they first tell the head, which may be gone, and wait for it forever.
+Ray's agents are made to end with their raylet: without that they first inform the head, which may have ended, and wait
+for it forever.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from pathlib import Path
 ASKING, LEFT_OUT = "ray.serve._private.utils", "pandas"
 
 AGENTS = ("ray/dashboard/agent.py", "ray/_private/runtime_env/agent/main.py")
-"""The scripts that a raylet starts beside its workers, which end without help."""
+"""Scripts that a raylet starts; its workers end by themselves."""
 RAYLET_PID = "RAY_RAYLET_PID"
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""Option of prctl(2)."""
 
 
 class LeaveOut:
-    """Says to `ASKING` that there is no `LEFT_OUT`, for which it is prepared."""
+    """An import hook: for the module `ASKING` there is no `LEFT_OUT`, which it handles."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """As import hooks do: None leaves it to others."""
+        """Returns None, so that other hooks find the module; raises ModuleNotFoundError for the one left out."""
         if name == LEFT_OUT and _importing() == ASKING:
             raise ModuleNotFoundError(f"{ASKING} is to do without {LEFT_OUT}", name=LEFT_OUT)
         return None
 
 
 def leave_out() -> None:
-    """From now on, in this process."""
+    """Installs the hook in this process."""
     if not any(type(finder).__name__ == LeaveOut.__name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, LeaveOut())
 
 
 def end_with_raylet() -> None:
-    """Have the kernel end this process, if it is one of Ray's agents, when its raylet ends; on Linux."""
+    """Makes the kernel end this process with its raylet, if it is one of Ray's agents; on Linux."""
     raylet = os.environ.get(RAYLET_PID)
     if raylet is None or sys.platform != "linux" or not any(each.endswith(AGENTS) for each in sys.orig_argv):
         return
@@ -55,7 +56,7 @@ def end_with_raylet() -> None:
 
 
 def run_the_next_one() -> None:
-    """A sitecustomize that the environment has of its own."""
+    """Runs the environment's own sitecustomize, if there is one."""
     here = str(Path(__file__).parent)
     spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != here])
     if spec is not None and spec.loader is not None:
@@ -63,7 +64,7 @@ def run_the_next_one() -> None:
 
 
 def _importing() -> str | None:
-    """The module whose import statement is under way."""
+    """Returns the name of the module whose import statement is running."""
     frame = sys._getframe()
     while frame.f_back is not None and (
         frame.f_globals.get("__name__") == __name__ or "importlib" in frame.f_code.co_filename

@@ -1,8 +1,8 @@
-"""What is noted of a sampled request, on the ingress's clock, and the spans that follow from it. Pure.
+"""Records of a sampled request, on the ingress's clock, and the spans that are made of them. Pure.
 
-Spans that lie one behind the other fill the span they belong to, so the times of a request add up to its latency. An
-ingress and a stage share no clock: the stage tells durations, and what is left of a call is its hop. How much of a hop
-was the way there and how much the way back is unknown; half of it is put before the stage's own time, half behind.
+The children of a span fill it without gaps, so the times of a request add up to its latency. An ingress and a stage
+share no clock: the stage reports durations, and the rest of a call is its hop. How a hop divides into the way there and
+the way back is unknown; one half is put before the stage's own time, and one half after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deployments.wire.messages import SplitRun, Timing
 
 Attributes = Mapping[str, str | int]
 MOST_INPUTS = 16
-"""Of a request with many inputs the slowest have spans: its latency is theirs."""
+"""How many inputs of a request have spans: the slowest, which determine its latency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +28,27 @@ class Sent:
     attempt: int
     """Counts from 0."""
     block: int
-    """Where it stands in the model."""
+    """The block that it runs next."""
     tokens: int = 1
-    """Its length, as the network has it."""
+    """Its length in tokens."""
     crosses: bool = False
-    """Whether it was encoded anew, for a network that another let it go on to."""
+    """Whether it was encoded again for the next network of a chain."""
     call_inputs: int
-    """Inputs of the call that it went with."""
+    """The number of inputs of its call."""
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """A way through a stage, with its end."""
+    """A visit of an input to a stage that has ended."""
 
     sent: Sent
     ended_s: float
     timing: Timing | None = None
-    """Where the time inside the stage went; None where it did not come back."""
+    """How the time inside the stage was spent; None if the input did not come back."""
     runs: tuple[SplitRun, ...] = ()
     exit: int | None = None
-    """The block that the input left after; None where it goes on or was lost."""
+    """The block after which the input left; None if it goes on or was lost."""
     error: str | None = None
 
 
@@ -61,12 +61,12 @@ class InputRecord:
     under_way: Sent | None = None
 
     def end(self, visit: Visit) -> None:
-        """It came back, or will not."""
+        """Records that it came back, or was lost."""
         self.visits.append(visit)
         self.under_way = None
 
     def went_on(self, attempt: int) -> bool:
-        """Whether it came back from a stage of this attempt, to go on."""
+        """Returns whether a stage sent it on in this attempt."""
         if not self.visits or self.visits[-1].sent.attempt != attempt:
             return False
         return self.visits[-1].exit is None and self.visits[-1].error is None
@@ -76,7 +76,7 @@ class InputRecord:
         return bool(self.visits) and self.visits[-1].exit is not None
 
     def ended_s(self, request_ended_s: float) -> float:
-        """When it got its answer, else when it was given up."""
+        """Returns when it was answered, or else given up."""
         return self.visits[-1].ended_s if self.answered else request_ended_s
 
 
@@ -85,7 +85,7 @@ class RequestRecord:
     """A sampled request."""
 
     root: Any
-    """What the exporter made of its begin."""
+    """The exporter's root span."""
     began_s: float
     serials: list[int] = field(default_factory=list)
     inputs: list[InputRecord] = field(default_factory=list)
@@ -93,7 +93,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A named stretch of time, and what lies inside it."""
+    """A named period, and the spans inside it."""
 
     name: str
     begin_s: float
@@ -108,7 +108,7 @@ class Span:
 
 
 def request_spans(record: RequestRecord, ended_s: float) -> tuple[Span, ...]:
-    """What lies inside a request: what comes before its inputs are submitted, the inputs, the reply."""
+    """Returns the spans of a request: preparation until its inputs are submitted, the inputs, and the reply."""
     if not record.inputs:  # refused
         return (Span(name="prepare", begin_s=record.began_s, end_s=ended_s),)
     submitted_s = record.inputs[0].submitted_s
@@ -142,7 +142,7 @@ def _input(position: int, record: InputRecord, request_ended_s: float) -> Span:
 
 
 def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
-    """Waiting to be sent and visits, in turns."""
+    """Yields the waits before visits, and the visits."""
     visits = list(record.visits)
     if record.under_way is not None:  # it is no longer awaited
         visits.append(Visit(sent=record.under_way, ended_s=ended_s, error="given up"))
@@ -157,7 +157,7 @@ def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
 
 
 def _before(sent: Sent, since_s: float) -> Span:
-    """Until it was sent: encoded for the next network, or waiting."""
+    """Returns the span before an input was sent: it was encoded for the next network, or waited."""
     if sent.crosses:
         attributes = {"offramp.block": sent.block, "offramp.tokens": sent.tokens}
         return Span(name="crossing", begin_s=since_s, end_s=sent.at_s, attributes=attributes)
@@ -193,7 +193,7 @@ def _stage(visit: Visit) -> Span:
 
 
 def _hop_s(visit: Visit) -> float:
-    """Never below zero: clocks of two machines need not go equally fast."""
+    """Returns the duration of a hop; at least 0, because clocks of two machines may run at different speeds."""
     assert visit.timing is not None
     return max(0.0, visit.ended_s - visit.sent.at_s - visit.timing.queue_s - visit.timing.compute_s)
 
