@@ -1,4 +1,4 @@
-"""What a shell is told when somebody presses the tabulator, asked as typer's own script asks."""
+"""What a shell is told when the tabulator is pressed, asked as typer's own script asks."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
     tested = calibrated(capsys, path, "--scale", 2)["tested"]
     assert 0.9 <= tested["worst_agreement"] < 1
     assert tested["exits"]["0"] > 50
-    as_labels = calibrated(capsys, path)["tested"]  # none of which agrees: nobody leaves but what the budget allows
+    as_labels = calibrated(capsys, path)["tested"]  # none of which agrees: only what the budget allows leaves
     assert as_labels["agreement"] == pytest.approx(as_labels["mean_blocks"] - 1)
 
 

@@ -193,18 +193,6 @@ def test_a_device_that_nothing_can_serve_on_is_refused() -> None:
         serving_plan(FILE, planned, 0.4)
 
 
-def test_a_what_if_asks_for_every_strategy_at_every_value() -> None:
-    axis = Axis(name="slo_s", values=(0.003, 0.1))
-    rows = list(what_if(FILE.problem, axis, solve))
-    documents = [what_if_document(FILE.problem, axis, value, decisions) for value, decisions in rows]
-    assert [each["slo_s"] for each in documents] == [0.003, 0.1]
-    assert documents[0]["strategies"]["best"]["no_plan"]["binding"] == "latency"
-    assert documents[1]["strategies"]["best"]["rate_per_s"] == pytest.approx(4000)
-    words = [line.split() for line in shown(what_if_table(FILE.problem, axis, rows)).splitlines()]
-    assert ["3", "no", "plan", "latency", "binds", "-", "-", "-", "-", "-"] in words
-    assert ["100", "4000", "4.00", "9.00", "2000", "2000", "2000", "-"] in words
-
-
 def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:
     by_rate = Axis(name="rate_per_s", values=(1000.0,))
     table = what_if_table(FILE.problem, by_rate, list(what_if(FILE.problem, by_rate, solve)))
