@@ -50,10 +50,6 @@ def test_a_profile_times_every_block_with_and_without_its_ramp_and_the_whole_mod
     assert {timed.length for timed in splits} == {8}
 
 
-def test_a_model_of_one_block_is_timed_once() -> None:
-    assert profile_splits(1, (), batches=(2,), lengths=(8,)) == (TimedSplit(split=split(0, 1, 2), length=8),)
-
-
 def test_steps_are_timed_with_a_longer_context_too() -> None:
     near = profile_splits(2, (), batches=(1, 4, 16), lengths=(1, 8))
     assert profile_splits(2, (), (1, 4, 16), (8,), further=30) == profile_splits(2, (), (1, 4, 16), (8,))
@@ -158,11 +154,6 @@ def test_nothing_costs_less_than_nothing() -> None:
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [4.0], split(0, 2): [12.0]}, 2, [0]
     )
     assert table.ramp_s_EB.tolist() == [[0.0]]
-
-
-def test_every_length_has_its_table() -> None:
-    tables = latency_tables([*points({split(0, 1): [1.0]}, length=8), *points({split(0, 1): [2.0]}, length=16)], 1, [])
-    assert {length: table.block_s_NB.tolist() for length, table in tables.items()} == {8: [[1.0]], 16: [[2.0]]}
 
 
 def test_a_longer_context_costs_a_block_so_much_for_a_token_of_a_step() -> None:

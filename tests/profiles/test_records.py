@@ -102,11 +102,6 @@ def test_thresholds_that_are_not_numbers_are_refused() -> None:
         RECORDS.outcome({1: 0.5, 3: np.nan})
 
 
-def test_accuracy_is_unknown_without_the_truth() -> None:
-    outcome = replace(RECORDS, true_losses_NE=None).outcome({})
-    assert (outcome.accuracy, outcome.full_accuracy) == (None, None)
-
-
 def test_a_subset_keeps_what_belongs_together() -> None:
     part = RECORDS.subset(np.array([3, 1]))
     assert part.sample_ids == ("d", "b")
@@ -130,14 +125,6 @@ def assert_equal(found: ExitRecords, expected: ExitRecords) -> None:
 def test_saved_records_are_loaded_equal(tmp_path: Path, name: str) -> None:
     RECORDS.save(tmp_path / name)
     assert_equal(ExitRecords.load(tmp_path / name), RECORDS)
-
-
-def test_records_without_answers_and_truth_are_loaded_without(tmp_path: Path) -> None:
-    replace(RECORDS, answers_NE=None, true_losses_NE=None).save(tmp_path / "r.npz")
-    found = ExitRecords.load(tmp_path / "r.npz")
-    assert (found.answers_NE, found.true_losses_NE) == (None, None)
-    with pytest.raises(DataError, match="hold losses and no answers"):
-        found.answers()
 
 
 def test_records_of_schema_1_become_losses(tmp_path: Path) -> None:

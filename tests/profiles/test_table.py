@@ -26,11 +26,6 @@ def test_below_the_smallest_batch_size_seconds_are_constant() -> None:
     assert TABLE.blocks_at(np.array([0.0, 0.25]))[0].tolist() == [1, 1]
 
 
-def test_batch_sizes_of_any_shape_are_answered_in_that_shape() -> None:
-    assert TABLE.blocks_at(np.ones((5, 7))).shape == (2, 5, 7)
-    assert TABLE.blocks_at(np.array(2.0)).tolist() == [2, 3]
-
-
 def test_a_model_without_ramps_has_no_rows_of_ramps() -> None:
     table = LatencyTable(batches=(1, 2, 4), block_s_NB=ONE, ramp_s_EB=np.zeros((0, 3)))
     assert table.ramps_at(np.array([1.0, 3.0])).shape == (0, 2)
