@@ -95,23 +95,6 @@ def test_an_input_as_long_as_the_limit_runs(family: str) -> None:
     assert backbone.embed(values, layout)[0].shape == (32, 32)
 
 
-@each_family
-@torch.inference_mode()
-def test_an_input_alone_has_the_hidden_state_that_it_has_among_others(family: str, mixed: list[Encoded]) -> None:
-    backbone = find_family(family).build(SMALL | {"num_blocks": 2})
-    together = hidden_after_every_block(backbone, mixed)[-1]
-    alone = torch.cat([hidden_after_every_block(backbone, [each])[-1] for each in mixed])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-
-
-@each_family
-def test_a_backbone_can_be_built_again_from_its_configuration(family: str) -> None:
-    backbone = find_family(family).from_transformers(hf_model(family, classifies=False)).backbone
-    again = find_family(family).build(backbone.to_config())
-    again.load_state_dict(backbone.state_dict())
-    assert again.to_config() == backbone.to_config()
-
-
 def test_a_checkpoints_order_of_the_labels_wins_over_the_datas() -> None:
     theirs = hf_model("bert", id2label=NAMES)
     theirs.config.id2label = {0: "good", 1: "bad", 2: "fair"}

@@ -86,12 +86,6 @@ def test_a_saved_model_has_the_files_of_its_backbone_and_answers_the_same(
     assert exit_outputs(again, encoded)[2].equal(exit_outputs(model, encoded)[2])
 
 
-def test_another_float_type_than_the_backbone_has_is_refused(model: EarlyExitModel, tmp_path: Path) -> None:
-    save_model(model, tmp_path)
-    with pytest.raises(ModelFolderError, match="run in float32, not bfloat16"):
-        load_model(tmp_path, dtype=torch.bfloat16)
-
-
 def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order() -> None:
     model = model_of(Pretrained(backbone=build(), head=GIVEN, label_names=None))
     assert (model.info.head_style, model.info.provenance["head"]) == ("given", "checkpoint")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +15,11 @@ from earlyexit.families.encoder import MPNetBackbone, bucket, by_distance
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.layout import Layout
 from earlyexit.network.split import Segment
-from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import pack
 from offramp.commands.packaged import resolve_backbone
 from tests.earlyexit.checkpoints import hf_inputs, hf_model
-from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.cuts import piece_of
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs
 
@@ -67,22 +65,6 @@ def test_inputs_longer_than_the_largest_distance_equal_those_of_transformers() -
     torch.testing.assert_close(hidden_ND, expected, rtol=0, atol=1e-5)
 
 
-def test_every_cut_gives_the_answers_of_each_input_alone() -> None:
-    model = small(family="mpnet")
-    inputs = random_inputs(np.random.default_rng(3), [9, 1, 20, 4, 4, 17, 2, 11], least=2)
-    expected = answers_alone(model, POLICY, inputs)
-    assert len({answer.exit for answer in expected.values()}) > 1
-    for seed, bounds in enumerate(every_bounds(4)):
-        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, seed=seed), expected)
-
-
-def test_a_saved_model_answers_as_before(tmp_path: Path) -> None:
-    model = small(family="mpnet")
-    save_model(model, tmp_path)
-    inputs = random_inputs(np.random.default_rng(4), [5, 9], least=2)
-    assert_same(answers_alone(load_model(tmp_path), POLICY, inputs), answers_alone(model, POLICY, inputs))
-
-
 @pytest.mark.parametrize("lengths", [[7], [1, 1], [9, 9, 9], [5, 200, 1, 12]], ids=str)
 def test_a_piece_on_onnx_runtime_gives_what_torch_gives(
     lengths: Sequence[int], tmp_path_factory: pytest.TempPathFactory
@@ -98,17 +80,6 @@ def test_a_piece_on_onnx_runtime_gives_what_torch_gives(
         expected = model.run(segment, piece)
         found = segments.run(segment, piece)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
-@torch.inference_mode()
-def test_half_the_bytes_give_nearly_the_same() -> None:
-    backbone = small(family="mpnet").backbone
-    values, layout = pack(random_inputs(np.random.default_rng(5), [6, 12], least=2), torch.device("cpu"))
-    (whole,) = backbone.run_blocks(0, 4, backbone.embed(values, layout), layout)
-    backbone.to(torch.bfloat16)
-    (half,) = backbone.run_blocks(0, 4, backbone.embed(values, layout), layout)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), whole, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("num_buckets", [0, 2, 30])

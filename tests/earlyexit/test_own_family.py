@@ -45,7 +45,7 @@ class Mean(nn.Module):
         self.masked = masked
 
     def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        mask_BT1 = mask_BT[:, :, None].float() if self.masked else torch.ones_like(mask_BT)[:, :, None].float()
+        mask_BT1 = (mask_BT if self.masked else torch.ones_like(mask_BT))[:, :, None].to(hidden_BTD.dtype)
         mean_B1D = (hidden_BTD * mask_BT1).sum(1, keepdim=True) / mask_BT1.sum(1, keepdim=True)
         result: Tensor = self.linear(hidden_BTD) + mean_B1D
         return result

@@ -15,10 +15,10 @@ from torch.nn.functional import conv2d
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNet, ResNetBackbone, cifar_layout
+from earlyexit.families.resnet import ResNet, cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.network.store import load_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from tests.data import data_folder
@@ -102,32 +102,10 @@ def test_a_state_dict_alone_without_prefixes_is_the_same_network(checkpoint: Pat
     assert both[0].equal(both[1])
 
 
-def test_the_hidden_state_has_the_shape_that_the_boundary_says() -> None:
-    for depth, side in ((8, 32), (20, 32), (14, 30), (14, 33)):
-        backbone = ResNetBackbone(cifar_layout(depth, side=side)).eval()
-        pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
-        [spec] = backbone.inputs
-        assert (spec.shape, spec.dtype) == (pixels.shape[1:], "uint8")
-        with torch.inference_mode():
-            hidden = backbone.stem(pixels)
-            for block in range(backbone.num_blocks):
-                hidden = backbone.blocks[block](hidden)
-                assert tuple(hidden.shape[1:]) == backbone.boundary(block)[0].shape
-
-
 def test_depths_are_of_the_family() -> None:
     assert [cifar_layout(depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
     with pytest.raises(ModelFolderError, match=r"a depth of 6n \+ 2 layers is needed \(20, 32, 44, 56, 110\), not 18"):
         cifar_layout(18)
-
-
-def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
-    model = model_of(checkpoint)
-    save_model(model, tmp_path / "model")
-    loaded = load_model(tmp_path / "model")
-    assert uncut_logits(loaded, images(4)).equal(uncut_logits(model, images(4)))
-    assert loaded.info.codec == {"name": "image", "height": 32, "width": 32}
-    assert read_card(tmp_path / "model").bytes_per_input(0, 1, float_bytes=4) == 16 * 32 * 32 * 4
 
 
 FIRST_CARD = """{
@@ -179,14 +157,6 @@ def test_folders_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> N
     torch.testing.assert_close(uncut_logits(load_model(tmp_path), images(5)), expected, rtol=0, atol=1e-4)
 
 
-def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> None:
-    model = model_of(checkpoint)
-    save_model(model, tmp_path / "model")
-    coarse = load_model(tmp_path / "model", dtype=torch.bfloat16)
-    exact = uncut_logits(model, images(4))
-    assert (uncut_logits(coarse, images(4)) - exact).abs().max() < 0.05 * exact.abs().max()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -202,22 +172,6 @@ def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> No
 def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: object, message: str) -> None:
     torch.save(content, tmp_path / "x.th")
     with pytest.raises(ModelFolderError, match=message):
-        load_pretrained(str(tmp_path / "x.th"))
-
-
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.th").write_bytes(b"weights")
-    with pytest.raises(ModelFolderError, match=r"x\.th cannot be read as weights"):
-        load_pretrained(str(tmp_path / "x.th"))
-    with pytest.raises(ModelFolderError, match=r"gone\.th cannot be read as weights"):
-        load_pretrained(str(tmp_path / "gone.th"))
-
-
-def test_a_tensor_too_few_is_named(tmp_path: Path) -> None:
-    state = resnet_state(blocks_per_stage=2)
-    del state["layer2.1.bn2.bias"]
-    torch.save(state, tmp_path / "x.th")
-    with pytest.raises(ModelFolderError, match=r"does not fit a ResNet-14: .*blocks\.3\.norm_2\.bias"):
         load_pretrained(str(tmp_path / "x.th"))
 
 

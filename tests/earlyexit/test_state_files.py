@@ -16,7 +16,6 @@ from earlyexit.families.resnet import ResNetBackbone, find_config
 from earlyexit.families.vgg import CONVOLUTIONS, VggBackbone, VggConfig
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import load_model, save_model
 from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
@@ -132,14 +131,6 @@ def test_state_dicts_stand_beside_other_facts_and_may_have_been_trained_in_paral
     model = model_of(saved({key: state, "epoch": 3}, tmp_path))
     with torch.inference_mode():
         torch.testing.assert_close(last_outputs(model, images(2)), network(images(2)), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["resnet-18", "resnet-50", "vgg-11 with norms"])
-def test_a_saved_model_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
-    make, sizes = NETWORKS[name]
-    model = model_of(saved(make(*sizes).state_dict(), tmp_path))
-    save_model(model, tmp_path / "model")
-    assert last_outputs(load_model(tmp_path / "model"), images(3)).equal(last_outputs(model, images(3)))
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "vgg-11"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
@@ -28,7 +26,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
-from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.cuts import answers_alone
 
 NAME = "tests.earlyexit.convolutions:build"
 CODEC = {"name": "image", "height": 8, "width": 8}
@@ -65,30 +63,11 @@ def encoded() -> list[Encoded]:
     return pictures(20, seed=1)[0]
 
 
-def between_scores(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
-    """Half of the pictures are surer than this at every ramp, and none is near it."""
-    thresholds = {}
-    for block, outputs_NC in exit_outputs(model, encoded).items():
-        scores = sorted(model.task.score(outputs_NC).tolist())
-        thresholds[block] = (scores[9] + scores[10]) / 2
-    return ConfidencePolicy(thresholds)
-
-
 def test_what_crosses_is_known_by_trying(model: EarlyExitModel) -> None:
     assert model.boundary(-1) == (PIXELS,)
     assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
     assert {each.per_token for block in range(4) for each in model.boundary(block)} == {False}
     assert model.max_length == 1
-
-
-def test_every_cut_answers_as_the_uncut_network_answers_a_picture_alone(
-    model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    policy = between_scores(model, encoded)
-    expected = answers_alone(model, policy, encoded)
-    assert len({answer.exit for answer in expected.values()}) > 2
-    for seed, bounds in enumerate(every_bounds(4)):
-        assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected, within=1e-4)
 
 
 def test_ramps_are_trained_on_every_shape(model: EarlyExitModel) -> None:
@@ -129,38 +108,6 @@ def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) 
     assert piece.lengths_B.tolist() == [1, 1, 1]
     (step,) = cut_out(model, first, 4, (), ConfidencePolicy(2.0)).run(piece)
     assert len(step.answers) == 3
-
-
-def test_onnx_runtime_answers_as_torch(model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path) -> None:
-    segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
-    policy = between_scores(model, encoded)
-    splits = Split(first=0, end=2, batch=8, ramps=(1,)), Split(first=2, end=4, batch=8)
-    segments.prepare([segment for split in splits for segment in split.segments()])  # by one process
-    answers = answers_in_cuts(model, policy, encoded, (0, 2, 4), segments=segments, ramps=(1,))
-    assert_same(answers, answers_alone(model, policy, encoded, ramps=(1,)), within=1e-4)
-
-
-def test_onnx_runtime_gives_every_tensor_that_crosses(
-    model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
-) -> None:
-    segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
-    splits = Split(first=0, end=2, batch=8, ramps=(1,)), Split(first=2, end=4, batch=8)
-    (first,), (second,) = (split.segments() for split in splits)
-    piece = piece_of(model, ConfidencePolicy(2.0), encoded[:5])
-    with torch.inference_mode():
-        crossing, exits = model.run(first, piece)
-        between = replace(piece, next_block=2, tensors=crossing)
-        expected = model.run(second, between)
-    assert len(crossing) == 2
-    torch.testing.assert_close(segments.run(first, piece), (crossing, exits), atol=1e-4, rtol=0)
-    torch.testing.assert_close(segments.run(second, between), expected, atol=1e-4, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def onnx_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    return tmp_path_factory.mktemp("onnx")
 
 
 # What a network over tensors must keep to, what may cross between its blocks, and in what precision

@@ -12,14 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.network.split import Segment
-from earlyexit.network.store import load_model, save_model
 from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task
@@ -116,28 +114,6 @@ def test_a_family_without_token_types_takes_pairs_by_their_separators(tmp_path: 
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]
     pairs = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, pairs)[NUM_BLOCKS - 1], theirs(hf_model, pairs), atol=1e-4, rtol=0)
-
-
-def test_a_model_of_pairs_is_saved_with_its_token_types(tmp_path: Path) -> None:
-    pair_checkpoint(tmp_path / "checkpoint")
-    model = ours(tmp_path / "checkpoint", LabelTask(NAMES), pairs=True)
-    save_model(model, tmp_path / "model")
-    loaded = load_model(tmp_path / "model")
-    assert loaded.backbone.to_config()["token_types"] == 2
-    expected = exit_outputs(model, some_pairs())
-    assert all(found.equal(expected[block]) for block, found in exit_outputs(loaded, some_pairs()).items())
-
-
-def test_onnx_runtime_takes_token_types(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    pair_checkpoint(tmp_path / "checkpoint")
-    model = ours(tmp_path / "checkpoint", LabelTask(NAMES), pairs=True).requires_grad_(False)
-    segment, piece = Segment(first=0, end=1, ramp=0), from_wire(model, wire_of(some_pairs()), NEVER)
-    with torch.inference_mode():
-        expected = model.run(segment, piece)
-    found = OnnxSegments(model, cache=tmp_path, num_threads=1).run(segment, piece)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def answers(model: EarlyExitModel, piece: Piece) -> list[object]:

@@ -16,6 +16,7 @@ from earlyexit.network.split import Budget, Segment, Split
 from earlyexit.network.wire import Encoded
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.captured.recordings import (
     EACH_SEGMENT,
     FIRST,
@@ -34,8 +35,14 @@ from tests.earlyexit.captured.recordings import (
 from tests.earlyexit.convolutions import pictures
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds
 from tests.earlyexit.models import small
-from tests.earlyexit.test_tensor_family import between_scores, fresh_model
+from tests.earlyexit.test_tensor_family import fresh_model
 from tests.earlyexit.tokens import random_inputs
+
+
+def between_scores(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
+    """Half of the inputs are surer than this at every ramp."""
+    scores = {block: model.task.score(outputs_NC) for block, outputs_NC in exit_outputs(model, encoded).items()}
+    return ConfidencePolicy({block: float(score_N.quantile(0.5)) for block, score_N in scores.items()})
 
 
 @EACH_SEGMENT

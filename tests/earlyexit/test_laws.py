@@ -1,0 +1,169 @@
+"""What holds of every network: cuts, company, files, a coarser float type and ONNX Runtime change no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.split import Segment
+from earlyexit.network.store import load_model, save_model
+from earlyexit.network.wire import Answer, Encoded, stacked
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import exit_outputs, pack
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, piece_of
+from tests.earlyexit.models import small
+from tests.earlyexit.tokens import random_inputs
+from tests.earlyexit.vision import MODELS, noise
+
+LENGTHS = (9, 1, 8, 4, 4, 7, 2, 9, 3, 1, 6, 5, 9, 2)
+NUMBER = len(LENGTHS)
+
+
+def own(name: str) -> EarlyExitModel:
+    """A network that a user would make, with untrained ramps."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        pretrained, family = load_pretrained(name)
+        texts = pretrained.backbone.max_length > 1
+        codec = {"name": "text", "max_length": 9} if texts else {"name": "image", "height": 8, "width": 8}
+        task, ramps = LabelTask(("left", "right")), RampOptions()
+        return add_ramps(pretrained, name="own", family=family, codec=codec, task=task, ramps=ramps).requires_grad_(
+            False
+        )
+
+
+NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
+    **{family: partial(small, family=family) for family in ("bert", "distilbert", "roberta", "mpnet")},
+    "pairs": partial(small, token_types=2),
+    "own, padded": partial(own, "tests.earlyexit.test_own_family:build"),
+    "own, of tensors": partial(own, "tests.earlyexit.convolutions:build"),
+    **MODELS,
+}
+each_network = pytest.mark.parametrize("name", NETWORKS)
+QUICK = {"pairs", "own, of tensors", "segmentation, bridges"}
+
+
+def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
+    """Images, texts of different lengths, or pairs of texts."""
+    if model.max_length == 1:
+        return noise(model, count)
+    rng = np.random.default_rng(3)
+    texts = random_inputs(rng, LENGTHS[:count], least=2)
+    if model.info.family.endswith("test_own_family:build"):
+        texts = [replace(each, tensors=(each.tensors[0] % 10,)) for each in texts]
+    if len(model.boundary(-1)) == 1:
+        return texts
+    return [replace(each, tensors=(*each.tensors, each.tensors[0] % 2)) for each in texts]
+
+
+def some_leave(model: EarlyExitModel) -> ConfidencePolicy:
+    """Thresholds that let two of those leave at every ramp that no earlier one let out, and the rest run to the end."""
+    thresholds, inside = {}, np.arange(NUMBER)
+    outputs = exit_outputs(model, inputs_of(model, NUMBER))
+    for block in model.ramp_indices:
+        scores = model.task.score(outputs[block]).numpy()
+        lowest, *_ = surest = np.sort(scores[inside])[-3:]
+        thresholds[block] = float(lowest + surest[1]) / 2
+        inside = inside[scores[inside] < thresholds[block]]
+        if len(inside) < 4:
+            break
+    return ConfidencePolicy({block: thresholds.get(block, 2.0) for block in model.ramp_indices})
+
+
+def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
+    """Exits are equal, scores nearly; of maps hardly a pixel may turn on the order of a sum."""
+    assert answers.keys() == expected.keys()
+    assert {name: each.exit for name, each in answers.items()} == {name: each.exit for name, each in expected.items()}
+    scores = np.array([[answers[name].score, each.score] for name, each in expected.items()])
+    np.testing.assert_allclose(scores[:, 0], scores[:, 1], atol=1e-5)
+    found, right = (stacked([each[name].value for name in expected]) for each in (answers, expected))
+    assert task.loss(found, right).max() < 2e-3
+
+
+@each_network
+def test_answers_do_not_depend_on_cuts_or_company(name: str) -> None:
+    model = NETWORKS[name]()
+    policy, encoded = some_leave(model), inputs_of(model, NUMBER)
+    expected = answers_alone(model, policy, encoded)
+    assert len({answer.exit for answer in expected.values()}) > min(2, len(model.ramp_indices))
+    blocks = model.num_blocks
+    halves, each_block = (0, blocks // 2, blocks), tuple(range(blocks + 1))
+    others = (0, 1, blocks - 1, blocks) if blocks > 2 else (0, 1, blocks)
+    for seed, bounds in enumerate([(0, blocks), halves, others, each_block]):
+        assert_nearly_same(model.task, answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected)
+
+
+@each_network
+def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str) -> None:
+    model = NETWORKS[name]()
+    encoded = inputs_of(model, 7)
+    alone = [exit_outputs(model, [each]) for each in encoded]
+    for batch in (2, 7):
+        for block, outputs in exit_outputs(model, encoded, batch=batch).items():
+            assert outputs.shape == (7, *model.task.output_shape)
+            torch.testing.assert_close(outputs, torch.cat([each[block] for each in alone]), rtol=1e-4, atol=1e-5)
+
+
+@each_network
+@torch.inference_mode()
+def test_hidden_states_have_the_shapes_that_boundaries_say(name: str) -> None:
+    model = NETWORKS[name]()
+    values, layout = pack(inputs_of(model, 3), torch.device("cpu"))
+    hidden = model.backbone.embed(values, layout)
+    for block in range(model.num_blocks):
+        hidden = model.backbone.run_block(block, hidden, layout)
+        rows = [layout.num_tokens if each.per_token else 3 for each in model.boundary(block)]
+        assert [tuple(each.shape) for each in hidden] == [
+            (count, *each.shape) for count, each in zip(rows, model.boundary(block), strict=True)
+        ]
+
+
+@each_network
+def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_same(name: str, tmp_path: Path) -> None:
+    model = NETWORKS[name]()
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert (loaded.info, loaded.backbone.to_config()) == (model.info, model.backbone.to_config())
+    found, expected = exit_outputs(loaded, inputs_of(model, 4)), exit_outputs(model, inputs_of(model, 4))
+    assert all(outputs.equal(expected[block]) for block, outputs in found.items())
+    coarse = exit_outputs(load_model(tmp_path / "model", dtype=torch.bfloat16), inputs_of(model, 4))
+    for block, outputs in expected.items():
+        assert float((coarse[block].float() - outputs).abs().max()) < 0.1 * float(outputs.abs().max())
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS]
+)
+def test_onnx_runtime_gives_what_torch_gives_in_batches_of_one_two_and_seven(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    model = NETWORKS[name]()
+    segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
+    middle = model.num_blocks // 2
+    halves = (
+        Segment(first=0, end=middle, ramp=middle - 1),
+        Segment(first=middle, end=model.num_blocks, ramp=None),
+    )
+    segments.prepare(halves)  # by one process, which needs seconds to begin
+    for number in (1, 2, 7):
+        piece = piece_of(model, ConfidencePolicy(2.0), inputs_of(model, number))
+        for segment in halves:
+            with torch.inference_mode():
+                hidden, outputs = model.run(segment, piece)
+            found, answered = segments.run(segment, piece)
+            assert outputs is not None
+            assert answered is not None
+            for ours, theirs in zip((*hidden, outputs), (*found, answered), strict=True):
+                np.testing.assert_allclose(theirs.numpy(), ours.numpy(), rtol=1e-3, atol=1e-4)
+            piece = replace(piece, next_block=segment.end, tensors=hidden)
