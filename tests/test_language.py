@@ -35,7 +35,7 @@ FINISHED = (
     "examples",
     "experiments",
     *(f"earlyexit/{name}" for name in ("backends", "codecs", "data", "engine", "families", "network", "policies")),
-    *(f"earlyexit/{name}" for name in ("ramps", "sequences", "tasks", "training")),
+    *(f"earlyexit/{name}" for name in ("foreign", "ramps", "sequences", "tasks", "training")),
     *(f"earlyexit/{name}.py" for name in ("clock", "errors", "fingerprint", "named", "words")),
     "deployments",
     "optimizer/live",

@@ -21,19 +21,19 @@ from math import inf
 from typing import Any, Literal
 
 OperatorKind = Literal["work", "light", "sizes", "random"]
-"""`work`: products with weights, attention, recurrence, and everything unknown. `light`: what only continues what was
-before it (element by element, norms, activations, pooling, other shapes of the same values). `sizes`: it reads how
-large its inputs are, not what they hold. `random`: it draws, so that running it twice gives two results."""
+"""`work`: products with weights, attention, recurrence, and every unknown operator. `light`: element by element, norms,
+activations, pooling, other shapes of the same values. `sizes`: it reads how large its inputs are, not what they hold.
+`random`: it draws numbers, so two runs give two results."""
 
 LayoutRole = Literal["mask", "zeros", "positions"]
-"""What an input (B, T) holds that follows from how long each input is: where there are tokens, 0 for each (types of
-tokens, where all are of a first text), each token's place."""
+"""Content of an input (B, T) that follows from the lengths alone: where tokens are, 0 for each token (its type, where
+all are of a first text), or each token's position."""
 ROLES: Mapping[str, LayoutRole] = {"mask": "mask", "type": "zeros", "segment": "zeros", "position": "positions"}
-"""By what such an input's name has in it, whoever exported it."""
+"""The part of an input's name that tells its role, with all exporters."""
 
 
 def layout_role(name: str) -> LayoutRole | None:
-    """None for what holds the tokens themselves, or anything else."""
+    """Returns an input's role by its name; None for an input that holds tokens, or anything else."""
     return next((role for part, role in ROLES.items() if part in name.lower()), None)
 
 
@@ -44,7 +44,7 @@ class Operator:
     name: str
     """Unique in its model."""
     op: str
-    """What it computes, as the model names that: `Conv`, `aten.conv2d.default`."""
+    """The operator's name in the model: `Conv`, `aten.conv2d.default`."""
     kind: OperatorKind
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -56,31 +56,31 @@ class Dataflow:
 
     operators: tuple[Operator, ...]
     inputs: tuple[str, ...]
-    """Without weights."""
+    """The model's inputs without weights."""
     outputs: tuple[str, ...]
     weights: frozenset[str]
     """Tensors that are stored in the model."""
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the tensors where they are known, with the batch axis, for a batch of `batch`; axes that a model leaves open
-    have the size that the reader was told."""
+    """Known shapes, with the batch axis, for a batch of `batch`. Axes that a model leaves open have the size that its
+    reader was given."""
     bytes_per_input: Mapping[str, int]
-    """Where shapes are known. Bytes of one input, of its padded tokens all."""
+    """Bytes of one input, with all its padded tokens, where the shape is known."""
     batch: int = 1
 
     @cached_property
     def layout(self) -> frozenset[str]:
-        """Of the inputs, those that say how long each input is and nothing else (`Layout`): masks, and positions.
+        """The inputs that follow from the lengths of inputs (`Layout`): masks and positions.
 
-        Types of tokens are none: of pairs of texts they say more.
+        Token types are not among them, since they also tell the texts of a pair apart.
         """
         roles = {name: layout_role(name) for name in self.inputs if len(self.shapes.get(name, (0, 0))) == 2}
         return frozenset(name for name, role in roles.items() if role in ("mask", "positions"))
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Tensors that need not cross a cut, since every block can make them anew.
+        """Tensors that need not cross a cut, since every block can compute them.
 
-        Weights, constants, how large a tensor is, which inputs are how long, and what is computed from these alone.
+        These are weights, constants, sizes of tensors, lengths of inputs, and what is computed from these alone.
         """
         free = set(self.weights) | self.layout
         for operator in self.operators:
@@ -90,7 +90,7 @@ class Dataflow:
 
     @cached_property
     def live(self) -> tuple[Operator, ...]:
-        """Operators that what the inputs hold passes on its way to the outputs: no constants, no dead ends."""
+        """Operators on a path from the inputs' content to the outputs, without constants and dead ends."""
         wanted = set(self.outputs) - self.free
         found = []
         for operator in reversed(self.operators):
@@ -101,11 +101,11 @@ class Dataflow:
 
     @cached_property
     def maker(self) -> Mapping[str, Operator]:
-        """The operator that gives a tensor; none for inputs and weights."""
+        """The operator that computes each tensor; inputs and weights have none."""
         return {tensor: operator for operator in self.operators for tensor in operator.outputs}
 
     def before(self, tensors: Iterable[str]) -> frozenset[str]:
-        """Names of the operators that run before some tensors are there, free ones among them."""
+        """Returns the names of the operators, free ones included, that some tensors depend on."""
         wanted = set(tensors)
         found = set()
         for operator in reversed(self.operators):
@@ -120,17 +120,17 @@ class Site:
     """A place where a model can be cut, and a ramp can look."""
 
     tensors: tuple[str, ...]
-    """What crosses. One tensor; of a cut set several, the one first that most work went into: ramps look at that."""
+    """What crosses: one tensor, or several of a cut set. Ramps look at the first, which depends on the most work."""
     after: str
-    """The name of the operator that gives the first of them."""
+    """The name of the operator that computes the first of them."""
     bytes_per_input: int | None
-    """Of all of them; None where a shape is not known."""
+    """Bytes of all of them together; None where a shape is not known."""
     seconds_share: float | None = None
-    """Of the model's time, what has passed here; None where it was not measured."""
+    """The share of the model's time that has passed here; None where it was not measured."""
 
 
 def carriers(flow: Dataflow) -> tuple[str, ...]:
-    """Every tensor without which nothing of any input reaches any output, in the order of the way; not the inputs."""
+    """Returns the tensors that every path from an input to an output passes, in order, without the inputs."""
     import networkx as nx
 
     graph, source, sink = _ways(flow)
@@ -146,7 +146,7 @@ def carriers(flow: Dataflow) -> tuple[str, ...]:
 
 
 def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
-    """Operators and tensors that are not free as vertices; one before all inputs, and one behind all outputs."""
+    """Returns a graph of the operators and tensors that are not free, its source and its sink."""
     import networkx as nx
 
     source, sink = ("end", "inputs"), ("end", "outputs")
@@ -166,11 +166,11 @@ def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
 
 
 def find_sites(flow: Dataflow) -> tuple[Site, ...]:
-    """One site per run of light operators: between operators that work, all carriers cost the same.
+    """Returns one site per run of light operators: between operators that work, all carriers cost the same.
 
-    Of a run the last carrier counts (after Conv-BN-ReLU the ReLU's), but none behind a pooling that leaves one vector
-    of an input where the run has one before it: ramps pool by themselves. None before the first operator that works,
-    and none after the last, the classifier.
+    The site is the last carrier of the run (after Conv-BN-ReLU the ReLU's). Where a pooling leaves one vector of an
+    input, it is the last carrier before the pooling, since ramps pool by themselves. No site is before the first
+    operator that works, or after the last one, the classifier.
     """
     found = carriers(flow)
     regions = regions_of(flow, found)
@@ -183,7 +183,7 @@ def find_sites(flow: Dataflow) -> tuple[Site, ...]:
 
 
 def regions_of(flow: Dataflow, chain: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
-    """Live operators by where they are: before the first of a chain of carriers, between two, behind the last."""
+    """Returns the live operators before the first of a chain of carriers, between two, and behind the last."""
     place = {name: index for index, name in enumerate(chain)}
     region_of: dict[str, int] = {}
     regions: list[list[Operator]] = [[] for _ in range(len(place) + 1)]
@@ -195,7 +195,7 @@ def regions_of(flow: Dataflow, chain: Iterable[str]) -> tuple[tuple[Operator, ..
 
 
 def _runs(found: tuple[str, ...], works: list[bool]) -> list[list[str]]:
-    """Carriers in groups with no work between; without those before the first work, and after the last."""
+    """Returns carriers in groups without work between them, from the first work to the last."""
     runs: list[list[str]] = []
     for index, name in enumerate(found):
         if not any(works[: index + 1]) or not any(works[index + 1 :]):
@@ -207,13 +207,13 @@ def _runs(found: tuple[str, ...], works: list[bool]) -> list[list[str]]:
 
 
 def _is_vector(flow: Dataflow, tensor: str) -> bool:
-    """Whether a tensor holds one vector of an input: all axes but one have a single place."""
+    """Whether a tensor holds one vector per input: all axes but one have size 1."""
     shape = flow.shapes.get(tensor)
     return shape is not None and sum(size > 1 for size in shape[1:]) <= 1
 
 
 def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
-    """The site where these cross."""
+    """Returns the site at which these tensors cross."""
     known = [flow.bytes_per_input.get(name) for name in tensors]
     return Site(
         tensors=tensors,
@@ -223,17 +223,17 @@ def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
 
 
 REPEATS = 10
-"""Runs by which an operator is timed. The least counts: what else runs on a machine only adds, and a scheduler that
-takes turns adds to the same operator in most runs, so that a median would keep it."""
+"""Runs by which an operator is timed. The shortest counts, since other processes only add time; a scheduler that takes
+turns may add to the same operator in most runs, so a median would keep that."""
 
 
 def with_shares(
     sites: Sequence[Site], flow: Dataflow, outputs: Sequence[str], seconds: Mapping[str, float]
 ) -> tuple[Site, ...]:
-    """The sites with the share of a model's seconds that have passed there.
+    """Returns the sites with the share of a model's seconds that has passed there.
 
-    `flow`: the graph that was timed, in which the sites' tensors are; of it what leads to `outputs` counts. `seconds`:
-    by the name of an operator; what takes none is left out.
+    `flow`: the graph that was timed, which has the sites' tensors; only operators that lead to `outputs` count.
+    `seconds`: by an operator's name; operators without seconds take none.
     """
     model = flow.before(outputs)
     total = sum(seconds.get(name, 0.0) for name in model)
@@ -247,22 +247,22 @@ def with_shares(
 
 
 def work_shares(sites: Sequence[Site], flow: Dataflow) -> tuple[Site, ...]:
-    """The same as if every operator that works lasted equally long."""
+    """Returns the sites with shares as if every operator that works took equally long."""
     return with_shares(sites, flow, flow.outputs, {each.name: 1.0 for each in flow.live if each.kind == "work"})
 
 
 MOST_TENSORS = 3
 LONG = 0.1
-"""Of the model's time: a stretch between two sites in which sets are looked for."""
+"""The least share of the model's time between two sites for which cut sets are sought."""
 MOST_TRIED = 200
-"""Operators of a stretch behind which a set is looked for; of more that work, so many evenly. Each is a minimum cut."""
+"""The most operators of a stretch behind which a set is sought, evenly spaced. Each needs a minimum cut."""
 _START, _END = ("start", ""), ("end", "")
 
 
 def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> tuple[Site, ...]:
-    """The sites, and sets of two or three tensors in the stretches between them that are long.
+    """Returns the sites, and sets of two or three tensors in the long stretches between them.
 
-    Stretches are as long as the sites' shares say; where a site has none, by how many of the operators work.
+    The sites' shares say how long a stretch is; where a site has none, the number of operators that work does.
     """
     counted = sites if all(site.seconds_share is not None for site in sites) else work_shares(sites, flow)
     ends = [0.0, *(site.seconds_share or 0.0 for site in counted), 1.0]
@@ -277,9 +277,9 @@ def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> t
 
 
 def sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
-    """Sets that cut a stretch, each behind what the one before it cuts off.
+    """Yields sets that cut a stretch, each behind the one before it.
 
-    Behind every operator that works the cheapest is found; of these the ones before and behind which cuts are dearer.
+    The cheapest set behind every operator that works is found; those are kept whose neighbours are dearer.
     """
     works = [each for each in region if each.kind == "work"]
     tried = works[:: max(1, -(-len(works) // MOST_TRIED))]
@@ -297,7 +297,7 @@ def sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
 def _costs(
     flow: Dataflow, region: Sequence[Operator], tried: Sequence[Operator], cuts: Sequence[frozenset[str] | None]
 ) -> list[float]:
-    """Bytes that cross before the stretch, at each cut in it, and behind it; the model's inputs are no cut."""
+    """Returns the bytes that cross before the stretch, at each cut in it, and behind it; inputs are no cut."""
 
     def cost(ran: frozenset[str]) -> float:
         return sum(flow.bytes_per_input.get(name, inf) for name in crossing_tensors(flow, region, ran))
@@ -312,7 +312,7 @@ def _costs(
 
 
 def _lowest(costs: Sequence[float]) -> Iterator[bool]:
-    """Of all but the first and the last, whether the next other cost to the left and that to the right are higher."""
+    """Yields, for all costs but the first and the last, whether the next other cost on both sides is higher."""
     levels = [(cost, len(list(group))) for cost, group in groupby(costs)]
     flat = [
         lower
@@ -325,7 +325,7 @@ def _lowest(costs: Sequence[float]) -> Iterator[bool]:
 
 
 def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> frozenset[str]:
-    """What a stretch's operators that have not run, and all behind it, read of what was before them."""
+    """Returns the tensors that operators of a stretch which have not run, and all behind it, read."""
     waiting = [each for each in region if each.name not in ran]
     made = {name for each in region if each.name in ran for name in each.outputs}
     later = {name for each in waiting for name in each.outputs}
@@ -334,7 +334,7 @@ def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[
 
 
 def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
-    """A ramp looks at the first of a set: of a hidden state and a mask, at the hidden state."""
+    """Returns tensors by the work that they depend on, so that ramps look at a hidden state before a mask."""
     places = {name: place for place, each in enumerate(flow.live) for name in each.outputs}
 
     def work(name: str) -> tuple[int, int]:
@@ -345,16 +345,16 @@ def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
 
 
 def _left(flow: Dataflow, region: Sequence[Operator]) -> frozenset[str]:
-    """What a stretch's operators give that is read behind it, or is an output."""
+    """Returns the tensors of a stretch that are read behind it, or are outputs."""
     inside = {each.name for each in region}
     read = {name for each in flow.live if each.name not in inside for name in each.inputs}
     return frozenset(name for each in region for name in each.outputs if name in read or name in flow.outputs)
 
 
 def cheapest_cut(flow: Dataflow, region: Sequence[Operator], last: Operator) -> frozenset[str] | None:
-    """The operators that have run at the cheapest cut right behind one; None where no work is behind it.
+    """Returns the operators that have run at the cheapest cut right behind one; None where no work is behind it.
 
-    The cheapest in bytes; where that takes too many tensors, that of the fewest.
+    The cheapest cut has the fewest bytes; where it has too many tensors, the cut with the fewest tensors is taken.
     """
     behind = _behind(region, last)
     if not behind:
@@ -367,7 +367,7 @@ def cheapest_cut(flow: Dataflow, region: Sequence[Operator], last: Operator) -> 
 
 
 def _behind(region: Sequence[Operator], last: Operator) -> list[Operator]:
-    """The operators that work on what `last` gives."""
+    """Returns the operators that work on outputs of `last`."""
     reached = set(last.outputs)
     found = []
     for each in region:

@@ -37,13 +37,13 @@ from earlyexit.network.piece import Piece, Tensors
 from earlyexit.network.split import Segment
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
-"""The first axes of a graph's tensor: inputs; inputs with n rows each, in one; inputs and tokens, in either order; all
-inputs' tokens, in one."""
+"""The first axes of a graph's tensor: inputs; n rows of every input in one axis; inputs and tokens, in either order;
+the tokens of all inputs in one axis."""
 Source = Literal["codec", "mask", "zeros", "positions"]
-"""What a graph's input is fed with. All but the codec's follow from the layout alone: where there are tokens, 0 for
-each (types of tokens, where all are of the first), and each token's place."""
-Outputs = Literal["logits", "probabilities", "hidden"]
-"""What the graph ends in: its classifier's outputs, or a hidden state that has no classifier yet."""
+"""What a graph's input is fed with. All but the codec's follow from the layout: where tokens are, 0 for each token (its
+type, where all are of a first text), and each token's position."""
+Outputs = Literal["logits", "probabilities"]
+"""What the graph's classifier gives."""
 
 DTYPES: Mapping[str, DType] = {
     "float32": "float",
@@ -66,9 +66,9 @@ class Crossing(_Config):
     name: str
     axes: Axes = "B"
     shape: tuple[int, ...] = ()
-    """Of an input's row, or a token's; begins with n where inputs have n rows."""
+    """The shape of a row of an input, or of a token; it begins with n where inputs have n rows."""
     dtype: str = "float32"
-    """The graph's, as numpy calls it."""
+    """The graph's type, by numpy's name."""
 
     @field_validator("dtype")
     @classmethod
@@ -83,7 +83,7 @@ class Crossing(_Config):
         return self.axes not in ("B", "B*n")
 
     def spec(self, below: int | None = None) -> TensorSpec:
-        """What it is in a boundary."""
+        """Returns its entry in a boundary."""
         return TensorSpec(
             name=self.name, shape=self.shape, dtype=DTYPES[self.dtype], per_token=self.per_token, below=below
         )
@@ -94,7 +94,7 @@ class GraphInput(Crossing):
 
     source: Source = "codec"
     below: int | None = None
-    """Of whole numbers: the first that the graph does not take."""
+    """For whole numbers: the first that the graph does not take."""
 
 
 class Pixels(_Config):
@@ -103,7 +103,7 @@ class Pixels(_Config):
     height: int = Field(gt=0)
     width: int = Field(gt=0)
     scale: float = 1 / 255
-    """Multiplies them, before `mean` is taken away and `std` divides."""
+    """Multiplies the pixels, before `mean` is subtracted and `std` divides."""
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """`mean` and `std` list the channels in the order that `order` names."""
@@ -112,29 +112,29 @@ class Pixels(_Config):
 
 
 class Size(_Config):
-    """A number of the graph that follows from how many inputs and tokens there are: factor * B^inputs * T^tokens."""
+    """A number in the graph that follows from the numbers of inputs and tokens: factor * B^inputs * T^tokens."""
 
     factor: int
     inputs: int = 0
     tokens: int = 0
 
     def of(self, num_inputs: int, longest: int) -> int:
-        """The number, for so many inputs of so many tokens."""
+        """Returns the number for so many inputs of so many tokens."""
         return self.factor * int(num_inputs**self.inputs * longest**self.tokens)
 
 
 class GraphConfig(_Config):
-    """All that is needed to run a graph in blocks, beside its file."""
+    """Everything that is needed to run a graph in blocks, beside its file."""
 
     file: str = "graph.onnx"
     sha256: str
-    """Of the file and of the weights beside it."""
+    """The digest of the file and of the weights beside it."""
     inputs: tuple[GraphInput, ...]
     cuts: tuple[tuple[Crossing, ...], ...]
     """What crosses after every block; after the last, the graph's answer alone."""
     outputs: Outputs
     sizes: dict[str, tuple[Size, ...] | Size] = {}
-    """Shapes that blocks read of tensors which they do not have; one number for the graph's `Size`."""
+    """Shapes that blocks read from tensors which they do not have; one number for the graph's `Size`."""
     max_length: int = Field(default=1, gt=0)
     """The longest input in tokens; 1 where inputs have none."""
     pixels: Pixels | None = None
@@ -152,34 +152,34 @@ class GraphConfig(_Config):
 
     @property
     def codec_inputs(self) -> tuple[GraphInput, ...]:
-        """Those that the codec gives, in its order."""
+        """The inputs that the codec gives, in its order."""
         return tuple(each for each in self.inputs if each.source == "codec")
 
     @property
     def layout_inputs(self) -> dict[str, GraphInput]:
-        """Those that follow from the layout, by name."""
+        """The inputs that follow from the layout, by name."""
         return {each.name: each for each in self.inputs if each.source != "codec"}
 
     def before(self, block: int) -> tuple[Crossing, ...]:
-        """What crosses before a block: before the first, what the codec gives."""
+        """Returns what crosses before a block; before the first, what the codec gives."""
         return self.codec_inputs if block == 0 else self.cuts[block - 1]
 
     def boundary(self, block: int) -> Boundary:
-        """What crosses after a block; -1 for what the codec gives."""
+        """Returns what crosses after a block; for -1 what the codec gives."""
         if block < 0:
             return entry_boundary(self.inputs, self.pixels)
         return tuple(each.spec() for each in self.cuts[block])
 
 
 def entry_boundary(inputs: Sequence[GraphInput], pixels: Pixels | None) -> Boundary:
-    """What the codec gives to a graph with these inputs."""
+    """Returns what the codec gives to a graph with these inputs."""
     if pixels is not None:
         return (TensorSpec(name="image", shape=(pixels.height, pixels.width, 3), dtype="uint8"),)
     return tuple(each.spec(below=each.below) for each in inputs if each.source == "codec")
 
 
 def read_config(config: Mapping[str, Any]) -> GraphConfig:
-    """As a card has it; raises ModelFolderError saying what is wrong."""
+    """Returns the configuration in a card; raises ModelFolderError saying what is wrong."""
     try:
         return GraphConfig.model_validate(config)
     except ValidationError as error:
@@ -190,23 +190,23 @@ def read_config(config: Mapping[str, Any]) -> GraphConfig:
 
 FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"
 FILES = (FILE, FILE + WEIGHTS_SUFFIX)
-"""Of a graph and of its weights beside it."""
+"""The files of a graph and of its weights."""
 INLINE_BYTES = 1024
-"""Tensors below this stay in the graph: shapes and the like, which ONNX Runtime reads while it opens a session."""
+"""Smaller tensors stay in the graph: ONNX Runtime reads shapes and the like while it opens a session."""
 UNKNOWN = (
     re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
     re.compile(r"No Op registered for (?P<name>\w+) "),
     re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
     re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
 )
-"""What ONNX Runtime says of operators that it does not have."""
+"""Messages of ONNX Runtime about operators that it does not have."""
 
 FileState = tuple[tuple[int, int, int], ...]
-"""Of files: which they are, how large, and when they were written; as long as it is the same, so are they."""
+"""Identity, size and time of files; while these are the same, so is the content."""
 
 
 def read_graph(folder: Path, file: str) -> Any:
-    """The ModelProto of a model's folder, without its weights; raises ModelFolderError."""
+    """Returns the ModelProto in a model's folder, without its weights; raises ModelFolderError."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -221,7 +221,7 @@ def read_graph(folder: Path, file: str) -> Any:
 
 
 def fingerprint(folder: Path, file: str) -> str:
-    """SHA-256 of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
+    """Returns the SHA-256 of a graph's file and of its weights; raises ModelFolderError where one is missing."""
     digest = hashlib.sha256()
     for name in (file, file + WEIGHTS_SUFFIX):
         if not (folder / name).is_file():
@@ -232,7 +232,7 @@ def fingerprint(folder: Path, file: str) -> str:
 
 
 def state_of(folder: Path, file: str) -> FileState:
-    """Of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
+    """Returns the state of a graph's file and of its weights; raises ModelFolderError where one is missing."""
     try:
         found = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
     except OSError as error:
@@ -242,7 +242,7 @@ def state_of(folder: Path, file: str) -> FileState:
 
 
 def in_plain_words(error: Exception) -> str:
-    """What ONNX Runtime could not do, in one line; operators that it does not have are named."""
+    """Returns an error of ONNX Runtime in one line, which names operators that it does not have."""
     said = str(error)
     unknown = sorted({found["name"] for pattern in UNKNOWN for found in pattern.finditer(said)})
     if unknown:
@@ -256,24 +256,24 @@ def one_line(error: Exception) -> str:
 
 
 SIZE_OPERATORS = ("Shape", "Size")
-"""What reads of a tensor how large it is, and nothing else."""
+"""Operators that read only how large a tensor is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a piece is made of."""
+    """The nodes, inputs and weights of a piece."""
 
     nodes: tuple[Any, ...]
     """In the graph's order."""
     inputs: tuple[str, ...]
-    """Of the tensors that were given, those that it reads."""
+    """The given tensors that it reads."""
     sizes: tuple[str, ...]
-    """Outputs of `Shape` and `Size` whose tensors it does not have: they are fed."""
+    """Outputs of `Shape` and `Size` whose tensors it does not have; they are fed."""
     weights: tuple[str, ...]
 
 
 class GraphParts:
-    """A graph whose nodes are in the order of their computation, and what can be taken out of it."""
+    """A graph, its nodes in the order of their computation, from which pieces can be taken."""
 
     def __init__(self, graph: Any) -> None:
         """`graph`: a GraphProto."""
@@ -288,7 +288,7 @@ class GraphParts:
         return name in self._maker
 
     def node_of(self, name: str) -> Any:
-        """The node that gives a tensor; None for inputs and weights."""
+        """Returns the node that gives a tensor; None for inputs and weights."""
         index = self._maker.get(name)
         return None if index is None else self._nodes[index]
 
@@ -326,11 +326,11 @@ class GraphParts:
         )
 
     def free(self, layout_inputs: Collection[str]) -> set[str]:
-        """Every tensor that follows from the layout and from constants."""
+        """Returns the tensors that follow from the layout and from constants."""
         return self._known(set(layout_inputs))
 
     def _known(self, given: set[str]) -> set[str]:
-        """All that can be computed of these, of weights, and of sizes."""
+        """Returns the tensors that can be computed from these, from weights, and from sizes."""
         known = given | set(self.weights)
         for node in self._nodes:
             repeats = node.op_type not in RANDOM and all(name in known for name in node.input if name)
@@ -339,7 +339,7 @@ class GraphParts:
         return known
 
     def _depends(self, name: str, given: Collection[str]) -> bool:
-        """Whether a tensor is computed, among others, of what was given."""
+        """Whether a tensor depends on one that was given."""
         seen: set[str] = set()
         todo = [name]
         while todo:
@@ -363,7 +363,7 @@ class UncutError(GraphError):
 
 
 def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
-    """A ModelProto of a part; `inputs` and `outputs` are ValueInfoProtos. Its weights lie where the graph's do."""
+    """Returns a ModelProto of a part with the graph's weights; `inputs` and `outputs` are ValueInfoProtos."""
     from onnx import ModelProto
 
     piece = ModelProto(ir_version=model.ir_version)
@@ -381,7 +381,7 @@ def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any]
 
 Array = npt.NDArray[Any]
 TORCH_DTYPES = {"float": torch.float32, "int32": torch.int32, "uint8": torch.uint8}
-"""Of what crosses."""
+"""Types of what crosses."""
 
 
 class OnnxBackbone(Backbone):
@@ -405,7 +405,7 @@ class OnnxBackbone(Backbone):
         self.num_blocks = len(config.cuts)
         self.max_length = config.max_length
         self.num_threads = torch.get_num_threads()
-        """Of the sessions that are opened from now on."""
+        """The threads of sessions that are opened from now on."""
         self._folder = folder
         self._state = state or state_of(folder, config.file)
         self._sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
@@ -418,7 +418,7 @@ class OnnxBackbone(Backbone):
         return self.config.boundary(block)
 
     def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
-        """What the graph takes: pixels as it was trained on them, anything else as it comes."""
+        """Returns what the graph takes: pixels as it was trained on them, anything else unchanged."""
         return enter(inputs, self.config.pixels)
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
@@ -441,7 +441,7 @@ class OnnxBackbone(Backbone):
         return tuple(map(self._answer, after)) if end == self.num_blocks else tuple(after)
 
     def answer_of(self, result: Array, layout: Layout) -> Tensor:
-        """What crosses after the last block, of the graph's own answer."""
+        """Returns what crosses after the last block, by the graph's own answer."""
         [last] = self.config.cuts[-1]
         return self._answer(_taken(last, result, layout))
 
@@ -450,14 +450,14 @@ class OnnxBackbone(Backbone):
         return self._sessions.is_ready((first, end, device_type))
 
     def prepare(self, spans: Collection[tuple[int, int]], device_type: str) -> None:
-        """Open the sessions of these, each `(first, end)`; others may run at the same time."""
+        """Open the sessions of spans `(first, end)`; others may run at the same time."""
         self._sessions.prepare([(first, end, device_type) for first, end in spans])
 
     def to_config(self) -> JsonDict:
         return self.config.model_dump(mode="json")
 
     def sha256(self) -> str:
-        """Of the graph and its weights: sessions are opened of the very files that had it."""
+        """Returns the digest of the graph and its weights; sessions are opened only from files that have it."""
         return self.config.sha256
 
     def write_files(self, folder: Path) -> None:
@@ -467,7 +467,7 @@ class OnnxBackbone(Backbone):
                 shutil.copyfile(source, target)
 
     def _answer(self, rows: Tensor) -> Tensor:
-        """Logits: the logarithm of probabilities, which is finite though some are 0."""
+        """Returns logits: of probabilities the logarithm, which is finite although some are 0."""
         if self.config.outputs != "probabilities":
             return rows
         return rows.clamp_min(torch.finfo(torch.float32).tiny).log()
@@ -537,12 +537,12 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How our rows become those of a graph's tensor, and back."""
+    """The conversion of our rows to those of a graph's tensor, and back."""
 
     to_graph: Callable[[Tensor, Layout], Tensor]
     from_graph: Callable[[Tensor, Layout], Tensor]
     axes: tuple[str, ...]
-    """Names of the graph's own."""
+    """The graph's names of these axes."""
 
 
 FORMS: Mapping[Axes, _Form] = {
@@ -590,12 +590,12 @@ def open_graph(
 
 
 def enter(inputs: Tensors, pixels: Pixels | None) -> Tensors:
-    """What a graph takes of what a codec gives: pixels as it was trained on them, anything else as it comes."""
+    """Returns what a graph takes: pixels as it was trained on them, anything else as the codec gives it."""
     return inputs if pixels is None else (_normalised(inputs[0], pixels),)
 
 
 def fed(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
-    """What crosses, or enters, as the graph takes it."""
+    """Returns what crosses, or enters, as the graph takes it."""
     rows = FORMS[crossing.axes].to_graph(values, layout).to(getattr(torch, crossing.dtype))
     array: Array = rows.cpu().contiguous().numpy()
     return array
@@ -607,12 +607,12 @@ def _taken(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
 
 
 def layout_feeds(inputs: Iterable[GraphInput], layout: Layout) -> dict[str, Array]:
-    """Inputs that follow from the layout alone."""
+    """Returns the inputs that follow from the layout alone."""
     return {each.name: _of_layout(each, layout) for each in inputs}
 
 
 def _of_layout(graph_input: GraphInput, layout: Layout) -> Array:
-    """(B, T) or (T, B): what follows from the lengths alone."""
+    """Returns an input that follows from the lengths alone, (B, T) or (T, B)."""
     dtype, shape = np.dtype(graph_input.dtype), (layout.num_inputs, layout.longest)
     if graph_input.source == "mask":
         rows_BT = (np.arange(layout.longest)[None, :] < layout.lengths_B[:, None]).astype(dtype)
@@ -672,7 +672,7 @@ class GraphSegments:
 
 
 def graph_segments(model: EarlyExitModel, _: Path, num_threads: int) -> GraphSegments:
-    """On the model's own device; the ramps' linear layers are reordered, as on any CPU."""
+    """Returns segments on the model's own device; the ramps' linear layers are reordered, as on any CPU."""
     backbone = model.backbone
     assert isinstance(backbone, OnnxBackbone)
     backbone.num_threads = num_threads

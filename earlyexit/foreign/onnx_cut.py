@@ -56,19 +56,19 @@ from earlyexit.network.piece import Tensors
 from earlyexit.network.wire import DATATYPES, Encoded
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
-"""Inputs and tokens of the trials from which sizes follow: of any two, one number is the same."""
+"""Inputs and tokens of the trials from which sizes follow; any two share one number."""
 BATCHES = (1, 2, 7)
-"""Of the trials of blocks."""
+"""Numbers of inputs in the trials of blocks."""
 LENGTHS = (5, 1, 9, 3, 5, 7, 2)
-"""Of their inputs, in tokens, as far as the graph takes them."""
+"""Lengths of these inputs in tokens, as far as the graph takes them."""
 TOLERANCE_OF_CUTS = 1e-4
-"""Between blocks and the uncut graph, as a share of the range of the answers."""
+"""Allowed between blocks and the uncut graph, as a share of the range of the answers."""
 TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
-"""Between an input alone and in a batch: a graph that mixes inputs misses both by far."""
+"""Allowed between an input alone and in a batch; a graph that mixes inputs is far beyond."""
 TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
-"""Between ids and the table that they are looked up in."""
+"""Operators between ids and the table in which they are looked up."""
 WHOLE = ("int64", "int32", "uint8")
-"""Types of images that are numbers from 0 to 255: a scaled one would be cut off to whole numbers."""
+"""Types of images with values from 0 to 255; scaled values would be cut off to whole numbers."""
 Looked = TypeVar("Looked")
 
 
@@ -114,7 +114,7 @@ class Entry:
 
     @property
     def boundary(self) -> Boundary:
-        """What the codec gives."""
+        """The boundary of what the codec gives."""
         return entry_boundary(self.inputs, self.pixels)
 
 
@@ -228,7 +228,7 @@ def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list
 
 
 def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) -> GraphInput:
-    """An input with a row per input, of the shape that the graph says, or of one that fits it."""
+    """Returns an input with a row per input, of the graph's shape, or of one that fits it."""
     sizes, dtype = sizes_of_input(info), _dtype(info)
     shape = tuple(size or 0 for size in sizes[1:]) if shape is None else shape
     if not _fits(sizes, shape) or not all(shape):
@@ -238,7 +238,7 @@ def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) ->
 
 
 def _rows_looked_up(graph: Any, name: str) -> int:
-    """How many rows the table has that an input's numbers are looked up in; 2 where there is none."""
+    """Returns the rows of the table in which an input's numbers are looked up; 2 where there is none."""
     weights = {each.name: each for each in graph.initializer}
     same = {name}
     for node in graph.node:
@@ -250,7 +250,7 @@ def _rows_looked_up(graph: Any, name: str) -> int:
 
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Whether rows of a shape are an input of these sizes, whose first axis is that of inputs."""
+    """Whether rows of a shape fit an input of these sizes, whose first axis counts inputs."""
     return len(sizes) == len(shape) + 1 and all(a in (None, b) for a, b in zip(sizes[1:], shape, strict=True))
 
 
@@ -274,7 +274,7 @@ class Opened:
     output: str
     """The tensor that is the answer."""
     answers: Array
-    """Of the first trial."""
+    """The answers of the first trial."""
 
     @classmethod
     def opened(cls, folder: Path, entry: Entry, output: str | None) -> Opened:
@@ -332,13 +332,13 @@ class Opened:
         return list(map(or_why, [measured] * len(cuts), cuts, sizes))
 
     def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
-        """That its blocks are fed; raises GraphError where the cuts do not part it."""
+        """Returns the sizes that its blocks are fed; raises GraphError where the cuts do not part it."""
         codec = [each.name for each in self.entry.inputs if each.source == "codec"]
         layout = {each.name for each in self.entry.inputs if each.source != "codec"}
         return sizes_needed(self.parts, cuts, codec, layout)
 
     def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
-        """Tensors in the trials."""
+        """Returns the uncut graph, and these tensors' values in the trials."""
         whole = Whole(self.model, self.folder, self.entry, names)
         trials = whole.measured()
         return whole, {name: [trial[name] for trial in trials] for name in names}
@@ -360,7 +360,7 @@ class Whole:
         self._names = list(dict.fromkeys(names))
 
     def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
-        """The tensors of inputs as the codec gives them; raises GraphError where the graph does not take them."""
+        """Returns tensors for inputs as the codec gives them; raises GraphError where the graph does not take them."""
         codec = [each for each in self._entry.inputs if each.source == "codec"]
         entered = enter(values, self._entry.pixels)
         feeds = {each.name: fed(each, rows, layout) for each, rows in zip(codec, entered, strict=True)}
@@ -375,7 +375,7 @@ class Whole:
         return dict(zip(self._names, results, strict=True))
 
     def check_longest(self) -> None:
-        """Raise GraphError, with the length that the graph does take, where inputs may be longer."""
+        """Raise GraphError, naming the longest input that the graph takes, where inputs may be longer."""
         longest_taken("the graph", self._entry.max_length, self._runs, least=SHAPES[0][1], must=True)
 
     def _runs(self, length: int) -> bool:
@@ -383,14 +383,14 @@ class Whole:
         return not isinstance(or_why(self.run, examples(self._entry.boundary, layout), layout), str)
 
     def measured(self) -> list[dict[str, Array]]:
-        """The tensors in each of `SHAPES`."""
+        """Returns the tensors for each of `SHAPES`."""
         shapes = SHAPES if self._entry.max_length > 1 else [(inputs, 1) for inputs, _ in SHAPES[:2]]
         layouts = [layout_of([tokens] * inputs) for inputs, tokens in shapes]
         return [self.run(examples(self._entry.boundary, layout), layout) for layout in layouts]
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
-    """How a tensor crosses, by its shapes in `SHAPES`; raises GraphError where it has no row per input."""
+    """Returns how a tensor crosses, by its shapes in the trials; raises GraphError where it has no row per input."""
     dtype = str(trials[0].dtype)
     if dtype not in DTYPES:
         raise GraphError(f"the graph's tensor {name!r} is {dtype}; what crosses is {', '.join(DTYPES)}")
@@ -405,7 +405,7 @@ def crossing(name: str, trials: Sequence[Array]) -> Crossing:
 
 
 def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> tuple[int, ...] | None:
-    """The shape of a row, if these are the first axes; the trials of one length alone have no tokens."""
+    """Returns the shape of a row, if these are the first axes; trials of one length have no tokens."""
     leading = {"BT": (num_inputs, longest), "TB": (longest, num_inputs), "B*T": (num_inputs * longest,)}
     leading |= {"B": (num_inputs,)}
     if axes in leading:
@@ -417,7 +417,7 @@ def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> t
 
 
 def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:
-    """The numbers of a `Shape` or `Size`, by those of the trials; raises GraphError where they do not follow."""
+    """Returns the numbers of a `Shape` or `Size`, by the trials; raises GraphError where they do not follow."""
     if trials[0].ndim == 0:
         return _size(name, [int(trial) for trial in trials])
     return tuple(_size(name, [int(number) for number in numbers]) for numbers in zip(*trials, strict=True))
@@ -498,7 +498,7 @@ def _with_weights(proto: Any, path: Path) -> Any:
 
 
 def _write_graph(model: Any, folder: Path) -> None:
-    """Put a graph, whose weights are in memory, into an empty folder; the proto is of no use afterwards."""
+    """Write a graph, whose weights are in memory, into an empty folder; the proto is of no use afterwards."""
     import onnx
 
     _weights_from_constants(model.graph)
@@ -508,7 +508,7 @@ def _write_graph(model: Any, folder: Path) -> None:
 
 
 def _weights_from_constants(graph: Any) -> None:
-    """Large constants become weights, which may lie in another file, and so do numbers that are held one by one."""
+    """Turn large constants into weights, which may lie in another file, and so numbers that are stored one by one."""
     from onnx import numpy_helper
 
     for tensor in graph.initializer:
@@ -529,7 +529,7 @@ def _weights_from_constants(graph: Any) -> None:
 
 
 def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
-    """Let every `Reshape` that names the number of inputs take any; says whether there was one."""
+    """Let every `Reshape` that names the number of inputs take any number; returns whether there was one."""
     import onnx
     from onnx import numpy_helper
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     pass
 
 BRANCHING = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""They hold graphs of their own, which run or not, and how often, by what the inputs hold."""
+"""Operators that run graphs of their own, depending on what the inputs hold."""
 SIZES = frozenset({"Shape", "Size", "EyeLike"})
 RANDOM = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -39,7 +39,7 @@ LIGHT = frozenset(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING
 
 
 def kind_of(op: str, *, looks_up_weights: bool) -> OperatorKind:
-    """`looks_up_weights`: of Gather, whether what it gathers from is a table of weights, an embedding."""
+    """Returns an operator's kind. `looks_up_weights`: whether a Gather reads a table of weights, an embedding."""
     if op in SIZES:
         return "sizes"
     if op in RANDOM:
@@ -48,21 +48,21 @@ def kind_of(op: str, *, looks_up_weights: bool) -> OperatorKind:
 
 
 SMALL = 4096
-"""Values of a tensor that is computed here, to know the shapes that it says."""
+"""The most values of a tensor that is computed here because shapes depend on it."""
 ROUNDS = 8
-"""Of inferring shapes, computing what they say, and inferring more."""
+"""Rounds of inferring shapes and computing what depends on them."""
 OWN_INITIALIZERS = 4
-"""The first version of ONNX's files in which weights need not be inputs too."""
+"""The first version of ONNX's file format in which weights need not be inputs too."""
 _EXACT = """Constant Identity Cast Gather Squeeze Unsqueeze Concat Slice Split Reshape Flatten Transpose Add Sub Mul Div
     Mod Neg Min Max Floor Ceil Sqrt Pow Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Where ReduceProd
     ReduceSum ReduceMax ReduceMin Range ConstantOfShape Expand"""
 _FOLDED = frozenset(_EXACT.split())
-"""Operators of which graphs make shapes."""
+"""Operators by which graphs compute shapes."""
 _Values = dict[str, NDArray[Any]]
 
 
 def with_shapes(proto: Any, open_size: int) -> Any:
-    """The graph with the shapes that follow: for one input where it leaves the first axis open, `open_size` elsewhere.
+    """Returns the graph with inferred shapes: an open first axis counts one input, other open axes are `open_size`.
 
     onnx infers shapes from shapes. Where a graph computes a shape from the size of another tensor, by more than onnx
     follows, that small computation is done here, its operators replaced by what they give, and onnx asked again.
@@ -86,7 +86,7 @@ def with_shapes(proto: Any, open_size: int) -> Any:
 
 
 def _structure(proto: Any) -> Any:
-    """The model with the sizes and types of its large weights in their place, and no shape but its inputs'."""
+    """Returns the model with sizes and types in the place of large weights, and only its inputs' shapes."""
     import onnx
 
     graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=proto.graph.input)
@@ -102,7 +102,7 @@ def _structure(proto: Any) -> Any:
 
 
 def known_shapes(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Tensors of a graph all of whose axes are known."""
+    """Yields the tensors of a graph whose axes are all known, with their shapes."""
     for each in (*graph.input, *graph.value_info, *graph.output):
         shape = each.type.tensor_type.shape
         if each.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in shape.dim):
@@ -110,7 +110,7 @@ def known_shapes(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
-    """Give every open axis a size: one input, or as many as another input of the model always has."""
+    """Give every open axis a size: one input, or as many as another input of the model always has, or `open_size`."""
     firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
     batch = next((dim.dim_value for dim in firsts if dim.dim_value > 0), 1)
     counts_inputs = {dim.dim_param for dim in firsts} - {""}
@@ -121,7 +121,7 @@ def _close_axes(inputs: Sequence[Any], open_size: int) -> None:
 
 
 def _fold(model: Any, shapes: Mapping[str, tuple[int, ...]], values: _Values) -> bool:
-    """Replace operators by their small results where these are known now; whether there were any."""
+    """Replace operators whose small results are known now by these; returns whether there were any."""
     from onnx import numpy_helper
 
     kept, folded = [], []
@@ -142,7 +142,7 @@ def _is_small(tensor: Any) -> bool:
 
 
 def _results(node: Any, shapes: Mapping[str, tuple[int, ...]], values: _Values, opsets: Any) -> _Values:
-    """By name, what an operator gives; empty where that is not known, or large."""
+    """Returns an operator's results by name; none where they are unknown or large."""
     if node.domain not in ("", "ai.onnx"):
         return {}
     if node.op_type == "Shape" and node.input[0] in shapes:
@@ -173,15 +173,15 @@ def _computed(node: Any, values: _Values, opsets: Any) -> _Values:
 
 
 OPEN_SIZE = 128
-"""Of axes that a model leaves open, but the first, which counts inputs: tokens of a text, pixels of a side."""
+"""The size of axes that a model leaves open (tokens, pixels of a side), without the first, which counts inputs."""
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""How torch's files and bare pickles begin."""
+"""The first bytes of torch's files and of bare pickles."""
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""Of operators that `onnx_operators` knows; in others the same name may mean anything."""
+"""Domains whose operators are known here; in other domains the same name may mean anything."""
 
 
 def load_structure(path: Path) -> Any:
-    """The onnx.ModelProto of a file, without weights that lie beside it; raises GraphError where there is none."""
+    """Returns the onnx.ModelProto of a file, without the weights beside it; raises GraphError where there is none."""
     if find_spec("onnx") is None:
         raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
     import onnx
@@ -191,7 +191,7 @@ def load_structure(path: Path) -> Any:
         with path.open("rb") as file:
             start = file.read(4)
         if start.startswith(PICKLES):
-            raise GraphError(f"{path} is a pickle or a zip, which may run anybody's code and is not loaded; {_WANTED}")
+            raise GraphError(f"{path} is a pickle or a zip, which may run foreign code and is not loaded; {_WANTED}")
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise GraphError(f"{path}: {error.strerror}; {_WANTED}") from error
@@ -214,7 +214,7 @@ _WANTED = "a model is a file .onnx, or module:function that gives a torch module
 
 
 def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
-    """The files beside a model that hold its weights; raises GraphError where one lies outside the model's folder."""
+    """Returns the files beside a model that hold its weights; raises GraphError for one outside its folder."""
     folder = path.resolve().parent
     found: dict[Path, None] = {}
     for name, location in locations(proto):
@@ -228,14 +228,14 @@ def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
 
 
 def locations(proto: Any) -> Iterator[tuple[str, str]]:
-    """The names of a model's tensors whose numbers lie beside it, and where: those of graphs inside it too."""
+    """Yields the names of tensors whose values lie beside the model, and where; also of graphs inside it."""
     for tensor in _tensors(proto):
         if tensor.data_location == tensor.EXTERNAL:
             yield tensor.name, next((each.value for each in tensor.external_data if each.key == "location"), "")
 
 
 def _tensors(message: Any) -> Iterator[Any]:
-    """Every onnx.TensorProto in a message, wherever ONNX has a place for one."""
+    """Yields every onnx.TensorProto in a message, at whatever depth."""
     import onnx
     from google.protobuf.message import Message
 
@@ -249,7 +249,7 @@ def _tensors(message: Any) -> Iterator[Any]:
 
 
 def check_operators(graph: Any, path: Path) -> None:
-    """Refuse what cannot be cut, and give every node a name of its own."""
+    """Give every node a name of its own; raises GraphError for operators that prevent cuts."""
     names = Counter(node.name for node in graph.node)
     known = {each.name for each in (*graph.input, *graph.initializer)} | {
         each.values.name for each in graph.sparse_initializer
@@ -269,7 +269,7 @@ def check_operators(graph: Any, path: Path) -> None:
 
 
 def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
-    """Of an onnx.GraphProto, whose shapes are in `inferred`: another of the same tensors, or itself."""
+    """Returns an onnx.GraphProto as a dataflow; `inferred` is a graph of the same tensors that has their shapes."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in weights)
     shapes = dict(known_shapes(inferred))
@@ -306,7 +306,7 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
 
 
 def batch_of(shapes: Mapping[str, tuple[int, ...]], inputs: tuple[str, ...]) -> int:
-    """How many inputs the first axis of the graph's inputs counts."""
+    """Returns the number of inputs in the first axis of the graph's inputs."""
     return next((shapes[name][0] for name in inputs if shapes.get(name)), 1) or 1
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHANNELS = 3
 FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
-"""ONNX Runtime's option: where weights lie of a model that it is given as bytes."""
+"""ONNX Runtime's option for the folder with the weights of a model that is given as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class OnnxModel(ForeignModel):
     def _profiled(
         self, sites: Sequence[Site], repeats: int, folder: Path
     ) -> tuple[Mapping[str, float], Mapping[str, Any]]:
-        """Seconds of every fused operator by its name, and what the sites' tensors held."""
+        """Returns seconds of every fused operator by its name, and the values of the sites' tensors."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -148,7 +148,7 @@ class OnnxModel(ForeignModel):
         return _least(Path(session.end_profiling())), dict(zip(names, values, strict=True))
 
     def _with_outputs(self, tensors: Sequence[str]) -> Any:
-        """The model with more outputs: these tensors, where they are none yet."""
+        """Returns the model with these tensors among its outputs."""
         import onnx
 
         model = onnx.ModelProto()
@@ -160,7 +160,7 @@ class OnnxModel(ForeignModel):
         return model
 
     def _drawn_inputs(self) -> dict[str, Any]:
-        """Inputs of the shapes that were read: normal numbers, and ones where whole numbers are taken."""
+        """Returns inputs of the shapes that were read: normal numbers, or ones where whole numbers are taken."""
         import onnx
 
         generator, drawn = np.random.default_rng(0), {}
@@ -175,7 +175,7 @@ class OnnxModel(ForeignModel):
         return drawn
 
     def _image(self, info: Any) -> TensorSpec:
-        """An image as its codec gives it; graphs take (B, 3, height, width), or the channels last."""
+        """Returns an image as its codec gives it; graphs take (B, 3, height, width), or the channels last."""
         sides = [size for size in sizes_of_input(info)[1:] if size != CHANNELS]
         height, width = self.asked.image_size or (sides if len(sides) == 2 else (None, None))
         if not height or not width:
@@ -203,7 +203,7 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxModel:
 
 
 def _column(info: Any) -> TensorSpec:
-    """An array of the data, by a graph's input."""
+    """Returns the array of the data that a graph's input takes."""
     from onnx import helper
 
     dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
@@ -221,7 +221,7 @@ def _described(info: Any) -> list[int]:
 
 
 def _least(profile: Path) -> Mapping[str, float]:
-    """Seconds by operator, of all runs the shortest."""
+    """Returns seconds by operator, the shortest of all runs."""
     runs: defaultdict[str, float] = defaultdict(lambda: math.inf)
     for event in json.loads(profile.read_text(encoding="utf-8")):
         name = str(event.get("name", ""))
@@ -232,7 +232,7 @@ def _least(profile: Path) -> Mapping[str, float]:
 
 
 def _bytes(site: Site, given: Mapping[str, Any], batch: int) -> int | None:
-    """Of one input; what was read where a tensor is an input of the model."""
+    """Returns the bytes of one input; those that were read where a tensor is an input of the model."""
     values = [given[name] for name in site.tensors if name in given]
     if len(values) < len(site.tensors):
         return site.bytes_per_input

@@ -30,14 +30,14 @@ from earlyexit.network.layout import Layout
 from earlyexit.network.piece import Tensors
 
 NAMESPACES = ("aten", "prims")
-"""Of `torch.ops`: torch's own operators."""
+"""Namespaces of torch's own operators in `torch.ops`."""
 SCALARS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "getitem")},
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{name: getattr(torch, name) for name in ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not")},
     **{name: getattr(math, name) for name in ("ceil", "floor", "trunc")},
 }
-"""What is computed of sizes, and what takes one tensor out of several."""
+"""Functions of sizes, and the one that takes a tensor out of a tuple."""
 FACTORIES = frozenset(
     {
         *(f"aten.{name}.default" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")),
@@ -45,9 +45,9 @@ FACTORIES = frozenset(
         *("aten.arange.start", "aten.arange.start_step", "aten.empty.memory_format", "aten.eye.m"),
     }
 )
-"""Operators that make a tensor of none. Others that are given no tensor are refused: one of them reads files."""
+"""Operators that make a tensor from none. Others without tensors are refused, since one of them reads files."""
 WORDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""Arguments that torch has names for."""
+"""Types of arguments that torch has names for."""
 
 
 class Graph(BaseModel):
@@ -58,9 +58,9 @@ class Graph(BaseModel):
     takes: tuple[str, ...]
     """Tensors and sizes that are given to every run."""
     weights: tuple[str, ...]
-    """Tensors that are always the same, given after those."""
+    """Constant tensors, given after those."""
     calls: tuple[tuple[str, str, Any, Any], ...]
-    """Of each: the name of what it gives, the operator, its arguments by position and by name."""
+    """For each: the name of its result, the operator, its arguments by position and by name."""
     gives: tuple[str, ...]
 
 
@@ -122,7 +122,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _only_computes(found: torch._ops.OpOverload[..., Any]) -> bool:
-    """Whether an operator reads tensors, or makes one of sizes, and writes to nothing that it is given."""
+    """Whether an operator reads tensors, or makes one from sizes, and writes to none of its arguments."""
     takes_tensors = any("Tensor" in str(each.type) for each in found._schema.arguments)
     return (takes_tensors or str(found) in FACTORIES) and not found._schema.is_mutable
 
@@ -174,14 +174,14 @@ def _from_json(value: Any, nodes: Mapping[str, fx.Node], device: torch.device) -
 GRAPH_FILE = "graph.json"
 TOKEN_TYPES = "token_type_ids"
 PREFIX = "w_"
-"""Of weights' names, none of which is then one of a module's own."""
+"""The prefix of weights' names, so that none is a module's own name."""
 LAYOUT_INPUTS: Mapping[str, Callable[[Layout], Tensor]] = {
     "attention_mask": lambda layout: layout.mask_BT,
     "position_ids": lambda layout: torch.arange(layout.longest, device=layout.device).expand(layout.num_inputs, -1),
     TOKEN_TYPES: lambda layout: torch.zeros_like(layout.mask_BT, dtype=torch.int64),
 }
-"""Inputs (B, T) that follow from how long each input is, by the names that exporters give them. Token types are all
-those of a first text, unless the codec gives them."""
+"""Inputs (B, T) that follow from the lengths of inputs, by the names that exporters give them. Token types are those of
+a first text, unless the codec gives them."""
 
 
 class Blocks(BaseModel):
@@ -195,13 +195,13 @@ class Blocks(BaseModel):
     inputs: Boundary
     """What the codec gives."""
     types: Mapping[str, str]
-    """Of the module's own inputs: torch's names of their types."""
+    """Torch's names of the types of the module's own inputs."""
     weights: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Type and shape of each, by the name that the graphs give it."""
+    """Type and shape of each weight, by its name in the graphs."""
 
 
 class ExportedBackbone(Backbone):
-    """The blocks of a traced module, as graphs over weights that are shared by all of them."""
+    """The blocks of a traced module, as graphs that share their weights."""
 
     reorders_linears: ClassVar[bool] = False
     float32_only: ClassVar[bool] = True

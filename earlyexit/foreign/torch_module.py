@@ -59,7 +59,7 @@ from earlyexit.network.layout import Layout
 from earlyexit.network.wire import Encoded
 
 _BRANCHING = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
-"""They run graphs of their own, by what the inputs hold."""
+"""Operators that run graphs of their own, depending on what the inputs hold."""
 _SIZES = """sym_size sym_numel sym_stride size numel dim new_zeros new_ones new_full new_empty new_empty_strided
     zeros_like ones_like full_like empty_like eye getattr"""
 _RANDOM = """rand randn randint normal bernoulli multinomial rand_like randn_like randint_like"""
@@ -85,12 +85,12 @@ _MODULES = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid ta
     hardsigmoid softmax logsoftmax glu dropout dropout1d dropout2d batchnorm1d batchnorm2d batchnorm3d layernorm
     groupnorm instancenorm2d rmsnorm localresponsenorm identity flatten unflatten maxpool1d maxpool2d avgpool1d
     avgpool2d adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d zeropad2d pixelshuffle upsample"""
-"""Layers, as symbolic tracing leaves them whole, in small letters."""
+"""Layers in lower case; symbolic tracing leaves them whole."""
 _LIGHT_OPS = frozenset(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING, _MODULES)).split())
 
 
 def kind_of(base: str) -> OperatorKind:
-    """Of an operator's base name."""
+    """Returns the kind of an operator with this base name."""
     name = base.lower().strip("_")
     if name in _SIZES_OPS or base in _SIZES_OPS:
         return "sizes"
@@ -100,7 +100,7 @@ def kind_of(base: str) -> OperatorKind:
 
 
 def base_name(node: fx.Node) -> str:
-    """`conv2d` of the node that calls `aten.conv2d.default`, `ReLU` of the one that calls that layer."""
+    """Returns `conv2d` for a node that calls `aten.conv2d.default`, and `ReLU` for one that calls that layer."""
     if node.op == "call_module":
         assert node.graph.owning_module is not None
         return type(node.graph.owning_module.get_submodule(str(node.target))).__name__
@@ -121,9 +121,9 @@ def check_operators(name: str, graph: fx.Graph) -> None:
 
 
 def operators_of(module: fx.GraphModule, tensors: Collection[str]) -> Iterator[Operator]:
-    """Of a graph's nodes, what they read and give by their names; taking a tensor out of a tuple is no operator.
+    """Yields a graph's nodes as operators; taking a tensor out of a tuple is none.
 
-    `tensors`: the nodes that give one tensor.
+    `tensors`: the names of nodes that give one tensor.
     """
     for node in module.graph.nodes:
         if not node.op.startswith("call_") or _takes_part(node, tensors):
@@ -139,13 +139,13 @@ def operators_of(module: fx.GraphModule, tensors: Collection[str]) -> Iterator[O
 
 
 def _takes_part(node: fx.Node, tensors: Collection[str]) -> bool:
-    """Whether a node takes a tensor out of a tuple that another gave."""
+    """Whether a node takes a tensor out of another node's tuple."""
     whole = node.args[0] if node.target is operator.getitem else None
     return isinstance(whole, fx.Node) and whole.name not in tensors
 
 
 TOLERANCE = 1e-3
-"""Between an input's outputs alone and among others, absolute and relative; the order of sums alone gives some 1e-6."""
+"""Allowed between an input's outputs alone and in a batch, absolute and relative; the order of sums gives 1e-6."""
 NUM_INPUTS, LONGEST = "num_inputs", "longest"
 SIZES = (NUM_INPUTS, LONGEST)
 """Sizes that every block is given: inputs of the batch, and tokens of the longest. They do not cross, since the batch
@@ -174,12 +174,12 @@ class TorchModel(ForeignModel):
 
     family: ClassVar[str] = "exported"
     module: fx.GraphModule
-    """The whole network, its weights included, in evaluation mode: run it by `run`, or cut it."""
+    """The whole network with its weights, in evaluation mode."""
     examples: Mapping[str, Tensor]
     """Inputs by name, in the order in which `module.graph` takes them; each (B, ...)."""
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Outputs for any batch of inputs, in the order of `flow.outputs`."""
+        """Returns outputs for any batch of inputs, in the order of `flow.outputs`."""
         return _tensors(fx.Interpreter(self.module).run(*inputs, enable_io_processing=False))
 
     @property
@@ -250,7 +250,7 @@ class TorchModel(ForeignModel):
         return _logarithm(node) if inside and (whole or node.target is aten.sigmoid.default) else name
 
     def spec(self, tensor: str) -> TensorSpec:
-        """What crosses with a tensor; raises ModelFolderError for one that cannot cross."""
+        """Returns what crosses with a tensor; raises ModelFolderError for one that cannot cross."""
         values = self._nodes[tensor].meta.get("val")
         if not isinstance(values, Tensor):
             raise ModelFolderError(f"{tensor!r} is no tensor")
@@ -288,7 +288,7 @@ class TorchModel(ForeignModel):
 
     @cached_property
     def _outputs(self) -> dict[str, Tensor]:
-        """Of the examples."""
+        """The module's outputs for its examples."""
         with torch.no_grad():
             return dict(zip(self.flow.outputs, self.run(*self.examples.values()), strict=True))
 
@@ -335,7 +335,7 @@ class TorchModel(ForeignModel):
         return int(upper) if upper.is_finite and upper < UNBOUNDED else None
 
     def _input_spec(self, name: str) -> TensorSpec:
-        """What a codec gives for an input: whole numbers as int32; raises ModelFolderError."""
+        """Returns what a codec gives for an input, whole numbers as int32; raises ModelFolderError."""
         node = self._nodes[name]
         if node.meta["val"].dtype not in (torch.int64, torch.int32):
             return self.spec(name)
@@ -352,7 +352,7 @@ class TorchModel(ForeignModel):
         return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
 
     def _rows_looked_up(self, node: fx.Node) -> int | None:
-        """Of the smallest table that whole numbers are looked up in."""
+        """Returns the number of rows of the smallest table in which whole numbers are looked up."""
         tables = [user.all_input_nodes[0].name for user in _lookups(node)]
         return min((self._tables[name].shape[0] for name in tables if name in self._tables), default=None)
 
@@ -401,7 +401,7 @@ class TorchModel(ForeignModel):
 
     @torch.no_grad()
     def _value_of(self, tensor: str) -> Tensor:
-        """What a node of `module.graph` gives for the examples."""
+        """Returns a node's value for the examples."""
         interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
         interpreter.run(*self.examples.values(), enable_io_processing=False)
         [value] = [value for node, value in interpreter.env.items() if node.name == tensor]
@@ -409,7 +409,7 @@ class TorchModel(ForeignModel):
         return value
 
     def _example_layout(self, *, per_token: bool) -> Layout:
-        """Of the examples: as long as their mask says, or as they are padded."""
+        """Returns the layout of the examples: as long as their mask says, or as they are padded."""
         first, mask = self.examples[self.carried[0]], self.examples.get("attention_mask")
         lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
         if per_token and mask is not None:
@@ -417,7 +417,7 @@ class TorchModel(ForeignModel):
         return Layout(lengths)
 
     def _longest_run(self, backbone: ExportedBackbone, asked: int | None) -> int:
-        """In tokens: what is asked for, else the longest that the module takes, up to 512; 1 where inputs have none."""
+        """Returns a length in tokens: the one asked for, or the longest that the module takes, at most 512."""
         if not backbone.inputs[0].per_token:
             return 1
         most = asked or min(self.longest, TEXT_LENGTH)
@@ -425,7 +425,7 @@ class TorchModel(ForeignModel):
 
 
 def _logarithm(node: fx.Node) -> str:
-    """New nodes behind one; its name."""
+    """Insert the logarithm behind a node; returns its name."""
     graph = node.graph
     with graph.inserting_after(node):
         least = graph.call_function(aten.clamp_min.default, (node, torch.finfo(torch.float32).tiny))
@@ -437,7 +437,7 @@ def _logarithm(node: fx.Node) -> str:
 
 
 def _follows(example: Tensor, name: str, layout: Layout) -> bool:
-    """Whether, where there are tokens, it is what inputs of these lengths are fed with."""
+    """Whether an example holds, where tokens are, what inputs of these lengths are fed with."""
     fed = LAYOUT_INPUTS[name](layout)
     seen = example[:, : layout.longest]
     return fed.shape == seen.shape and bool((fed == seen.to(fed.dtype))[layout.mask_BT].all())
@@ -465,7 +465,7 @@ def _inputs(node: fx.Node, before: Sequence[str]) -> Sequence[fx.Node]:
 
 
 def _lookups(node: fx.Node) -> Iterator[fx.Node]:
-    """Where its numbers, of whatever type, are looked up in a table of weights."""
+    """Yields the nodes that look a node's numbers, of whatever type, up in a table of weights."""
     for user in node.users:
         if user.target is torch.ops.aten._to_copy.default:
             yield from _lookups(user)
@@ -474,7 +474,7 @@ def _lookups(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _first_indices(lookup: fx.Node) -> Sequence[object]:
-    """What says which rows of its table are taken."""
+    """Returns the arguments that say which rows of its table a lookup takes."""
     taken = lookup.args[LOOKUPS[lookup.target]]
     return taken[:1] if isinstance(taken, list | tuple) else (taken,)
 
@@ -494,7 +494,7 @@ def _symbols(shape: Sequence[object]) -> Iterator[tuple[object, str]]:
 
 
 def _symbol(size: object) -> object:
-    """The symbol that an open size is; None for whatever else."""
+    """Returns the symbol of an open size; None for anything else."""
     return size.node.expr if isinstance(size, SymInt) and size.node.expr.is_Symbol else None
 
 
@@ -519,12 +519,12 @@ _Arguments = tuple[Tensor, ...] | dict[str, Tensor]
 
 
 def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
-    """What the function returns, checked."""
+    """Returns what the user's function returns, checked."""
     make = import_own(name, called="network")
     wanted = "a function without arguments that returns (module, example inputs) is needed"
     try:
         network, given = make()
-    except Exception as error:  # whatever somebody's function raises
+    except Exception as error:  # whatever the user's function raises
         raise GraphError(f"{name}: {first_line(error)}; {wanted}") from error
     if not isinstance(given, Mapping | Tensor | tuple | list):
         raise GraphError(f"{name} gives {type(given).__name__} for example inputs; {wanted}")
@@ -544,10 +544,10 @@ def _values(arguments: _Arguments) -> tuple[Tensor, ...]:
 
 
 def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """Exported, or symbolically traced where that fails; without the operators that only check inputs."""
+    """Returns the exported module, or the symbolically traced one, without operators that only check inputs."""
     try:
         module = _exported(network, arguments)
-    except Exception as of_export:  # whatever tracing somebody's module raises
+    except Exception as of_export:  # whatever tracing the user's module raises
         try:
             module = fx.symbolic_trace(network)
         except Exception as of_tracing:
@@ -562,7 +562,7 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
 
 
 def _exported(network: nn.Module, arguments: _Arguments) -> fx.GraphModule:
-    """With an open batch, and open lengths of tokens where the module lets them be; no operator writes in place."""
+    """Returns the module with open batch and, where possible, open lengths; no operator writes in place."""
     positional, named = ((), arguments) if isinstance(arguments, dict) else (arguments, None)
     axes = pytree.tree_map(_open_axes, arguments)
     with _quiet():
@@ -581,14 +581,14 @@ def _open_axes(example: Tensor) -> dict[int, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No word of what torch's tracing itself is built on."""
+    """Silence warnings of torch's own tracing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
         yield
 
 
 def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[str, Tensor]:
-    """The example inputs by the graph's names for them, in its order; inputs that nothing reads are gone."""
+    """Returns the example inputs by the graph's names, in its order; inputs that nothing reads are removed."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     if isinstance(arguments, dict):
         found = {node.name: arguments[node.target] for node in inputs if node.target in arguments}
