@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine.times import MOST_SPLITS, ObservedTimes, bucket_end
+from earlyexit.engine.times import ObservedTimes, bucket_end
 from earlyexit.network.split import Split
 
 SPLIT = Split(first=0, end=2, batch=8)
@@ -104,12 +104,3 @@ def test_a_split_is_the_same_whoever_names_it_and_whatever_it_is_fused_to() -> N
         times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 1, 0.5, 1.0 + len(ramps))
     assert times.batch_s(Split(first=0, end=2, batch=2), 1) == 1.0
     assert times.batch_s(Split(first=0, end=2, batch=2, ramps=(1,)), 1) == 2.0
-
-
-def test_the_split_that_has_not_run_for_longest_makes_room_for_a_new_one() -> None:
-    times = ObservedTimes()
-    splits = [Split(first=0, end=end, batch=8) for end in range(1, MOST_SPLITS + 2)]
-    for split in [*splits[:-1], splits[0], splits[-1]]:
-        times.observe(split, 8, 8, 0.5, 1.0)
-    forgotten = [split for split in splits if not times.batch_s(split, 8) and not times.soonest_s(split)]
-    assert forgotten == [splits[1]]
