@@ -15,7 +15,7 @@ from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, record_exits
-from offramp.commands.thresholds import calibrate_records
+from offramp.commands.thresholds import Recorded, calibrate_records, parts_of
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 
@@ -121,3 +121,34 @@ def test_recorded_shares_of_nobody_knows_which_values_are_refused() -> None:
     )
     with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
         calibrate_records(records, CalibrateJob(budget=0.05, confidence=0.9))
+
+
+def recorded_exits(*agrees: bool, num_blocks: int = 4) -> ExitRecords:
+    """A hundred inputs of which every ramp is equally sure; ramp k gives the full model's answer or another."""
+    answers_NE = np.array([[0 if each else 1 for each in agrees] + [0]] * 100, dtype=np.int64)
+    return ExitRecords.of_answers(
+        answers_NE,
+        score="entropy",
+        num_blocks=num_blocks,
+        ramps=tuple(range(len(agrees))),
+        sample_ids=tuple(map(str, range(100))),
+        scores_NR=np.full((100, len(agrees)), 0.1, dtype=np.float32),
+    )
+
+
+def recorded(*views: ExitRecords) -> Recorded:
+    return Recorded(job=EASY, views=views, parts=parts_of(views[0], EASY), facts={})
+
+
+def test_what_is_promised_of_a_view_holds_of_the_other_plans_views_too() -> None:
+    right, wrong = recorded_exits(True), recorded_exits(False)
+    assert set(recorded(right).card().thresholds) == {0}
+    assert recorded(right, wrong).card().thresholds == {}
+
+
+def test_ramps_before_the_block_where_inputs_enter_are_not_chosen() -> None:
+    rows = recorded(recorded_exits(True, False, True))
+    assert rows.few(()) == recorded(rows.views[0], recorded_exits(False, True, True)).few(()) == (0,), (
+        "by the first view"
+    )
+    assert rows.few((), first=2) == (2,)
