@@ -259,54 +259,34 @@ class ProjectedShortcut(nn.Module):
         return shortcut_BCHW
 
 
-class BasicBlock(nn.Module):
-    """Two convolutions of 3 x 3, and the shortcut around them."""
+class ResidualBlock(nn.Module):
+    """Convolutions with their norms, and the shortcut around them.
 
-    folds: ClassVar[Mapping[str, str]] = {"convolution_1": "norm_1", "convolution_2": "norm_2"}
-
-    def __init__(self, sizes: BlockSizes, *, projected: bool = False) -> None:
-        super().__init__()
-        dilation = sizes.dilation
-        self.convolution_1 = _convolution(sizes.before, sizes.inner, stride=sizes.stride, dilation=dilation)
-        self.norm_1 = nn.BatchNorm2d(sizes.inner)
-        self.convolution_2 = _convolution(sizes.inner, sizes.after, dilation=dilation)
-        self.norm_2 = nn.BatchNorm2d(sizes.after)
-        self.shortcut = _shortcut(sizes, projected)
-
-    def forward(self, hidden_BCHW: Tensor) -> Tensor:
-        inner_BCHW = F.relu(self.norm_1(self.convolution_1(hidden_BCHW)))
-        return F.relu(self.norm_2(self.convolution_2(inner_BCHW)) + self.shortcut(hidden_BCHW))
-
-
-class BottleneckBlock(nn.Module):
-    """A convolution of 3 x 3 over few channels, between two of 1 x 1, and the shortcut around them.
-
-    The 3 x 3 convolution has the stride, as in torchvision's networks; in the paper the first one has it.
+    A basic block has two convolutions of 3 x 3; a bottleneck has one of 3 x 3 between two of 1 x 1. There the 3 x 3
+    convolution has the stride, as in torchvision's networks; in the paper the first one has it.
     """
 
-    folds: ClassVar[Mapping[str, str]] = {
-        "convolution_1": "norm_1",
-        "convolution_2": "norm_2",
-        "convolution_3": "norm_3",
-    }
-
-    def __init__(self, sizes: BlockSizes, *, projected: bool = False) -> None:
+    def __init__(self, sizes: BlockSizes, kind: Kind = "basic", *, projected: bool = False) -> None:
         super().__init__()
-        self.convolution_1 = _convolution(sizes.before, sizes.inner, kernel=1)
-        self.norm_1 = nn.BatchNorm2d(sizes.inner)
-        self.convolution_2 = _convolution(sizes.inner, sizes.inner, stride=sizes.stride, dilation=sizes.dilation)
-        self.norm_2 = nn.BatchNorm2d(sizes.inner)
-        self.convolution_3 = _convolution(sizes.inner, sizes.after, kernel=1)
-        self.norm_3 = nn.BatchNorm2d(sizes.after)
+        self._number = LAYERS[kind]
+        self.folds = {f"convolution_{k}": f"norm_{k}" for k in range(1, self._number + 1)}
+        kernels, strided = ((3, 3), 0) if kind == "basic" else ((1, 3, 1), 1)
+        before = sizes.before
+        for k, kernel in enumerate(kernels):
+            after = sizes.after if k == self._number - 1 else sizes.inner
+            stride, dilation = sizes.stride if k == strided else 1, sizes.dilation if kernel > 1 else 1
+            convolution = _convolution(before, after, kernel=kernel, stride=stride, dilation=dilation)
+            self.add_module(f"convolution_{k + 1}", convolution)
+            self.add_module(f"norm_{k + 1}", nn.BatchNorm2d(after))
+            before = after
         self.shortcut = _shortcut(sizes, projected)
 
     def forward(self, hidden_BCHW: Tensor) -> Tensor:
-        inner_BCHW = F.relu(self.norm_1(self.convolution_1(hidden_BCHW)))
-        inner_BCHW = F.relu(self.norm_2(self.convolution_2(inner_BCHW)))
-        return F.relu(self.norm_3(self.convolution_3(inner_BCHW)) + self.shortcut(hidden_BCHW))
-
-
-BLOCKS: Mapping[str, type[BasicBlock | BottleneckBlock]] = {"basic": BasicBlock, "bottleneck": BottleneckBlock}
+        inner_BCHW = hidden_BCHW
+        for k in range(1, self._number + 1):
+            inner_BCHW = getattr(self, f"norm_{k}")(getattr(self, f"convolution_{k}")(inner_BCHW))
+            inner_BCHW = F.relu(inner_BCHW if k < self._number else inner_BCHW + self.shortcut(hidden_BCHW))
+        return inner_BCHW
 
 
 class ResNetBackbone(ImageBackbone):
@@ -315,10 +295,9 @@ class ResNetBackbone(ImageBackbone):
     config: ResNetConfig
 
     def __init__(self, config: ResNetConfig) -> None:
-        block = BLOCKS[config.kind]
-        super().__init__(
-            config, Stem(config), (block(sizes, projected=config.projected) for sizes in config.block_sizes())
-        )
+        sizes = config.block_sizes()
+        blocks = (ResidualBlock(each, config.kind, projected=config.projected) for each in sizes)
+        super().__init__(config, Stem(config), blocks)
 
     def bridge(self, block: int) -> nn.Module:
         """Returns copies of the first block of every later region; the others are dropped (PAME, section 5.1)."""

@@ -195,7 +195,7 @@ class TorchModel(ForeignModel):
 
     def timed(self, sites: Sequence[Site], *, repeats: int = REPEATS) -> tuple[Site, ...]:
         """Returns sites with shares of seconds: one input alone, on one thread of this CPU."""
-        watch, threads = _Stopwatch(self.module), torch.get_num_threads()
+        watch, threads = _Recorder(self.module), torch.get_num_threads()
         inputs = [value[:1] for value in self.examples.values()]
         torch.set_num_threads(1)
         try:
@@ -605,15 +605,18 @@ def _examples(name: str, module: fx.GraphModule, arguments: _Arguments) -> dict[
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a module and keeps what every node gave, as shapes and bytes."""
+    """Runs a module and keeps shape and bytes of what every node gave, and the shortest of its times, in seconds."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.num_bytes: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        begin = perf_counter()
         given = super().run_node(n)
+        self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
         if isinstance(given, Tensor) and n.op != "get_attr":
             self.shapes[n.name] = tuple(given.shape)
             self.num_bytes[n.name] = given.numel() * given.element_size()
@@ -661,17 +664,3 @@ def _check_batch(graph: TorchModel) -> None:
             ) from error
         if not same:
             raise GraphError(f"{graph.name} gives an input other outputs in a batch of {batch} than among the examples")
-
-
-class _Stopwatch(fx.Interpreter):
-    """Runs a module and notes how long every node took, of all runs the shortest."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.seconds: dict[str, float] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        begin = perf_counter()
-        given = super().run_node(n)
-        self.seconds[n.name] = min(self.seconds.get(n.name, inf), perf_counter() - begin)
-        return given

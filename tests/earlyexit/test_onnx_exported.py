@@ -18,7 +18,7 @@ pytest.importorskip("onnxruntime")
 
 import onnx
 
-from earlyexit.families.resnet import BasicBlock, BlockSizes
+from earlyexit.families.resnet import BlockSizes, ResidualBlock
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.wire import Encoded
@@ -39,7 +39,7 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes = [(16, 16, 1), (16, 32, 2), (32, 32, 1)]
-        blocks = [BasicBlock(BlockSizes(before=a, inner=b, after=b, stride=stride)) for a, b, stride in sizes]
+        blocks = [ResidualBlock(BlockSizes(before=a, inner=b, after=b, stride=stride)) for a, b, stride in sizes]
         self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *blocks)
         self.classifier = nn.Linear(32, 3)
 
