@@ -25,7 +25,6 @@ from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import TorchModel, read_torch
 from earlyexit.network.checkpoint import RampOptions, add_ramps
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
 from earlyexit.network.wire import Answer, Encoded
@@ -224,17 +223,6 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("two_answers", r"is no classifier: of 2 inputs it gives .*\[2, 3\].*\[2, 3\]; one output of two or more"),
-    ],
-)
-def test_what_is_no_classifier_is_refused(name: str, message: str) -> None:
-    with pytest.raises(GraphError, match=message):
-        assert read(name).answer
-
-
 def test_a_cut_that_forgets_a_tensor_is_refused() -> None:
     graph = read("pictures")
     inside = next(each.name for each in graph.module.graph.nodes if "batch_norm" in each.name)
@@ -309,8 +297,3 @@ def test_token_types_of_pairs_come_after_the_tokens() -> None:
     graph = replace(read("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
     assert graph.carried == ("input_ids", "token_type_ids")
     cut_at(graph)  # what the codec gives may be anything
-
-
-def test_a_layout_says_all_of_a_mask() -> None:
-    layout = Layout(np.array([3, 1], dtype=np.int32))
-    assert layout.mask_BT.tolist() == [[True, True, True], [True, False, False]]

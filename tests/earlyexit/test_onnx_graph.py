@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 from earlyexit.backends.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.foreign.onnx_backbone import OnnxBackbone, fingerprint
+from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.cut import cut_out
 from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
@@ -163,11 +163,6 @@ def test_files_that_are_replaced_after_loading_are_not_opened(case: Case, tmp_pa
     other.replace(tmp_path / name)
     with pytest.raises(ModelFolderError, match="changed after the model was loaded"):
         backbone.prepare([(1, 2)], "cpu")
-
-
-def test_its_fingerprint_is_that_of_its_files(case: Case, tmp_path: Path) -> None:
-    save_model(case.model, tmp_path)
-    assert case.model.backbone.sha256() == fingerprint(tmp_path, "graph.onnx")
 
 
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:

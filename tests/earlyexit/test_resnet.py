@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNet, cifar_layout
+from earlyexit.families.resnet import cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model
@@ -173,11 +173,6 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: obj
     torch.save(content, tmp_path / "x.th")
     with pytest.raises(ModelFolderError, match=message):
         load_pretrained(str(tmp_path / "x.th"))
-
-
-def test_no_transformers_model_is_one() -> None:
-    with pytest.raises(ModelFolderError, match="'resnet' networks do not come as transformers checkpoints"):
-        ResNet().from_transformers(object())
 
 
 @pytest.fixture(scope="module")

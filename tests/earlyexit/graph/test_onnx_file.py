@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("onnx")
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.errors import GraphError
@@ -146,11 +145,3 @@ def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def test_a_step_that_reads_what_nothing_gives_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="reads 'b', which nothing before it gives"):
         read_onnx(saved(tmp_path, graph_of([("Add", "x b", "y"), ("Relu", "y", "b")], ["x"], ["y"])))
-
-
-def test_reading_leaves_the_file_as_it_is(tmp_path: Path) -> None:
-    path = saved(tmp_path, two_layers(weight("w", 4, 6)))
-    before = path.read_bytes()
-    assert onnx.load(path).graph.node[0].name == ""
-    read_onnx(path)
-    assert path.read_bytes() == before

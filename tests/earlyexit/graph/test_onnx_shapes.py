@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from earlyexit.foreign.onnx_model import read_onnx
 from tests.earlyexit.graph.found import LIGHT, PACKAGED, model_file
-from tests.earlyexit.graph.tiny import graph_of, saved, weight
+from tests.earlyexit.graph.tiny import graph_of, saved
 
 
 def whole(name: str, numbers: int | list[int]) -> Any:
@@ -48,10 +48,3 @@ def test_every_tensor_that_crosses_from_operator_to_operator_has_a_shape(name: s
     flow = read_onnx(model_file(name), open_size=48 if name == "ocr_recognition" else 128).flow
     read = {each for operator in flow.live for each in operator.inputs} - flow.free
     assert read - set(flow.shapes) == set()
-
-
-def test_weights_keep_their_place_in_the_model_that_was_read(tmp_path: Path) -> None:
-    model = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 6)])
-    file = read_onnx(saved(tmp_path, model))
-    assert [each.name for each in file.proto.graph.initializer] == ["w"]
-    assert file.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
