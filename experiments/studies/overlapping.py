@@ -33,7 +33,7 @@ from simulator.scenario import FloatArray
 class Item:
     """One input, by its number."""
 
-    input: int
+    serial: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
