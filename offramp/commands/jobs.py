@@ -476,7 +476,7 @@ class CalibrateOptions(Printed, LabelledRows, CalibrateJob):
     """Model folder, as `offramp train` writes it. None: exit records are given."""
     data: Path | None = None
     """Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per label, or
-    arrays with `labels` (.npz); of an injected model labels may lack. None: exit records are given."""
+    arrays with `labels` (.npz), which rows of an injected model may lack. None: exit records are given."""
     records: Path | None = None
     """In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz. None: a model's are made."""
     scale: float | None = None
