@@ -1,1 +1,0 @@
-"""Plans that are proven best: shortest paths over splits, with labels pruned by prices."""

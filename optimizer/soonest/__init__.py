@@ -1,1 +1,0 @@
-"""Plans of the least mean answer time: labels block by block, pruned by prices."""
