@@ -65,6 +65,10 @@ FEW_LABELS = 20_000
 """Of a search without prices, which is complete where it needs no more."""
 FEW_MOVES = 5_000
 """Of a graph on which it is tried."""
+MANY_MOVES, COARSE_BLOCKS = 20_000, 6
+"""Of a graph whose first prices are found with splits between some boundaries only, and how many parts these make."""
+MOST_OF_ALL = 1_000
+"""Columns of a master problem of every chain."""
 MOST_COLUMNS = 200
 """Of one master problem."""
 ALIKE = 8
@@ -95,8 +99,8 @@ ROUNDS = 4
 MOST_SPLITS = 2_000_000
 """Of a graph that is searched whole; else only the ramps of the relaxation's plan begin splits."""
 RANKS_NEAR = 2
-SECONDS = 1.0
-"""Of one master problem."""
+NODES, SECONDS = 2_000, 10.0
+"""Of one master problem: the tree bounds it, so that a busy machine finds the same plan."""
 SLO_RESOLUTION = 1e-3
 SOLVED = 2e-4
 """Of values that are one where several chains are mixed: HiGHS is asked for half of it."""
@@ -105,7 +109,8 @@ SAME = 1e-11
 MOST_TRIED = 200
 """Chains of one search that are evaluated as plans."""
 MOST_CHAINS = 20_000
-"""Of one search that are read."""
+"""Of one search that are read; fewer for mixtures."""
+MOST_FOR_MIXTURES = 1_000
 MOST_OTHERS = 8
 RATE_RESOLUTION = 0.01
 LEAST_RATE = 1e-3
@@ -174,9 +179,12 @@ class Labelled:
     ends_L: IntArray
     """The ended ones, cheapest first."""
 
-    def chains(self) -> list[PricedChain]:
-        """The cheapest chains."""
-        return [chain_of(self.graph, self.labels, int(label)) for label in self.ends_L[:MOST_CHAINS]]
+    def chains(self, most: int = MOST_CHAINS) -> list[PricedChain]:
+        """The cheapest chains, or some of them."""
+        ends_L = self.ends_L
+        if len(ends_L) > most:
+            ends_L = ends_L[np.argsort(self.labels.real_LF[ends_L, TOTAL], kind="stable")[:most]]
+        return [chain_of(self.graph, self.labels, int(label)) for label in ends_L]
 
 
 def _near(prices: Prices) -> Iterator[Prices]:
@@ -217,6 +225,8 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision:
     searched = _best_of(problem, space)
     if searched.bound is None:
         return _why_none(problem, space)
+    if not searched.found and problem.most_chains > 1:
+        return solve_chains(replace(problem, most_chains=1), space)
     if not searched.found:
         raise PlanError(f"no plan was found, though there may be one: none is better than {searched.bound:.6g}")
     best, value = searched.found[0], sought(problem, searched.found[0].figures)
@@ -411,7 +421,7 @@ class ChainSearch:
         planes = self._planes(self.names, "rate")
         if planes.least_latency_s() > self.limit_s * (1 + TOLERANCE):
             return None
-        bounded = planes.highest_rate(enough=math.inf if rate is None else rate)
+        bounded = planes.highest_rate(enough=math.inf if rate is None else rate, start=self._coarse_prices())
         if bounded.value <= 0 or (rate is not None and bounded.value < rate * (1 - TOLERANCE)):
             return None
         if rate is None:
@@ -421,6 +431,25 @@ class ChainSearch:
         if bounded.value > (most if self.goal == "cost" else self.limit_s) * (1 + TOLERANCE):
             return None
         return bounded
+
+    def _coarse_prices(self) -> Prices | None:
+        """Prices to begin with, soon found where only some splits are there; None where all are few."""
+        if not self.is_whole or self.graph.num_moves < MANY_MOVES:
+            return None
+        graph, may = self.graph, (self.space.splits_per_stage, self.space.several_stages)
+        step = -(-self.problem.num_blocks // COARSE_BLOCKS)
+        after_Q = np.array([0, *(ramp + 1 for ramp in self.problem.ramps)])
+        is_kept_P = (graph.block_P % step == 0) & (after_Q[graph.rank_P] % step == 0)
+        is_kept_P[-1] = True
+        from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(graph.moves.first_move_P))
+        coarse = graph.only(is_kept_P[from_M] & is_kept_P[graph.moves.to_M])
+        planes = self._planes(self.names, "rate")
+        planes.oracle = chains_of_graph(coarse, may_split=may[0], may_hop=may[1])
+        if planes.least_latency_s() > self.limit_s:
+            return None
+        prices = planes.highest_rate().prices
+        # A type without a price would be taken without end.
+        return prices._replace(work_C=np.maximum(prices.work_C, 1e-6 * prices.work_C.max()))
 
     @property
     def _prices(self) -> Prices:
@@ -439,11 +468,12 @@ class ChainSearch:
         if every is not None and self._most_chains == 1:
             found = self._alone(every)
             return Searched(found=found, bound=_value_of(found, self.goal) if found else None)
-        if every is not None and len(every) <= MOST_COLUMNS:
+        if every is not None and len(every) <= MOST_OF_ALL:
             return self._mixed_of_all(every)
         if self._bounded is None:
             return Searched()
-        return self._one() if self._most_chains == 1 else self._several()
+        searched = self._one() if self._most_chains == 1 else self._several()
+        return searched if searched.found or every is None else self._mixed_of_all(every)
 
     def every_chain(self) -> list[PricedChain] | None:
         """Every chain that can be part of a best plan; None where there are too many to tell."""
@@ -647,7 +677,7 @@ class ChainSearch:
                 return price
 
             answer = self._search(graph, prices, fill_rate, width=ALIKE, most_labels=MOST_LABELS, most=most)
-            best = answer.chains() or best
+            best = answer.chains(MOST_FOR_MIXTURES) or best
             if answer.num_labels > MOST_LABELS:
                 break
         return best
@@ -657,11 +687,14 @@ class ChainSearch:
         alone = self._alone(every)
         # Chains may be worth having twice: more replicas fill their own batches more slowly.
         slower = [each for each in every if any(stage.wait for stage in each.column.stages)]
-        mixture = self._mixed([*every, *slower * (self._most_chains - 1)], self._most_chains)
-        found = best_first([*alone, *([] if mixture is None else [mixture.found])], self.goal)
-        if not found:
+        mixture = mixed(self.problem, [*every, *slower * (self._most_chains - 1)], self.cluster, self._most_chains)
+        found = best_first([*alone, *([] if mixture is None else mixture.found)], self.goal)
+        if not found and mixture is None:
             return Searched()
-        bound = _value_of(found, self.goal) if mixture is None else mixture.bound
+        # Limits are a little tighter in the program, so that it may miss what is exactly at one.
+        relaxed = self.bound() if mixture is None or not mixture.found else None
+        bounds = [bound for bound in (relaxed, None if mixture is None else mixture.bound) if bound is not None]
+        bound = (min if self.goal == "rate" else max)([*bounds] or [_value_of(found, self.goal)])
         return self._with_bound(found, bound)
 
     def _with_bound(self, found: tuple[Found, ...], bound: float) -> Searched:
@@ -682,7 +715,7 @@ class ChainSearch:
             before = _value_of(found, self.goal)
             mixture = self._mixed([*chains, *used], self._most_chains)
             if mixture is not None:
-                found, used = best_first([mixture.found, *found], self.goal), [*used, *mixture.used]
+                found, used = best_first([*mixture.found, *found], self.goal), [*used, *mixture.used]
             is_proven = self._with_bound(found, bound).bound != bound
             if not found or is_proven or (turn and _value_of(found, self.goal) == before):
                 break
@@ -827,20 +860,23 @@ def chosen(chains: Sequence[PricedChain]) -> list[PricedChain]:
 class Mixed:
     """What the master problem made of chains."""
 
-    found: Found
+    found: tuple[Found, ...]
+    """None where HiGHS found none in time, or what it found breaks a promise by its own tolerance."""
     bound: float
     """No mixture of these chains is better."""
     used: tuple[PricedChain, ...] = ()
 
 
 def mixed(problem: PlanProblem, chains: Sequence[PricedChain], cluster: Cluster, most_chains: int) -> Mixed | None:
-    """The best mixture of chains that HiGHS finds in time, if it keeps every promise."""
+    """The best mixture of chains that HiGHS finds in time; None where there is proven to be none."""
     if not chains:
         return None
     demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.asked_per_s, most_chains=most_chains)
-    mixture = solve_master([each.column for each in chains], [demand], cluster, seconds=SECONDS)
-    if mixture is None or not mixture.replicas:
+    mixture = solve_master([each.column for each in chains], [demand], cluster, seconds=SECONDS, nodes=NODES)
+    if mixture is None:
         return None
+    if not mixture.replicas:
+        return Mixed(found=(), bound=mixture.bound)
     stages = tuple(
         stage
         for q, replicas in mixture.replicas.items()
@@ -849,7 +885,7 @@ def mixed(problem: PlanProblem, chains: Sequence[PricedChain], cluster: Cluster,
     shares = tuple(mixture.rates[q] for q in mixture.replicas) if problem.asked_per_s is not None else ()
     found = kept(problem, stages, tuple(share / sum(shares) for share in shares))
     used = tuple(chains[q] for q in mixture.replicas)
-    return None if found is None else Mixed(found=found, bound=mixture.bound, used=used)
+    return Mixed(found=() if found is None else (found,), bound=mixture.bound, used=used)
 
 
 def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:
