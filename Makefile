@@ -94,7 +94,7 @@ bench-live: $(COMPILED)  ## The simulator beside the live service on emulated ac
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.engine.gpu
 
-bench-peers: $(COMPILED)  ## Against Ray Serve and mosec, on OFFRAMP_DATA's texts (hours)
+bench-peers: $(COMPILED)  ## Against Ray Serve, LitServe and mosec, on OFFRAMP_DATA's texts (hours)
 	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[mpnet,peers]'
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --batch 16
 	$(BIN)/python -m experiments.peers clinc150 --dtype float32 --batch 16

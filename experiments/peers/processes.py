@@ -49,6 +49,7 @@ class Peer:
 
 PEERS: Mapping[str, Peer] = {
     "ray-serve": Peer(module="experiments.peers.serve_batch"),
+    "litserve": Peer(module="experiments.peers.litserve_server"),
     "mosec": Peer(
         module="experiments.peers.mosec_server",
         environment=lambda options: {

@@ -1,0 +1,68 @@
+"""LitServe, from the extra `peers`: `python -m experiments.peers.litserve_server`."""
+
+# LitServe hands annotations to FastAPI: they must not be strings, as `from __future__ import annotations` makes them.
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import litserve
+from fastapi import HTTPException
+
+from earlyexit.errors import InputError
+from experiments.peers.stock import Asked, ServerOptions, StockModel, answer, parse_body
+
+SHORTEST_WAIT_S = 0.001
+"""At 0 LitServe's workers poll their queue without a pause, even when no request comes."""
+
+
+class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the extra `peers` only
+    """Batches of requests, in worker processes that LitServe feeds."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(max_batch_size=options.batch, batch_timeout=max(options.wait_s, SHORTEST_WAIT_S))
+        self._options = options
+        self._model: StockModel
+
+    def setup(self, device: str) -> None:
+        """Run once in every worker."""
+        self._model = StockModel.load(self._options)
+
+    def decode_request(self, request: dict[str, Any]) -> Asked:
+        try:
+            return parse_body(request)
+        except InputError as error:
+            raise HTTPException(400, str(error)) from error
+
+    def batch(self, inputs: Sequence[Asked]) -> Sequence[Asked]:
+        return inputs
+
+    def predict(self, x: Asked | Sequence[Asked]) -> Any:
+        return answer(self._model.predict, [x])[0] if isinstance(x, Asked) else answer(self._model.predict, x)
+
+    def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return output
+
+    def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
+        return output
+
+
+def main(options: ServerOptions) -> None:
+    """Serve until SIGTERM. LitServe refuses no request: requests that it cannot answer in time wait.
+
+    Its `fast_queue` is left out: 0.2.19 takes the argument and keeps its ordinary queue (the setting's name is
+    misspelt inside), and with the ZeroMQ transport set by hand no request is answered.
+    """
+    server = litserve.LitServer(
+        Classifier(options),
+        accelerator="cpu",
+        workers_per_device=options.workers,
+        timeout=False,
+        disable_openapi_url=True,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # only Ctrl-C ends its worker processes
+    server.run(host="127.0.0.1", port=options.port, log_level="warning", access_log=False, generate_client_file=False)
+
+
+if __name__ == "__main__":
+    main(ServerOptions.told())
