@@ -207,6 +207,6 @@ def _read(file: Path) -> RunNotes | None:
         return RunNotes.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        logger.warning("%s holds no notes of a run, and is left alone: %s", file, error)
+    except ValidationError:
+        logger.warning("%s is not this release's, and is left alone; remove it if no other release runs here", file)
         return None
