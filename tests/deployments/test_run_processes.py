@@ -117,7 +117,7 @@ def test_a_file_of_another_program_is_left_alone(folder: Path, caplog: pytest.Lo
     file.write_text("{}", encoding="utf-8")
     clear_left()
     assert file.exists()
-    assert "holds no notes of a run" in caplog.text
+    assert "is not this release's" in caplog.text
 
 
 @pytest.mark.parametrize("grace_s", [0.05, 0.0])
