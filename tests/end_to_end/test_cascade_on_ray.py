@@ -33,7 +33,7 @@ def kill_all(http: httpx.Client) -> list[int]:
     return pids
 
 
-def test_networks_die_come_and_go_and_nobody_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
+def test_networks_die_come_and_go_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
     settings = cascade.settings()
     one_ray.serve(settings)
     seen: dict[str, Answers] = {}
@@ -54,6 +54,8 @@ def test_networks_die_come_and_go_and_nobody_is_lost_or_answered_wrongly(one_ray
         unmixed = len(load.answers)
         one_ray.order("apply", {"app": settings.app, "plan": plan_document(cascade.ensemble)})
         seen["mixed"] = load.more(SOME)
+        killed += kill_all(http)
+        seen["mixed, after their death"] = load.more(SOME)
     for index, answer in load.answers[:unmixed]:
         cascade.check(index, answer)
     for networks, answers in seen.items():
@@ -61,4 +63,4 @@ def test_networks_die_come_and_go_and_nobody_is_lost_or_answered_wrongly(one_ray
             cascade.check(index, answer, networks.split(",")[0].split()[0])
     exits = {answer["exit"] for _, answer in seen["both"]}
     assert min(exits) < NETWORKS[0] <= max(exits), "some cross, some do not"
-    assert len(killed) == 2
+    assert len(killed) == 4
