@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Layout, Piece, Tensors, to_device
 from earlyexit.network.split import Budget, Segment
-from earlyexit.network.transfer import to_device
 from earlyexit.network.wire import Lengths
 
 WARM_UPS = 3

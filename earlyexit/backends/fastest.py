@@ -22,9 +22,8 @@ from earlyexit.errors import PlanError
 from earlyexit.network.layers import torch_segments
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Piece, Tensors, wait_for
 from earlyexit.network.split import Budget, Segment
-from earlyexit.network.transfer import wait_for
 
 logger = logging.getLogger(__name__)
 

@@ -30,12 +30,10 @@ from earlyexit.engine.order import Attention
 from earlyexit.errors import PlanError
 from earlyexit.fingerprint import weight_bytes
 from earlyexit.network.boundary import DType
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import arbitrary_tensors
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Layout, Piece, Tensors, wait_for
 from earlyexit.network.split import Segment
-from earlyexit.network.transfer import wait_for
 
 Key = TypeVar("Key", bound=Hashable)
 

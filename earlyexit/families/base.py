@@ -15,8 +15,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.named import Fill, NamedSpec
 from earlyexit.network.boundary import Boundary
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.sequences.memory import Memory

@@ -23,8 +23,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Boundary, TensorSpec
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.sequences.kv import TRIAL, KvShape, KvStore, Places, Run
 from earlyexit.sequences.kv_memory import Behind, KvMemory, Pending, joined

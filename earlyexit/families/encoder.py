@@ -2,7 +2,7 @@
 
 It is our own code rather than `transformers` modules, because packed inputs spend nothing on padding (1.8 times the
 samples/s on CLINC150, batches of 32, one core). A replica that serves a saved model also needs no `transformers`.
-Weights and results equal those of `transformers`; the tests compare. Tensor legend as in `layout.py`; d of one head.
+Weights and results equal those of `transformers`; the tests compare. Tensor legend as in `piece.py`; d of one head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, FinalHead, JsonDict, Pretrained, names_in_blocks, put_together
 from earlyexit.network.boundary import Boundary, TensorSpec
 from earlyexit.network.layers import ACTIVATIONS, ActivatedLinear, SummedLinear, filled_up, rows_run
-from earlyexit.network.layout import Layout, Masks
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.ramps import RampStyle
 
 SCORES_AT_ONCE = 2**18

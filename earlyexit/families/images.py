@@ -15,8 +15,7 @@ from earlyexit.families import STATE_DICTS, find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, TensorSpec
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Means of red, green and blue from 0 to 1 over ImageNet, which the usual CIFAR checkpoints use too."""

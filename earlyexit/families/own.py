@@ -15,8 +15,7 @@ from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.families.trial import Tolerance, TrialError, check_alone, examples, layout_of, named
 from earlyexit.named import import_own
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 from earlyexit.network.wire import Encoded
 
 LENGTHS = (2, 7, 4)

@@ -5,7 +5,7 @@ A sequence is its source, the token that an answer starts with, and the answer. 
 their keys and values in the sequence's pages, like those of any token. So nothing above the network knows about
 sources: their rows wait, hop and are filled in as those of any decoder.
 
-Families differ in the place and kind of the norm, in biases, and in the feed-forward. Tensor legend beside `layout.py`
+Families differ in the place and kind of the norm, in biases, and in the feed-forward. Tensor legend beside `piece.py`
 and `kv.py`: M of the N rows are the decoder's own, the others are a source's.
 """
 
@@ -27,8 +27,7 @@ from earlyexit.families.base import Family, JsonDict, Pretrained, names_in_block
 from earlyexit.families.decoder import Block, DecoderBackbone, DecoderConfig, RmsNorm, pretrained
 from earlyexit.families.encoder import before, by_distance
 from earlyexit.network.layers import ACTIVATIONS
-from earlyexit.network.layout import Layout, Masks
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Masks, Tensors
 from earlyexit.sequences.kv import TRIAL, KvStore, Places, Run
 from earlyexit.sequences.memory import PAGE_TOKENS
 

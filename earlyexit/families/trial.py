@@ -15,8 +15,7 @@ from torch import Tensor
 
 from earlyexit.families.base import Backbone
 from earlyexit.network.boundary import Boundary, misfit
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 from earlyexit.network.wire import Encoded, entering
 
 MOST_ROWS, ROWS_TOGETHER = 35, 7

@@ -31,9 +31,8 @@ from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.onnx_file import RANDOM, locations
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
 from earlyexit.network.layers import reorder_linears
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.network.split import Segment
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]

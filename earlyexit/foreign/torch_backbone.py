@@ -26,8 +26,7 @@ from torch import Tensor, fx, nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.network.boundary import Boundary
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 
 NAMESPACES = ("aten", "prims")
 """Namespaces of torch's own operators in `torch.ops`."""

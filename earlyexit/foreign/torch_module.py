@@ -55,7 +55,7 @@ from earlyexit.foreign.torch_backbone import (
 )
 from earlyexit.named import NamedSpec, import_own
 from earlyexit.network.boundary import Boundary, DType, TensorSpec
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.network.wire import Encoded
 
 _BRANCHING = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})

@@ -15,8 +15,7 @@ from earlyexit.families.base import Backbone
 from earlyexit.named import Fill, NamedSpec
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.chain import Chain
-from earlyexit.network.layout import Layout
-from earlyexit.network.piece import Piece, Tensors
+from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.network.split import Segment
 from earlyexit.network.wire import Lengths
 from earlyexit.ramps import RampStyle

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network.transfer import to_device, to_host
+from earlyexit.network.piece import to_device, to_host
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 

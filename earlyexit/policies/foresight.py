@@ -13,8 +13,7 @@ from torch import Tensor
 
 from earlyexit.errors import PlanError
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Piece, Tensors
-from earlyexit.network.transfer import to_device, to_host
+from earlyexit.network.piece import Piece, Tensors, to_device, to_host
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ThresholdPolicy
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.network.transfer import to_host
+from earlyexit.network.piece import to_host
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.token import TokenTask

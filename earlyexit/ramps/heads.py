@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
 
 WIDTH = 64

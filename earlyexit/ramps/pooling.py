@@ -12,7 +12,7 @@ from earlyexit.errors import ModelFolderError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from earlyexit.network.layout import Layout
+    from earlyexit.network.piece import Layout
 
 CELLS = 4
 """Cells of a grid along each side of a map. ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: with the mean of the

@@ -6,7 +6,7 @@ section 4.2.2: early memory cleaning).
 
 `Places` says where the rows of a packed batch are in the store and what each of them attends to. It is made for every
 batch and stretch of blocks, in whole arrays: a call for every row costs as much as a small model's blocks. Tensor
-legend beside `layout.py`: P places of the store, of one token each, K key/value heads, G query heads that share one, d
+legend beside `piece.py`: P places of the store, of one token each, K key/value heads, G query heads that share one, d
 numbers of a head, S inputs of one token, R runs, N rows.
 """
 

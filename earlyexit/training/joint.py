@@ -20,9 +20,8 @@ from torch.nn import Parameter
 
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation, augmented

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel, begin_bridges
-from earlyexit.network.piece import Tensors
+from earlyexit.network.piece import Layout, Tensors
 from earlyexit.network.wire import Encoded, entering
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import Task, ValueArray

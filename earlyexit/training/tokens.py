@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.families.decoder import RmsNorm
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout
 from earlyexit.ramps.vocabulary import AdaptedRamp, BiasedVocabularyHead, NormedRamp, VocabularyHead
 from earlyexit.sequences.offline import Asked, batches, decoder_of, entered
 from earlyexit.sequences.sequence import step_of

@@ -15,8 +15,8 @@ from torch import Tensor
 from earlyexit.engine.order import first_fit_decreasing
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.layers import torch_segments
-from earlyexit.network.layout import Attend, Layout, Masks
 from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Attend, Layout, Masks
 from experiments import tcb_device
 from experiments.kit import Spread, spread
 from experiments.studies.picture import Lines

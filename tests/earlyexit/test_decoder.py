@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.named import Fill
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import arbitrary_tensors
+from earlyexit.network.piece import Layout
 from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of

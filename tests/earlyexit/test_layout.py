@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.ramps.pooling import Pooling, pool
 
 

@@ -13,7 +13,7 @@ from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.encoder import MPNetBackbone, bucket, by_distance
 from earlyexit.network.checkpoint import load_pretrained
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import pack

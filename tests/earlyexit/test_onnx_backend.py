@@ -28,9 +28,8 @@ from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import cut_out
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.piece import Piece
+from earlyexit.network.piece import Layout, Piece
 from earlyexit.network.split import Segment, Split
 from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -18,9 +18,9 @@ from earlyexit.backends.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.cut import cut_out
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments
+from earlyexit.network.piece import Layout
 from earlyexit.network.split import Budget, Segment
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.network.wire import Encoded

@@ -14,7 +14,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.own import PaddedBackbone, check_own
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.layers import ReorderedLinear, reorder_linears
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask

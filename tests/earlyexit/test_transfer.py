@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from earlyexit.network.transfer import to_host, when_computed
+from earlyexit.network.piece import to_host, when_computed
 
 
 class Told:

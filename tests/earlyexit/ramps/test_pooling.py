@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.layout import Layout
+from earlyexit.network.piece import Layout
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.pooling import Pooling, pool, pooled_size
 

@@ -18,10 +18,9 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
-from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.network.split import Segment, Split
 from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.network.layout import Layout
 from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout
 from experiments.studies.packing import (
     Timed,
     concatenated_rows,
