@@ -18,8 +18,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Payload, Step
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.named import HopDtype
-from earlyexit.network.split import Budget, Split
-from earlyexit.network.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
+from earlyexit.network.boundary import Answer, Budget, Lengths, Seen, Split, Value, WirePiece, values_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 

@@ -55,8 +55,8 @@ from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, OfframpError, PlanError, StageUnavailableError
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard, read_card
-from earlyexit.network.wire import Answer
 from earlyexit.tasks import find_task
 from optimizer.placement import parse_placed
 

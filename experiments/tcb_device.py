@@ -17,7 +17,7 @@ from earlyexit.engine.order import OrderSpec, first_fit_decreasing
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from experiments.studies.picture import Lines, Values
 from experiments.studies.study import Effort, Table, largest, ratio
 from profiles.catalogue import published_profile

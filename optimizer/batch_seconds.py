@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from profiles.table import LatencyTable
 
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import computed_shares, expected_batches
 from optimizer.between import crossing_s, divided, hop_s, wait_s
 from optimizer.fits import check_fits

@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import used_of
-from earlyexit.network.split import Split
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from profiles.batches import RecordedBatches

@@ -11,8 +11,8 @@ from typing import Any
 
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_ends, check_networks, check_weights, used_of
-from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.policies.reroute import check_rule
 from earlyexit.words import check_prune

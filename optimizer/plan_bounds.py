@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 
 
 def check_begins(split: Split, end: int | None, networks: tuple[int, ...]) -> None:

@@ -17,8 +17,8 @@ from earlyexit.data.images import check_file
 from earlyexit.data.source_file import Source, StrictDocument, read_source
 from earlyexit.engine.order import DEFAULT, OrderName, OrderSpec
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks
-from earlyexit.network.split import AfterAnswer, Split
 from earlyexit.network.store import ModelCard
 from earlyexit.policies import PolicyName
 from optimizer.dispatch import PlanDispatch

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.evaluate import Evaluation, Steps, StepSeconds, evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.decision import Strategy
 from optimizer.problem import PlanProblem
 

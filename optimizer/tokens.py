@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from profiles.lengths import Lengths

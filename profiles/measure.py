@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.sequences.memory import PAGE_TOKENS
 from earlyexit.sequences.sequence import RUN, run_of
 from profiles.table import FloatArray, LatencyTable

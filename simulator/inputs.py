@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.wire import Seen
+from earlyexit.network.boundary import Seen
 from optimizer.networks import scaled
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords, ValueArray

@@ -20,7 +20,7 @@ from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
 from earlyexit.engine.times import ObservedTimes, SplitCounts
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec
 from optimizer.problem import PlanProblem

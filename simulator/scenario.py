@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from simulator.inputs import Decisions, IntArray

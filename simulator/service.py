@@ -11,7 +11,7 @@ from cluster.emulated import Pace
 from deployments.wire.messages import Assignment
 from earlyexit.engine.times import SplitCounts
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec

@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.ingress.core.generation import GenerationCounts
 from earlyexit.engine.times import SplitCounts
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.placement import initial_placement
 from simulator.events import Events
 from simulator.inputs import IntArray

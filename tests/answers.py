@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from earlyexit.network.wire import Answer, Seen
+from earlyexit.network.boundary import Answer, Seen
 
 
 def label_of(said: Answer | Seen) -> int:

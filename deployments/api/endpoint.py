@@ -39,8 +39,8 @@ from earlyexit.errors import (
     UnknownModelError,
     UnknownPathError,
 )
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import Answer
 from earlyexit.tasks.base import Task
 
 VERSION = version("offramp")

@@ -23,7 +23,7 @@ from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError, OverloadedError, SequenceLostError
-from earlyexit.network.wire import Answer, Encoded, Numbers
+from earlyexit.network.boundary import Answer, Encoded, Numbers
 from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
 from earlyexit.sequences.text import TextStream
 from earlyexit.tasks.base import Task

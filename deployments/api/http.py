@@ -42,7 +42,7 @@ from deployments.ops.tracing.tracer import Tracer
 from earlyexit.clock import Clock, WallClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, NotAcceptableError
-from earlyexit.network.wire import Answer
+from earlyexit.network.boundary import Answer
 from earlyexit.tasks.token import TokenTask
 
 FILES = ("image/", "audio/", "video/")

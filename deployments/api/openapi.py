@@ -14,7 +14,7 @@ from deployments.api.bodies import PredictBody
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
 from deployments.api.parsing import Signature
-from earlyexit.network.wire import Column
+from earlyexit.network.boundary import Column
 
 SWAGGER_PAGE = """<!doctype html>
 <html><head><title>Offramp</title>

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from deployments.api.bodies import InferRequest, PredictBody, V2Body, V2Input, V2Reply, validated
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError
-from earlyexit.network.wire import DATATYPES, Column, as_numbers
+from earlyexit.network.boundary import DATATYPES, Column, as_numbers
 from earlyexit.tasks.base import Task
 
 STORED = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from deployments.api.bodies import V2Reply
 from deployments.api.parsing import EXIT, packed
-from earlyexit.network.wire import Answer, Numbers
+from earlyexit.network.boundary import Answer, Numbers
 from earlyexit.tasks.base import Task, ValueArray
 
 ANYTHING = "*/*"

@@ -17,8 +17,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec, Encode
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
-from earlyexit.network.boundary import TensorSpec, misfit
-from earlyexit.network.wire import Answer, Encoded
+from earlyexit.network.boundary import Answer, Encoded, TensorSpec, misfit
 
 MOST_ENCODERS = 4
 """Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""

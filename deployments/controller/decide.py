@@ -21,7 +21,7 @@ from deployments.settings import ControlSettings
 from deployments.slots import slot_devices
 from deployments.wire.messages import ReplicaReport
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations

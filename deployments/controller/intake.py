@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
+from earlyexit.network.boundary import AfterAnswer
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import AfterAnswer
 
 Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)

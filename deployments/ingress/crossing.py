@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deployments.ingress.core.inputs import Inputs, PendingInput
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
-from earlyexit.network.wire import Encoded, WirePiece, entering
+from earlyexit.network.boundary import Encoded, WirePiece, entering
 from earlyexit.words import num_words
 from optimizer.plan import Plan
 

@@ -31,7 +31,7 @@ from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.errors import ExecutionError, InputError, OfframpError
-from earlyexit.network.wire import Answer, Encoded, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, WirePiece
 from optimizer.placement import PlacedPlan
 
 

@@ -20,7 +20,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Failed, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.policies import kind_of, make_policy
 from optimizer.plan import NO_RAMPS, PolicySpec

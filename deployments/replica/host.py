@@ -21,8 +21,7 @@ from earlyexit.engine.release import Answered, Observed, Release, Step, Survivor
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import ON_PROCESSORS
 from optimizer.plan import PolicySpec

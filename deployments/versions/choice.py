@@ -19,7 +19,7 @@ from deployments.ingress.core.outcomes import bucket_of
 from deployments.wire.messages import BUCKET
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
-from earlyexit.network.wire import Answer, stacked
+from earlyexit.network.boundary import Answer, stacked
 from earlyexit.tasks.base import Task
 
 MOST_COMPARED = 16

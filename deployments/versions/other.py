@@ -10,8 +10,8 @@ from typing import Any
 from deployments.api.bodies import InferRequest
 from deployments.versions.choice import Tally
 from earlyexit.errors import DeadlineError, OfframpError, VersionUnavailableError
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import Answer
 from earlyexit.tasks import find_task
 
 ASK_S = 5.0

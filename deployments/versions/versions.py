@@ -23,8 +23,8 @@ from earlyexit.errors import (
     UnknownModelError,
     VersionUnavailableError,
 )
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import Answer
 
 VERSIONS_PATH = "/versions/"
 """A part of route prefixes by which only requests for one version arrive."""

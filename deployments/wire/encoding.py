@@ -14,7 +14,7 @@ import numpy as np
 import earlyexit.errors
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
-from earlyexit.network.wire import Answer, Seen
+from earlyexit.network.boundary import Answer, Seen
 
 LENGTH_BYTES = 4
 LONGEST = 1 << 30

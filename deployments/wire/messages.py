@@ -9,8 +9,7 @@ from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import OfframpError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import dispatch_on
 from optimizer.plan import Plan, PolicySpec, Stage

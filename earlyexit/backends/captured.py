@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from earlyexit.network.boundary import Budget, Lengths, Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece, Tensors, to_device
-from earlyexit.network.split import Budget, Segment
-from earlyexit.network.wire import Lengths
 
 WARM_UPS = 3
 """Runs before a capture, as PyTorch's notes on CUDA graphs ask for: libraries choose their kernels in the first."""

@@ -19,11 +19,11 @@ import torch
 
 from earlyexit.backends.onnx import onnx_segments
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.layers import torch_segments
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece, Tensors, wait_for
-from earlyexit.network.split import Budget, Segment
 
 logger = logging.getLogger(__name__)
 

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from earlyexit.engine.order import Attention
 from earlyexit.errors import PlanError
 from earlyexit.fingerprint import weight_bytes
-from earlyexit.network.boundary import DType
+from earlyexit.network.boundary import DType, Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import arbitrary_tensors
 from earlyexit.network.piece import Layout, Piece, Tensors, wait_for
-from earlyexit.network.split import Segment
 
 Key = TypeVar("Key", bound=Hashable)
 

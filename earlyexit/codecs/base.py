@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import InputError, PlanError
 from earlyexit.named import spec_of
-from earlyexit.network.wire import Column, Encoded
+from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words, left_of
 
 Row = TypeVar("Row")

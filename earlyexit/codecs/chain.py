@@ -17,8 +17,7 @@ from earlyexit.codecs.text import TokenizedCodec
 from earlyexit.codecs.tokenizer import TOKENIZER_FILE
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, misfit
-from earlyexit.network.wire import Column, Encoded
+from earlyexit.network.boundary import Boundary, Column, Encoded, misfit
 
 
 @dataclass(frozen=True, slots=True)

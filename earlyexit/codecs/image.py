@@ -15,8 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.network.boundary import MAX_SIDE
-from earlyexit.network.wire import Column, Encoded
+from earlyexit.network.boundary import MAX_SIDE, Column, Encoded
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3), red, green and blue."""

@@ -24,7 +24,7 @@ from earlyexit.codecs.text import LONG_CHARS, TEXT
 from earlyexit.codecs.tokenizer import read_tokenizer
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
-from earlyexit.network.wire import Column, Encoded
+from earlyexit.network.boundary import Column, Encoded
 from earlyexit.sequences.sequence import step_of
 
 TEMPLATE_FILE = "chat_template.jinja"

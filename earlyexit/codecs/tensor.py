@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.network.wire import DATATYPES, Column, Encoded, as_numbers
+from earlyexit.network.boundary import DATATYPES, Column, Encoded, as_numbers
 
 Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
 """A row: one array per column, in their order."""

@@ -12,7 +12,7 @@ from tokenizers import Encoding
 from earlyexit.codecs.base import Codec, Columns, Row, texts_of
 from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import InputError
-from earlyexit.network.wire import Column, Encoded
+from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words
 
 LONG_CHARS = 20_000

@@ -20,7 +20,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 
 MOST_WORDS = 20_000
 """Words that are remembered, about 4 MB; then all are forgotten."""

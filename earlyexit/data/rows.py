@@ -17,7 +17,7 @@ import numpy.typing as npt
 from earlyexit.data.images import IGNORED, check_file, is_images, open_images
 from earlyexit.data.text_tables import has_column, read_table, read_texts
 from earlyexit.errors import DataError, InputError
-from earlyexit.network.wire import Column, Encoded, fitting
+from earlyexit.network.boundary import Column, Encoded, fitting
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec

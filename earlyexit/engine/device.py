@@ -14,8 +14,7 @@ from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Failed, Inside, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import WirePiece
+from earlyexit.network.boundary import Split, WirePiece
 from earlyexit.sequences.memory import Memory, MemoryUse, SequencePins, lost
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from earlyexit.engine.filling import Load, Standing, pick, standing_of
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, by_deadline
 from earlyexit.engine.times import ObservedTimes, RunSums, SplitCounts, TimesRun
-from earlyexit.network.split import Split, rest_of
+from earlyexit.network.boundary import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
 

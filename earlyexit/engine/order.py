@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Final, Literal, Protocol, TypeVar, get_args
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Budget
+from earlyexit.network.boundary import Budget
 
 SAME: Final = 1e-9
 """Relative difference below which numbers count as equal, because of rounding."""

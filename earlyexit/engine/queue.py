@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from earlyexit.engine.order import Order, take_from
 from earlyexit.engine.times import SplitCounts
-from earlyexit.network.split import Budget, Split
+from earlyexit.network.boundary import Budget, Split
 
 P = TypeVar("P")
 NO_SEQUENCE = 0

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from earlyexit.engine.queue import Member
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype
-from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Lengths, Seen, WirePiece
 
 
 class Payload(Protocol):

@@ -12,11 +12,10 @@ from torch import Tensor
 from earlyexit.engine.device import warm_up_length
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
+from earlyexit.network.boundary import Segment, Split, WirePiece
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.network import Network, PreparedSegments, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
-from earlyexit.network.split import Segment, Split
-from earlyexit.network.wire import WirePiece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.sequences.memory import Memory
 

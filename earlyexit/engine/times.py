@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from earlyexit.network.split import AfterAnswer, Budget, Split
+from earlyexit.network.boundary import AfterAnswer, Budget, Split
 
 V = TypeVar("V")
 

@@ -14,9 +14,8 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.families.trial import Tolerance, TrialError, check_alone, examples, layout_of, named
 from earlyexit.named import import_own
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
-from earlyexit.network.wire import Encoded
 
 LENGTHS = (2, 7, 4)
 """Of the example inputs. They differ, so that all but the longest are padded."""

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from earlyexit.families.base import Backbone
-from earlyexit.network.boundary import Boundary, misfit
+from earlyexit.network.boundary import Boundary, Encoded, entering, misfit
 from earlyexit.network.piece import Layout, Tensors
-from earlyexit.network.wire import Encoded, entering
 
 MOST_ROWS, ROWS_TOGETHER = 35, 7
 """Rows of the user's data that are tried, and how many at a time."""

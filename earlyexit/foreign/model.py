@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.dataflow import Dataflow, Site, find_sites, with_sets
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, TensorSpec, why_no_exit
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Boundary, Encoded, TensorSpec, why_no_exit
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Backbone, FinalHead, Pretrained

@@ -29,11 +29,10 @@ from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provid
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.onnx_file import RANDOM, locations
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.boundary import Boundary, DType, Segment, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece, Tensors
-from earlyexit.network.split import Segment
 
 Axes = Literal["B", "B*n", "BT", "TB", "B*T"]
 """The first axes of a graph's tensor: inputs; n rows of every input in one axis; inputs and tokens, in either order;

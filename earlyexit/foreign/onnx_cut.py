@@ -50,9 +50,8 @@ from earlyexit.foreign.onnx_backbone import (
 )
 from earlyexit.foreign.onnx_file import sizes_of_input
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import NUMPY, Boundary, TensorSpec
+from earlyexit.network.boundary import DATATYPES, NUMPY, Boundary, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
-from earlyexit.network.wire import DATATYPES, Encoded
 
 SHAPES = ((2, 3), (3, 3), (2, 5))
 """Inputs and tokens of the trials from which sizes follow; any two share one number."""

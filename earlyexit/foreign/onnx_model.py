@@ -28,8 +28,7 @@ from earlyexit.foreign.onnx_file import (
     with_shapes,
 )
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Pretrained

@@ -54,9 +54,8 @@ from earlyexit.foreign.torch_backbone import (
     type_of,
 )
 from earlyexit.named import NamedSpec, import_own
-from earlyexit.network.boundary import Boundary, DType, TensorSpec
+from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 from earlyexit.network.piece import Layout
-from earlyexit.network.wire import Encoded
 
 _BRANCHING = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
 """Operators that run graphs of their own, depending on what the inputs hold."""

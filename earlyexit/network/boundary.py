@@ -1,16 +1,136 @@
-"""What crosses after a block: named tensors, each with a row per token or a row per input. This needs no torch."""
+"""Where a network is cut and what crosses there: splits, tensors, pieces and answers. This needs no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from earlyexit.errors import PlanError
 from earlyexit.named import HopDtype
-from earlyexit.network.wire import Encoded
+
+AfterAnswer = Literal["stop", "stay"]
+"""What inputs do after their answer at a ramp: leave, so that batches shrink (E3), or run on to the model's end, so
+that the full model's answer to every input is known (Apparate, section 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive blocks with nothing to decide between them."""
+
+    first: int
+    end: int
+    ramp: int | None
+    """The active ramp at its end, `end - 1`; None without a decision there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The most that a batch may hold."""
+
+    inputs: int
+    tokens: int | None = None
+    """None: any number of them."""
+
+    def room_for(self, num_inputs: int, num_tokens: int, more_tokens: int) -> bool:
+        """Whether a batch of so many inputs and tokens may take one more input, of `more_tokens`.
+
+        An empty batch always may, so that an input larger than the budget runs alone.
+        """
+        if not num_inputs:
+            return True
+        return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
+
+    def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
+        """Returns the expected tokens of a full batch with these inputs and others of `mean_tokens`.
+
+        If one such input is larger than the budget, it is the batch.
+        """
+        expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
+        return expected if self.tokens is None else min(expected, max(self.tokens, mean_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Consecutive blocks run as one batch, at one batch size.
+
+    Answers leave at the active ramps inside; the other inputs go on at its end. Raises PlanError when the values
+    contradict each other.
+    """
+
+    first: int
+    """First block."""
+    end: int
+    """One past the last block."""
+    batch: int
+    """The batch size that the split is fused to, in inputs."""
+    ramps: tuple[int, ...] = ()
+    """Active ramps, ascending; ramp r sits after block r."""
+    after_answer: AfterAnswer = "stop"
+    overlap_below: int | None = None
+    """While fewer than this many of a running batch's inputs remain inside, the device may run its next batch beside it
+    (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
+    tokens: int | None = None
+    """The most tokens in a batch; a larger input runs alone. None: only `batch` bounds it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end:
+            raise PlanError(f"a split needs 0 <= first < end, not first {self.first} and end {self.end}")
+        if self.batch < 1:
+            raise PlanError(f"a split's batch must be at least 1, not {self.batch}")
+        if self.tokens is not None and self.tokens < 1:
+            raise PlanError(f"a split's tokens must be at least 1, not {self.tokens}; without them inputs alone count")
+        if self.overlap_below is not None and self.overlap_below < 1:
+            raise PlanError(f"overlap_below must be at least 1, not {self.overlap_below}; without it nothing overlaps")
+        if list(self.ramps) != sorted(set(self.ramps)):
+            raise PlanError(f"a split's ramps must ascend without repeats, not {list(self.ramps)}")
+        for ramp in self.ramps:
+            if not self.first <= ramp < self.end:
+                raise PlanError(f"ramp {ramp} is outside its split, whose blocks are {self.first} to {self.end - 1}")
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of one batch."""
+        return Budget(inputs=self.batch, tokens=self.tokens)
+
+    @property
+    def stays(self) -> bool:
+        """Whether its inputs run on after they are answered."""
+        return self.after_answer == "stay"
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Returns the split cut at its active ramps: first to last, without gaps."""
+        bounds = [*(ramp + 1 for ramp in self.ramps)]
+        if not bounds or bounds[-1] != self.end:
+            bounds.append(self.end)
+        firsts = [self.first, *bounds[:-1]]
+        return tuple(
+            Segment(first=first, end=end, ramp=end - 1 if end - 1 in self.ramps else None)
+            for first, end in zip(firsts, bounds, strict=True)
+        )
+
+    def rest(self, block: int) -> Split:
+        """Returns the rest of the split from `block` on, which must be one of its blocks."""
+        if block == self.first:
+            return self
+        return replace(self, first=block, ramps=tuple(ramp for ramp in self.ramps if ramp >= block))
+
+
+def rest_of(block: int, splits: Sequence[Split], fallback: Sequence[Split] = ()) -> Split:
+    """Returns the rest, from a block on, of the split that holds it; raises PlanError where none does."""
+    for split in (*splits, *fallback):
+        if split.first <= block < split.end:
+            return split.rest(block)
+    held = ", ".join(f"{split.first} to {split.end - 1}" for split in splits)
+    raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
+
 
 DType = Literal["float", "int32", "uint8"]
 """`float` is the float type that the model was loaded in."""
@@ -91,3 +211,244 @@ def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
                 f"the codec gives {values.dtype} {list(values.shape)}"
             )
     return None
+
+
+DATATYPES: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+"""Datatypes of the Open Inference Protocol, with numpy's for each; BYTES are strings of any length."""
+JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""JSON's types of numbers, by numpy's kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A named input or output of a model."""
+
+    name: str
+    datatypes: tuple[str, ...]
+    """The datatypes that are accepted, the preferred one first; an output has one."""
+    shape: tuple[int, ...] = ()
+    """The shape of one row; -1 for any size. A column of n rows is (n, *shape)."""
+
+    @property
+    def datatype(self) -> str:
+        return self.datatypes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An input as the network takes it before block 0."""
+
+    length: int
+    """In tokens; 1 for inputs without tokens."""
+    tensors: tuple[npt.NDArray[np.generic], ...]
+    """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
+
+
+def as_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
+    """Returns numbers of JSON, nested or not, as an array; raises ValueError where some do not fit the datatype."""
+    dtype: np.dtype[Any] = DATATYPES[datatype]
+    _check_types(value, datatype)
+    try:
+        given = np.array(value)
+    except (ValueError, OverflowError):  # lists of different lengths
+        raise ValueError("not an array of numbers") from None
+    if dtype == np.uint64 and given.dtype.kind in "fO":  # numpy's type for small numbers beside the largest
+        given = np.array(value, dtype=object)
+        if all(0 <= each < 2**64 for each in given.flat):
+            return given.astype(dtype)
+    if not _fits(given, dtype):
+        raise ValueError(f"not all {datatype}")
+    with np.errstate(over="ignore"):  # numbers too large for FP16 become infinite
+        return given.astype(dtype)
+
+
+def _check_types(value: object, datatype: str) -> None:
+    """Raise ValueError for types that numpy would convert, such as all numbers beside one long string."""
+    level: list[Any] = [value]
+    while (types := set(map(type, level))) == {list}:
+        level = list(chain.from_iterable(level))
+    if list in types:
+        raise ValueError("not an array of numbers")
+    if not types <= JSON_TYPES[DATATYPES[datatype].kind]:
+        raise ValueError(f"not all {datatype}")
+
+
+def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "f":
+        return given.dtype.kind in "fiu"
+    if dtype.kind == "b" or not given.size:
+        return given.dtype.kind == dtype.kind or not given.size
+    limits = np.iinfo(dtype)
+    return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max
+
+
+def fitting(column: npt.NDArray[Any], datatype: str) -> npt.NDArray[Any]:
+    """Returns a column in another datatype: whole numbers if it holds all of them, others if it is of their kind.
+
+    Raises ValueError otherwise.
+    """
+    dtype: np.dtype[Any] = DATATYPES[datatype]
+    if column.dtype.kind in "iu" and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        outside = [int(end) for end in _ends(column) if not limits.min <= int(end) <= limits.max]
+        if outside:
+            raise ValueError(f"{datatype} holds {limits.min} to {limits.max}, not {outside[0]}")
+    elif not np.can_cast(column.dtype, dtype, "same_kind"):
+        raise ValueError(f"{column.dtype.name} is no {datatype}")
+    return column.astype(dtype, copy=False)
+
+
+def _ends(column: npt.NDArray[Any]) -> tuple[Any, ...]:
+    return (column.min(), column.max()) if column.size else ()
+
+
+PACKED_FROM_BYTES = 4096
+"""Below this size packing costs more than it saves. A class map of 240 x 180 pixels shrinks to a 20th or less."""
+Lengths = npt.NDArray[np.int32]
+"""Tokens per input, (B,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An answer of many numbers, as it travels."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    raw: memoryview
+    """Read-only; after a transfer a view of the received bytes."""
+    packed: bool = False
+    """Whether the bytes are compressed by zlib."""
+
+    @classmethod
+    def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> Numbers:
+        """Returns a copy of an array, whose memory may be a batch's and reused. `pack`: compress large arrays."""
+        packed = pack and array.nbytes >= PACKED_FROM_BYTES
+        raw = zlib.compress(array.tobytes(), level=1) if packed else array.tobytes()
+        return cls(array.dtype.str, array.shape, memoryview(raw), packed)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes, bool]]:
+        return _of_bytes, (self.dtype, self.shape, bytes(self.raw), self.packed)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Returns the array, read-only."""
+        raw = zlib.decompress(self.raw, bufsize=self.num_bytes) if self.packed else self.raw
+        return np.frombuffer(raw, dtype=self.dtype).reshape(self.shape)
+
+
+def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> Numbers:
+    return Numbers(dtype, shape, memoryview(raw), packed)
+
+
+Value = int | float | Numbers
+"""An answer in its task's form: a label's index, a number, an array."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer with which an input left."""
+
+    sample_id: str
+    value: Value
+    score: float
+    """How sure the exit was, by its task; with recorded exits, the recorded score."""
+    exit: int
+    """The block it left after; the last block's index for inputs that ran the whole model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The opinion of an exit about an input that stays."""
+
+    sample_id: str
+    block: int
+    """The exit sits after it; the model's last block stands for the full model."""
+    score: float
+    """In the policy's unit; of the full model NaN."""
+    value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WirePiece:
+    """A piece as it travels between processes: numpy only, so that neither end needs torch to carry it."""
+
+    sample_ids: tuple[str, ...]
+    next_block: int
+    lengths_B: Lengths
+    tensors: tuple[npt.NDArray[np.generic], ...]
+    """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
+    inputs, or a row per input; bfloat16 as its bits (uint16), float16 where hops are in half precision. Before a
+    network's first block they are the inputs that its codec gives. `importance` comes last where it is measured. The
+    tuple is empty where nothing is computed."""
+    state_BS: npt.NDArray[np.generic] | None
+    """The exit policy's state; None before the first block, for the policy's initial state."""
+
+    def select(self, keep: Sequence[int]) -> WirePiece:
+        """Returns the inputs at the given positions, in the given order."""
+        index_K, size = np.array(keep, dtype=np.intp), len(self.sample_ids)
+        ends_B = np.cumsum(self.lengths_B)
+        rows_M = np.concatenate([np.arange(ends_B[k] - self.lengths_B[k], ends_B[k]) for k in keep])
+        return WirePiece(
+            sample_ids=tuple([self.sample_ids[k] for k in keep]),
+            next_block=self.next_block,
+            lengths_B=self.lengths_B[index_K],
+            tensors=tuple([values[index_K if len(values) == size else rows_M] for values in self.tensors]),
+            state_BS=None if self.state_BS is None else self.state_BS[index_K],
+        )
+
+
+def entering(
+    sample_ids: Sequence[str],
+    encoded: Sequence[Encoded],
+    *,
+    block: int = 0,
+    state_BS: npt.NDArray[np.generic] | None = None,
+    measured: bool = False,
+) -> WirePiece:
+    """Returns inputs before a network's first block as one piece; `state_BS`: the state of inputs of another network.
+
+    `measured`: they carry `importance` (N,), the attention that their tokens have received: zeros, to which each block
+    adds.
+    """
+    lengths_B = np.array([each.length for each in encoded], dtype=np.int32)
+    tensors = tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True)))
+    return WirePiece(
+        sample_ids=tuple(sample_ids),
+        next_block=block,
+        lengths_B=lengths_B,
+        tensors=(*tensors, np.zeros(lengths_B.sum(), dtype=np.float16)) if measured else tensors,
+        state_BS=state_BS,
+    )
+
+
+def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
+    """Returns the answers in an array, one per row; see `Numbers.of`."""
+    if array.ndim > 1:
+        return [Numbers.of(row, pack=pack) for row in array]
+    values: list[Value] = array.tolist()
+    return values
+
+
+def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
+    """Returns answers of one task as an array, one row each; a single array answer is a read-only view."""
+    if len(values) == 1 and isinstance(values[0], Numbers):
+        return values[0].numpy()[None]
+    return np.array([value.numpy() if isinstance(value, Numbers) else value for value in values])

@@ -16,12 +16,11 @@ from torch import Tensor
 from earlyexit.backends.backends import BackendName, open_segments
 from earlyexit.engine.order import Attention
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import Boundary
+from earlyexit.network.boundary import Boundary, Budget, Segment
 from earlyexit.network.chain import Chain, joined
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, halved
-from earlyexit.network.split import Budget, Segment
 from earlyexit.network.store import CARD_FILE, load_model, read_card
 from earlyexit.tasks import find_task
 

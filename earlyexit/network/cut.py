@@ -16,11 +16,10 @@ from torch import Tensor
 
 from earlyexit.engine.release import Step
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split, values_of
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import Network, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, all_to_host, mark_cuda, to_device, to_host, wait_for, when_computed
-from earlyexit.network.split import AfterAnswer, Segment, Split
-from earlyexit.network.wire import Answer, Seen, values_of
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
 from earlyexit.tasks.base import Task

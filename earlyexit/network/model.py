@@ -13,11 +13,9 @@ from earlyexit.engine.order import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
 from earlyexit.named import Fill, NamedSpec
-from earlyexit.network.boundary import Boundary
+from earlyexit.network.boundary import Boundary, Lengths, Segment
 from earlyexit.network.chain import Chain
 from earlyexit.network.piece import Layout, Piece, Tensors
-from earlyexit.network.split import Segment
-from earlyexit.network.wire import Lengths
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling

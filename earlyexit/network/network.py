@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import Boundary, TensorSpec, misfit
+from earlyexit.network.boundary import Boundary, Budget, Encoded, Lengths, Segment, TensorSpec, WirePiece, misfit
 from earlyexit.network.piece import Piece, Tensors, to_device
-from earlyexit.network.split import Budget, Segment
-from earlyexit.network.wire import Encoded, Lengths, WirePiece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.tasks.base import Task
 

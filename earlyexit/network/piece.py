@@ -18,7 +18,7 @@ from torch import Tensor
 
 from earlyexit.engine.order import Attention, any_two_fit, first_fit_decreasing
 from earlyexit.named import HopDtype
-from earlyexit.network.wire import Lengths, WirePiece
+from earlyexit.network.boundary import Lengths, WirePiece
 
 Tensors = tuple[Tensor, ...]
 LARGEST_HALF = torch.finfo(torch.float16).max

@@ -15,9 +15,8 @@ from earlyexit.codecs import make_codec
 from earlyexit.errors import InputError, ModelFolderError, PlanError
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN, is_own
-from earlyexit.network.boundary import Boundary, bytes_per_input
+from earlyexit.network.boundary import Boundary, Column, bytes_per_input
 from earlyexit.network.chain import Chain, joined
-from earlyexit.network.wire import Column
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
 

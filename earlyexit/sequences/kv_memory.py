@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import InputError, OfframpError
+from earlyexit.network.boundary import WirePiece
 from earlyexit.network.piece import Piece
-from earlyexit.network.wire import WirePiece
 from earlyexit.sequences.kv import TRIAL, KvStore, Run
 from earlyexit.sequences.memory import MemoryUse, lost
 from earlyexit.sequences.sequence import sequence_of

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import PayloadT
 from earlyexit.errors import OfframpError, SequenceLostError
-from earlyexit.network.wire import WirePiece
+from earlyexit.network.boundary import WirePiece
 
 PAGE_TOKENS = 16
 """The page size of vLLM: on average half a page of each sequence is reserved and never used."""

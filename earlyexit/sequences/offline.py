@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
+from earlyexit.network.boundary import Answer, Encoded, Numbers, Seen, entering
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.network import from_wire
-from earlyexit.network.wire import Answer, Encoded, Numbers, Seen, entering
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.memory import PAGE_TOKENS

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import ContextLengthError, InputError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 from earlyexit.sequences.text import TextStream, Unread
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import PlanError
 from earlyexit.named import spec_of
-from earlyexit.network.wire import Column, Value
+from earlyexit.network.boundary import Column, Value
 
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor

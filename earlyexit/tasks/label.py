@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.wire import Column, Value
+from earlyexit.network.boundary import Column, Value
 from earlyexit.tasks.base import FloatArray, Task, ValueArray
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
-from earlyexit.network.boundary import MAX_SIDE
-from earlyexit.network.wire import Column, Numbers, Value, stacked
+from earlyexit.network.boundary import MAX_SIDE, Column, Numbers, Value, stacked
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
 from earlyexit.tasks.checks import check_whole, listed_names
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from earlyexit.errors import PlanError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 from earlyexit.training.ramps import batches_by_length, no_progress, pack
 
 if TYPE_CHECKING:

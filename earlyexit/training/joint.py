@@ -20,9 +20,9 @@ from torch.nn import Parameter
 
 from earlyexit.engine.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Tensors
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.augmentation import Augmentation, augmented
 from earlyexit.training.descent import Descent, TrainOptions

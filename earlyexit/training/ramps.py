@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from earlyexit.network.boundary import Encoded, entering
 from earlyexit.network.model import EarlyExitModel, begin_bridges
 from earlyexit.network.piece import Layout, Tensors
-from earlyexit.network.wire import Encoded, entering
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.descent import Descent

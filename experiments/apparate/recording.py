@@ -25,8 +25,8 @@ from offramp.commands.train import train
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
+    from earlyexit.network.boundary import Encoded
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.network.wire import Encoded
 
 Kind = Literal["vision", "text"]
 RampKind = Literal["light", "mlp"]

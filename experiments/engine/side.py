@@ -15,9 +15,8 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer
 
 FloatArray = npt.NDArray[np.float64]
 SHOWN_SPLITS = 6

@@ -30,11 +30,10 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.data.rows import read_labelled
 from earlyexit.engine.runner import TorchRunner
-from earlyexit.network.boundary import FloatName
+from earlyexit.network.boundary import Encoded, FloatName, entering
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import SegmentRunner
 from earlyexit.network.store import load_model, read_card
-from earlyexit.network.wire import Encoded, entering
 from earlyexit.training.ramps import pack
 from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock
 from experiments.engine.side import Side as OneDevice

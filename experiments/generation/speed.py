@@ -37,13 +37,11 @@ from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
-from earlyexit.network.boundary import FloatName
+from earlyexit.network.boundary import FloatName, Numbers, Split, entering
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
 from earlyexit.network.store import load_model
-from earlyexit.network.wire import Numbers, entering
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.sequences.memory import PAGE_TOKENS

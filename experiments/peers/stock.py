@@ -19,12 +19,11 @@ from torch import Tensor
 from earlyexit.backends.onnx import onnx_segments
 from earlyexit.codecs.tokenizer import TextTokenizer
 from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.network.boundary import Budget, Encoded, Segment, entering
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Budget, Segment
 from earlyexit.network.store import load_model
-from earlyexit.network.wire import Encoded, entering
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import pack
 

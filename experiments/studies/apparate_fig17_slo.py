@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from experiments.apparate.recording import NEEDS
 from experiments.data import require_data
 from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Case, Replay, cases, with_ramps

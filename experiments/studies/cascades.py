@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from optimizer.decision import Planned

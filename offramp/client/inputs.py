@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deployments.api.operations import path_of
 from deployments.api.parsing import packed, unpacked
 from earlyexit.errors import InputError
-from earlyexit.network.wire import DATATYPES, fitting
+from earlyexit.network.boundary import DATATYPES, fitting
 
 Array: TypeAlias = npt.NDArray[Any]
 Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]

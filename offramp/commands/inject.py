@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from earlyexit.families.base import Pretrained
     from earlyexit.foreign.dataflow import Site
     from earlyexit.named import NamedSpec
-    from earlyexit.network.boundary import Boundary
+    from earlyexit.network.boundary import Boundary, Encoded
     from earlyexit.network.model import EarlyExitModel
-    from earlyexit.network.wire import Encoded
     from earlyexit.tasks.base import ValueArray
     from profiles.table import FloatArray
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Column, Table
 
 from earlyexit.errors import InputError
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from offramp.commands.options import PlanJob, WhatIfJob, order_option
 from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, show
 from offramp.commands.plan import (

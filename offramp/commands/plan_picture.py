@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import InputError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import Evaluation
 from optimizer.plan import Stage, chains_of

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from earlyexit.data.rows import LabelledRows
+    from earlyexit.network.boundary import Encoded
     from earlyexit.network.model import EarlyExitModel
     from earlyexit.network.store import ModelCard
-    from earlyexit.network.wire import Encoded
     from earlyexit.policies.base import Opinion
     from earlyexit.policies.threshold import ThresholdPolicy
     from earlyexit.tasks.base import IntArray, Task, ValueArray

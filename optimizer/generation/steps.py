@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import expected_batches, step_seconds
 from optimizer.generation.demand import Generation
 from optimizer.generation.seconds import at_context, without_head

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 
 LEAST_BATCHES = 10
 """Of fewer, one pause of the machine makes a straggler."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem, device_names
 from optimizer.search.graph import (

@@ -21,7 +21,7 @@ from itertools import combinations, product
 import numpy as np
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.decision import (
     Decision,
     Found,

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.compiled import compiled
 from optimizer.generation.steps import ramps_of, step_table
 from optimizer.problem import PlanProblem, device_names

@@ -9,7 +9,7 @@ import numpy as np
 from cluster.emulated import EmulatedPiece, RecordedRunner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from profiles.records import ExitRecords
 from profiles.scores import Score
 

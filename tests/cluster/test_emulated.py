@@ -14,8 +14,7 @@ from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.release import Answered, Failed, Release, Step
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from profiles.records import ExitRecords
 from tests.answers import label_of
 from tests.cluster.recorded_batches import HALF, WHOLE, batch_of, piece_of, recorded

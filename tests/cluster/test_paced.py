@@ -13,7 +13,7 @@ from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from profiles.table import LatencyTable
 from tests.cluster.recorded_batches import HALF, RAMPS, batch_of, recorded
 

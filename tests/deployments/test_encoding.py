@@ -33,8 +33,7 @@ from earlyexit.errors import (
     OfframpError,
     StageUnavailableError,
 )
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Numbers, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Numbers, Seen, Split, WirePiece
 from optimizer.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)

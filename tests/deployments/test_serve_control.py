@@ -16,7 +16,7 @@ from deployments.local_ray.cluster import (
 from deployments.local_ray.proxy import HttpFront
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document

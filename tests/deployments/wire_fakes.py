@@ -14,8 +14,7 @@ import numpy as np
 from deployments.replica.host import OpenCall
 from deployments.wire.encoding import Begin, End, Forget, Frames, Part, Refused, encode, from_ingress, from_replica
 from deployments.wire.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, WirePiece
+from earlyexit.network.boundary import Answer, Split, WirePiece
 from optimizer.plan import Stage
 
 T = TypeVar("T")

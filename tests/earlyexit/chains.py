@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece, entering
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel, ModelInfo
 from earlyexit.network.network import SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded, Seen, WirePiece, entering
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import in_random_order

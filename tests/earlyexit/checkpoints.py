@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 DISTILBERT_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}

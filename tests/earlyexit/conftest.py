@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs
 

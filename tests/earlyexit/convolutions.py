@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.families.own import TensorBackbone
-from earlyexit.network.boundary import TensorSpec
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded, TensorSpec
 
 SIZE = 8
 SHAPES = (((4, 8, 8),), ((6, 4, 4), (4, 8, 8)), ((8, 2, 2),), ((10,),))

@@ -9,12 +9,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from earlyexit.network.boundary import Answer, Encoded, Segment, entering
 from earlyexit.network.chain_network import AnyNetwork
 from earlyexit.network.cut import Cut
 from earlyexit.network.network import SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
-from earlyexit.network.split import Segment
-from earlyexit.network.wire import Answer, Encoded, entering
 from earlyexit.policies.base import ExitPolicy
 
 BATCH = 32

@@ -10,11 +10,11 @@ from itertools import combinations, pairwise
 import pytest
 
 from earlyexit.engine.release import Step
+from earlyexit.network.boundary import Answer, Encoded
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
-from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.base import ExitPolicy
 from tests.earlyexit.tokens import wire_of
 

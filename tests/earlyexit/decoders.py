@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone, Llama
+from earlyexit.network.boundary import Answer, Numbers, entering
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.network.wire import Answer, Numbers, entering
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import Said, Sampling, TokenSequence

@@ -15,9 +15,9 @@ from onnx import numpy_helper, parser
 from earlyexit.families.base import Pretrained
 from earlyexit.foreign import read_foreign
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 
 Array = npt.NDArray[Any]

@@ -15,10 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from earlyexit.families.own import TensorBackbone
-from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.boundary import Encoded, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 

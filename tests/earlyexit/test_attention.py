@@ -16,9 +16,9 @@ from torch import Tensor
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.order import Attention
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
-from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import check_inputs
-from earlyexit.network.wire import Encoded
 
 # What a codec must give
 

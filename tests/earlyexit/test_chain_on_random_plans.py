@@ -18,11 +18,10 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release, Survivors
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.ensemble import EnsemblePolicy

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from earlyexit.network.boundary import Answer, Encoded, Seen
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, fuse
-from earlyexit.network.wire import Answer, Encoded, Seen
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy

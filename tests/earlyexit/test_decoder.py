@@ -14,10 +14,10 @@ from transformers import LlamaForCausalLM
 from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.named import Fill
+from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import arbitrary_tensors
 from earlyexit.network.piece import Layout
-from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of
 from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, model_of, say, sequence

@@ -11,11 +11,11 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from earlyexit.named import Fill
+from earlyexit.network.boundary import Numbers, WirePiece, entering
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece
-from earlyexit.network.wire import Numbers, WirePiece, entering
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.kv_memory import BEHIND, RUN

@@ -24,10 +24,10 @@ from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import TorchModel, read_torch
+from earlyexit.network.boundary import Answer, Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
-from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, pack, train_ramps

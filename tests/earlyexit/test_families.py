@@ -11,9 +11,9 @@ from torch import Tensor
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, Pretrained
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import pack
 from tests.earlyexit.checkpoints import FAMILIES, hf_config, hf_inputs, hf_model

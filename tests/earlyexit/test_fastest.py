@@ -12,11 +12,11 @@ from torch import Tensor
 from earlyexit.backends.backends import computed_by
 from earlyexit.backends.fastest import FastestSegments
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.chain_network import ChainNetwork, ChainSegments
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import SegmentRunner
 from earlyexit.network.piece import Piece, Tensors
-from earlyexit.network.split import Budget, Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.cuts import piece_of

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.network.boundary import Answer, Encoded, Segment, stacked
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Segment
 from earlyexit.network.store import load_model, save_model
-from earlyexit.network.wire import Answer, Encoded, stacked
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask

@@ -12,9 +12,9 @@ from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.encoder import MPNetBackbone, bucket, by_distance
+from earlyexit.network.boundary import Segment
 from earlyexit.network.checkpoint import load_pretrained
 from earlyexit.network.piece import Layout
-from earlyexit.network.split import Segment
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import pack
 from offramp.commands.packaged import resolve_backbone

@@ -26,12 +26,11 @@ from earlyexit.engine.order import Attention
 from earlyexit.engine.queue import Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece
-from earlyexit.network.split import Segment, Split
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, piece_of

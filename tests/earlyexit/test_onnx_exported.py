@@ -20,8 +20,8 @@ import onnx
 
 from earlyexit.families.resnet import BlockSizes, ResidualBlock
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.checkpoints import hf_model
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds

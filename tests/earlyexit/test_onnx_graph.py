@@ -17,13 +17,12 @@ pytest.importorskip("onnxruntime")
 from earlyexit.backends.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
+from earlyexit.network.boundary import Budget, Encoded, Segment
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments
 from earlyexit.network.piece import Layout
-from earlyexit.network.split import Budget, Segment
 from earlyexit.network.store import load_model, read_card, save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit import onnx_graphs

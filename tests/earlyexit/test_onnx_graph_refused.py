@@ -22,8 +22,8 @@ from earlyexit.families import find_family
 from earlyexit.families.base import Pretrained
 from earlyexit.foreign.onnx_backbone import read_graph
 from earlyexit.named import NamedSpec
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import random_model
-from earlyexit.network.wire import Encoded
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.onnx_graphs import (

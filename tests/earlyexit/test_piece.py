@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from earlyexit.network.boundary import Encoded, Numbers, entering, stacked, values_of
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece, fuse
-from earlyexit.network.wire import Encoded, Numbers, entering, stacked, values_of
 from earlyexit.policies.threshold import ConfidencePolicy
 
 all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)

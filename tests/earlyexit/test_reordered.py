@@ -10,6 +10,7 @@ from torch import nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
+from earlyexit.network.boundary import Encoded, Segment
 from earlyexit.network.layers import (
     ReorderedConvolution,
     ReorderedLinear,
@@ -17,9 +18,7 @@ from earlyexit.network.layers import (
     reorder_linears,
 )
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Segment
 from earlyexit.network.store import save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs, pack
 from tests.earlyexit.cuts import piece_of

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.network.wire import as_numbers, fitting
+from earlyexit.network.boundary import as_numbers, fitting
 
 
 def test_numbers_of_json_become_an_array_of_their_datatype() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Budget, Split
+from earlyexit.network.boundary import Budget, Split
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.resnet import ResNetBackbone, find_config
 from earlyexit.families.vgg import CONVOLUTIONS, VggBackbone, VggConfig
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.published import PublishedResNet, PublishedVgg, as_if_trained

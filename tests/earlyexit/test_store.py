@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.boundary import Encoded, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.models import SMALL, small

@@ -15,13 +15,11 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import TensorBackbone, check_own
 from earlyexit.named import NamedSpec
-from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.boundary import Encoded, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Split
 from earlyexit.network.store import load_model, read_card, save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps

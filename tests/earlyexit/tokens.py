@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.wire import Encoded, WirePiece, entering
+from earlyexit.network.boundary import Encoded, WirePiece, entering
 
 
 def of_tokens(token_ids: npt.NDArray[np.int32] | Sequence[int]) -> Encoded:

@@ -11,9 +11,9 @@ import torch
 
 from earlyexit.families.resnet import ResNetConfig, cifar_layout
 from earlyexit.families.vgg import VggConfig
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask

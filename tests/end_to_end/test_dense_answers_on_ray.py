@@ -19,7 +19,7 @@ from PIL import Image
 
 from deployments.api.grpc.messages import message_class
 from deployments.settings import ServeSettings
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
 from earlyexit.tasks.base import Task
 from earlyexit.training.ramps import exit_outputs

@@ -19,11 +19,10 @@ from PIL import Image
 
 from deployments.settings import ServeSettings
 from earlyexit.named import HopDtype
+from earlyexit.network.boundary import Encoded, Split
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Split
 from earlyexit.network.store import save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import Opinion
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import parse_plan, plan_document
 from tests.end_to_end.load import under_load

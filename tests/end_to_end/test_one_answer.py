@@ -24,7 +24,7 @@ from deployments.api.grpc.messages import message_class
 from deployments.api.parsing import Signature, packed
 from deployments.local_ray.ports import free_port
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.network.wire import Answer
+from earlyexit.network.boundary import Answer
 from offramp import Client
 from offramp.client.client import Prediction
 from offramp.load.run import LoadConfig, run_load

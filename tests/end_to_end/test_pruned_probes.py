@@ -28,9 +28,9 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.engine.release import Release
+from earlyexit.network.boundary import Answer
 from earlyexit.network.chain_network import ChainNetwork, load_network
 from earlyexit.network.store import read_card
-from earlyexit.network.wire import Answer
 from earlyexit.training.importance import importance_of
 from earlyexit.training.ramps import exit_outputs
 from optimizer.placement import initial_placement

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from deployments.local_ray.ports import free_port, holding
 from deployments.settings import ControlSettings, ServeSettings
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.offline import Asked, Generated, generate

@@ -15,13 +15,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from deployments.choices import TracingSettings
 from deployments.settings import ControlSettings, RepositorySettings, ServeSettings
 from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.network.boundary import Split, entering
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
-from earlyexit.network.split import Split
 from earlyexit.network.store import save_model
-from earlyexit.network.wire import entering
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.tasks.label import LabelTask

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.decision import Strategy
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem

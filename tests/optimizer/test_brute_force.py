@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import STRATEGIES, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Stage

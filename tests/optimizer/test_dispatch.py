@@ -4,7 +4,7 @@ import pytest
 
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Dispatch
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.dispatch import PlanDispatch, dispatch_on
 from optimizer.plan import Plan, Stage
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.evaluate import Evaluation, evaluate, promised, violations
 from optimizer.plan import Stage

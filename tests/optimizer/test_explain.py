@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Binding, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.explain import answered_by, binds, compare, explain, no_plan_text

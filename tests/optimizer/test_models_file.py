@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from offramp.commands.plan import PlanAnswer, answer, serving_plan
 from optimizer.plan import Stage
 from optimizer.planner import solve

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan, initial_placement, is_slot_of, parse_placed, placed_document, slot_name
 from optimizer.plan import Plan, Stage
 

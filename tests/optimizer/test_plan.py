@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan, serial_plan, stock_plan
 
 ENTROPY = PolicySpec(thresholds=0.4)

@@ -10,7 +10,7 @@ import pytest
 
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import (
     ModelShape,

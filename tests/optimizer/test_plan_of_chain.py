@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, plan_document, read_plan, write_plan
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from offramp.commands.plan import PlanAnswer, answer, answer_document
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, promised, sought, violations
 from optimizer.plan import Stage

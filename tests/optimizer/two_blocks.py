@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Stage
 
 DOCUMENT: dict[str, Any] = {

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from earlyexit.network.boundary import Budget, Segment, Split
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
-from earlyexit.network.split import Budget, Segment, Split
 from earlyexit.sequences.memory import PAGE_TOKENS
 from earlyexit.sequences.sequence import RUN, sequence_of
 from earlyexit.tasks.label import LabelTask

@@ -10,7 +10,7 @@ import pytest
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from profiles.measure import Point, TimedSplit, latency_tables, profile_splits, time_splits
 from profiles.table import LatencyTable
 

@@ -14,8 +14,7 @@ from earlyexit.engine.device import Runner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
 from earlyexit.named import HopDtype
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded, Lengths, Numbers, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, Lengths, Numbers, Seen, Split, WirePiece
 from earlyexit.sequences.kv import KvShape, KvStore
 from earlyexit.sequences.kv_memory import KvMemory, Pending
 from earlyexit.sequences.sequence import sequence_of

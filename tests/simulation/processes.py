@@ -24,7 +24,7 @@ from deployments.wire.messages import Address, Assignment
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
-from earlyexit.network.wire import Answer
+from earlyexit.network.boundary import Answer
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan

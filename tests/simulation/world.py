@@ -23,7 +23,7 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import OfframpError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.tuning.base import Tuned

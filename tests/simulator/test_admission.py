@@ -11,7 +11,7 @@ import pytest
 
 from deployments.ingress.core.admission import SAFETY
 from deployments.wire.messages import Assignment
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable

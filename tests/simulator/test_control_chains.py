@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable

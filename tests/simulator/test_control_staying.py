@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.settings import Tuning
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
 from simulator.controlled import Control, Controlled, Mix, Order, control_settings, rows_in_turn, simulate_controlled

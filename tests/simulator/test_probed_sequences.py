@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.placement import initial_placement
 from profiles.records import ExitRecords
 from simulator.events import Events

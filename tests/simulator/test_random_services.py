@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.engine.engine import Dispatch
-from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.plan import Plan, Stage
 from simulator.events import CONTROLS
 from simulator.inputs import NOWHERE

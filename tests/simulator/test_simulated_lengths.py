@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import PlanProblem
 from simulator.outcome import Outcome

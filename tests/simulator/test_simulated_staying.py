@@ -14,7 +14,7 @@ from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.plan import Plan
 from simulator.simulate import simulate
 from tests.cluster.recorded_batches import HALF, RAMPS, piece_of, recorded

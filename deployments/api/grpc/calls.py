@@ -23,7 +23,7 @@ from deployments.ops.tracing.spans import RequestRecord
 from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
-from earlyexit.network.wire import Answer
+from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
 
 CHOICE = ONE_OF["InferParameter"]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.dispatch import dispatch_on
 from optimizer.plan import Plan
 

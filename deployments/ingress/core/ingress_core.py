@@ -39,7 +39,7 @@ from deployments.ingress.core.steps import Steps
 from deployments.wire.messages import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.named import HopDtype
-from earlyexit.network.wire import Seen
+from earlyexit.network.boundary import Seen
 from optimizer.placement import PlacedPlan, placed_document
 
 

@@ -20,8 +20,7 @@ from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, Pla
 from earlyexit.engine.filling import MOST_BATCHES, patience
 from earlyexit.engine.order import Order, take_from
 from earlyexit.errors import OfframpError
-from earlyexit.network.split import Budget
-from earlyexit.network.wire import Answer
+from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import differ
 from optimizer.plan import Plan
 from profiles.records import Loss

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
-from earlyexit.network.wire import Numbers, Seen, stacked
+from earlyexit.network.boundary import Numbers, Seen, stacked
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, SmallArray, StreamShape

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from deployments.wire.messages import Assignment
 from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
-from earlyexit.network.split import Budget, Split
+from earlyexit.network.boundary import Budget, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 

@@ -11,8 +11,8 @@ from deployments.controller.intake import IngressIntake, Interval, ReplicaIntake
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.codecs.base import Codec
 from earlyexit.engine.times import TimesRun
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 

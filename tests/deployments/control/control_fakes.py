@@ -17,8 +17,8 @@ from deployments.settings import ControlSettings
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
 from earlyexit.engine.times import TimesRun
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.exit_times import ExitTimes

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deployments.controller.decide import Proposal, propose
 from deployments.controller.observe import BELIEVED_S
 from deployments.controller.observe import MissingAccelerators as Missing
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Strategy
 from optimizer.live.trial import Blame
 from optimizer.placement import PlacedPlan

@@ -16,7 +16,7 @@ from deployments.controller.remember import State
 from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem

@@ -17,7 +17,7 @@ import pytest
 from deployments.controller.intake import Interval
 from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow, State, parse_state
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.controller.description import describe
 from deployments.controller.observe import Tuning
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document

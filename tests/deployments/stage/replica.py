@@ -18,8 +18,7 @@ from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.engine import Dispatch
 from earlyexit.engine.release import Release
-from earlyexit.network.split import Split
-from earlyexit.network.wire import WirePiece
+from earlyexit.network.boundary import Split, WirePiece
 from optimizer.plan import PolicySpec, Stage
 from profiles.records import ExitRecords
 

@@ -24,7 +24,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import read_card
 from earlyexit.policies.recorded import RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
@@ -258,7 +258,7 @@ import deployments.replica.replica
 from deployments.replica.build import build_runner, policy_for, starting_policy, warm_up
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 
 settings = ServeSettings.model_validate({settings.model_dump()!r})
 spec = starting_policy(settings)

@@ -14,7 +14,7 @@ from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document

@@ -12,8 +12,8 @@ from deployments.wire.messages import Chunk, SplitRun
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Observed, Survivors
 from earlyexit.named import HopDtype
+from earlyexit.network.boundary import Answer, Seen
 from earlyexit.network.piece import Piece
-from earlyexit.network.wire import Answer, Seen
 
 
 def unheard(chunk: Chunk) -> None:

@@ -18,10 +18,9 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.named import HopDtype
+from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece, entering
 from earlyexit.network.checkpoint import RampOptions, random_model
-from earlyexit.network.split import Split
 from earlyexit.network.store import load_model, save_model
-from earlyexit.network.wire import Answer, Encoded, WirePiece, entering
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from optimizer.plan import Plan, Stage

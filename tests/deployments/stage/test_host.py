@@ -19,7 +19,7 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords

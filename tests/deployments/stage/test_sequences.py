@@ -25,11 +25,10 @@ from earlyexit.engine.release import Release
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
+from earlyexit.network.boundary import Encoded, Split, entering
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Split
 from earlyexit.network.store import save_model
-from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
 from earlyexit.sequences.memory_size import open_memory, tokens_that_fit

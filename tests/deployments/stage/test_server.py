@@ -16,7 +16,7 @@ from deployments.wire.messages import Address
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Release, Survivors
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.network.wire import Answer, Numbers, values_of
+from earlyexit.network.boundary import Answer, Numbers, values_of
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 
 

@@ -11,9 +11,8 @@ import torch
 from earlyexit.backends.captured import CapturedSegments
 from earlyexit.engine.order import Attention
 from earlyexit.engine.runner import TorchRunner
+from earlyexit.network.boundary import Budget, Encoded, Segment, Split
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Budget, Segment, Split
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.training.ramps import exit_outputs

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from earlyexit.backends.captured import CapturedSegments, Shape, Work, shapes_within
+from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Budget, Segment
 from tests.earlyexit.captured.recordings import (
     FIRST,
     FOUR,

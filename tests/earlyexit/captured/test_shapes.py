@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from earlyexit.backends.captured import MOST_TOKENS, shape_of, shapes_within
-from earlyexit.network.split import Budget
+from earlyexit.network.boundary import Budget
 
 
 @pytest.mark.parametrize(

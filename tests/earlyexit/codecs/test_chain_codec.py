@@ -12,7 +12,7 @@ from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
 from earlyexit.codecs.text import TextCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 from tests.chained_texts import chain_spec, chained
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.network.wire import DATATYPES
+from earlyexit.network.boundary import DATATYPES
 
 SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
 ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])

@@ -11,7 +11,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.text import TextCodec, TextPairCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
 

@@ -13,7 +13,7 @@ from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
 from earlyexit.engine.order import DEFAULT, OrderSpec
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import ObservedTimes
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 
 Engine = BatchEngine[None]
 

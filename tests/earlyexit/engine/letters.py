@@ -15,8 +15,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Observed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
 from earlyexit.sequences.memory import Memory
 
 EVERYONE = "*"

@@ -17,7 +17,7 @@ from earlyexit.engine.order import OrderName, OrderSpec
 from earlyexit.engine.queue import Member
 from earlyexit.engine.times import MOST_SPLITS, ObservedTimes
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from tests.earlyexit.engine.driver import (
     Arrival,
     Engine,

@@ -17,9 +17,8 @@ from earlyexit.engine.release import Answered, Failed, Observed, Release, Surviv
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
+from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded, WirePiece
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.sequences.memory import MemoryUse
 from tests.earlyexit.chains import spread

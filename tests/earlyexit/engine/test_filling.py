@@ -6,7 +6,7 @@ import pytest
 
 from earlyexit.engine.filling import Load, Standing, patience, pick
 from earlyexit.engine.queue import Member, Queue
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from tests.earlyexit.engine.driver import Driver, Engine, TableTimes, member, names, splits_of
 
 FULL_S = 2.0

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.engine.order import OVERDUE_S, Order, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
-from earlyexit.network.split import Budget
+from earlyexit.network.boundary import Budget
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,9 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Observed, Release, Step
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
-from earlyexit.network.split import Segment, Split
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy

@@ -16,9 +16,8 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Release, Step, Survivors
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.cuts import answers_alone, assert_same, piece_of

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.engine.times import ObservedTimes, bucket_end
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 
 SPLIT = Split(first=0, end=2, batch=8)
 

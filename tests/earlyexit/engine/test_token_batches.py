@@ -15,10 +15,9 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, Encoded, Split
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy

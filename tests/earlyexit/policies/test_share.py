@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from earlyexit.network.boundary import Numbers, values_of
 from earlyexit.network.cut import cut_out
-from earlyexit.network.wire import Numbers, values_of
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy, share_above, shares_above

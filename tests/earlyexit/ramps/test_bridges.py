@@ -11,10 +11,10 @@ from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import ResNetBackbone, cifar_layout
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, save_model
-from earlyexit.network.wire import Encoded
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import BridgeRamp
 from earlyexit.tasks.label import LabelTask

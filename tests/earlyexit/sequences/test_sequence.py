@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from earlyexit.network.wire import entering
+from earlyexit.network.boundary import entering
 from earlyexit.sequences.kv_memory import places_of
 from earlyexit.sequences.sequence import Said, TokenSequence
 from tests.earlyexit.decoders import byte_tokenizer, sequence

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.network.wire import Numbers
+from earlyexit.network.boundary import Numbers
 from tests.earlyexit.tasks_of_maps import BODY, peaks
 
 NAN = math.nan

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from earlyexit.errors import DataError
-from earlyexit.network.wire import Numbers
+from earlyexit.network.boundary import Numbers
 from earlyexit.tasks import find_task
 from tests.earlyexit.tasks_of_maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
 

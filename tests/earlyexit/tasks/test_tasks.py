@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from earlyexit.errors import DataError
-from earlyexit.network.wire import values_of
+from earlyexit.network.boundary import values_of
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks import find_task

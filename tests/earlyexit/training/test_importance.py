@@ -18,11 +18,10 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family
+from earlyexit.network.boundary import Encoded, Segment, Split, entering
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Layout, Piece, fuse
-from earlyexit.network.split import Segment, Split
-from earlyexit.network.wire import Encoded, entering
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.importance import importance_of
 from earlyexit.training.ramps import pack

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.tasks.base import ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.augmentation import Augmentation

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.wire import Encoded
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling, pool
 from earlyexit.tasks.base import Task, ValueArray

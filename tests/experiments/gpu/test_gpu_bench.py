@@ -12,8 +12,8 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.engine.queue import Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import DataError
+from earlyexit.network.boundary import Split
 from earlyexit.network.piece import Piece
-from earlyexit.network.split import Split
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.engine.gpu import (
     NEVER,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from experiments.live.validation import (
     IDLE_REQUESTS,
     WARM_SLOS,

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from earlyexit.errors import InputError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from offramp.commands.plan_picture import batches_without_fusing, draw_plan
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate

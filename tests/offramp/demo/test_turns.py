@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from offramp.client.protocol import Prediction
 from offramp.demo.plans import V100, emulated_problem, plan_for, stock_s
 from offramp.demo.run import draw

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain_network import ChainNetwork
-from earlyexit.network.split import Split
 from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from earlyexit.errors import InputError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from offramp.commands.plan import (
     NoPlanAnswer,
     PlanAnswer,

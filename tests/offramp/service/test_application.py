@@ -9,7 +9,7 @@ from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.engine.order import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import AccessDocument, ApplicationDocument, ServedModelDocument
 from offramp.spec.file import at_folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.generation.demand import Generation

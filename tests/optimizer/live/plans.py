@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from numpy.random import Generator
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import Plan, Stage
 

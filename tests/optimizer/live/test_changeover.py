@@ -9,7 +9,7 @@ import pytest
 from numpy.random import default_rng
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.live.changeover import Await, ChangeStep, Scale, num_started, place, steps
 from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import Plan, Stage

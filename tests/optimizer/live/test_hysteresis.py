@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.live.hysteresis import Weighed, weigh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.live.stragglers import ReplicaTimes, Run, find
 
 SPLIT = Split(first=0, end=1, batch=4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame, Delivered, Judgement, Trial, is_blamed, judge
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply

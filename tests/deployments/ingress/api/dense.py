@@ -13,7 +13,7 @@ from deployments.api.bodies import InferRequest
 from deployments.api.parsing import Signature
 from deployments.api.request_body import Bodies
 from earlyexit.codecs.image import ImageCodec
-from earlyexit.network.wire import Answer, values_of
+from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.earlyexit.codecs.pictures import file_of, noise

@@ -29,8 +29,8 @@ from deployments.versions.repository import Repository
 from deployments.versions.store import IndexRow
 from deployments.versions.versions import Versions
 from earlyexit.clock import ManualClock
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
 

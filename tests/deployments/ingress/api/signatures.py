@@ -8,8 +8,8 @@ from deployments.api.parsing import Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextCodec, TextPairCodec
+from earlyexit.network.boundary import DATATYPES
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import DATATYPES
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask

@@ -24,7 +24,7 @@ from deployments.api.grpc.messages import message_class
 from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
 from earlyexit.errors import OfframpError
-from earlyexit.network.wire import Answer, values_of
+from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask

@@ -24,8 +24,7 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
-from earlyexit.network.boundary import TensorSpec
-from earlyexit.network.wire import Answer, Encoded
+from earlyexit.network.boundary import Answer, Encoded, TensorSpec
 from optimizer.plan import stock_plan
 from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, Ring, StageCallLog, turns
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching

@@ -16,8 +16,7 @@ from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacement
 from earlyexit.engine.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
-from earlyexit.network.split import AfterAnswer, Split
-from earlyexit.network.wire import Seen
+from earlyexit.network.boundary import AfterAnswer, Seen, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape

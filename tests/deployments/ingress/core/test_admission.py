@@ -19,7 +19,7 @@ from deployments.ingress.core.admission import (
     Admission,
 )
 from earlyexit.engine.engine import Dispatch
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, Stage
 
 # The rule, by hand: 100 answers per second and an SLO of 1 s

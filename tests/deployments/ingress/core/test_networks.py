@@ -12,8 +12,7 @@ from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import WHOLE, PendingInput
 from deployments.wire.messages import Assignment
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Seen
+from earlyexit.network.boundary import Seen, Split
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     LARGE,

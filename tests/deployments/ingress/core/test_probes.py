@@ -13,8 +13,7 @@ import pytest
 from deployments.ingress.core import probes
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.probes import ExitObservations, Watch
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Numbers, Seen
+from earlyexit.network.boundary import Numbers, Seen, Split
 from earlyexit.tasks.label import differ
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray

@@ -11,7 +11,7 @@ import pytest
 from deployments.ingress.core.calls import DEADLINE, HANGING, PAUSE, Pause, Timers
 from deployments.ingress.core.inputs import PendingInput, WaitQueue
 from earlyexit.engine.order import OrderName, OrderSpec
-from earlyexit.network.split import Budget
+from earlyexit.network.boundary import Budget
 
 DEFAULT = OrderSpec().build()
 TWO = Budget(inputs=2)

@@ -23,7 +23,7 @@ from earlyexit.errors import (
     SequenceLostError,
     StageUnavailableError,
 )
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     ALL_SLOTS,

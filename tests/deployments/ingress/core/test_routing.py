@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.ingress.core.routes import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
-from earlyexit.network.split import Budget
+from earlyexit.network.boundary import Budget
 
 BATCH = 16
 

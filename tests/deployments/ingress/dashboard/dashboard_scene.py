@@ -8,8 +8,8 @@ from typing import Any
 from deployments.ops.dashboard.state import ServiceFacts, Snapshot
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 

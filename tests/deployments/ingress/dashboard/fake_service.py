@@ -29,7 +29,7 @@ from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from deployments.local_ray.ports import free_port
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from earlyexit.tasks.checks import colours
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Stage

@@ -10,8 +10,8 @@ import pytest
 from deployments.ops.dashboard.state import MOST_REPLICAS, Snapshot, blocks_state, changes_state, page_state, plan_state
 from deployments.ops.prometheus import metrics_text
 from deployments.wire.messages import BUCKET
+from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import (

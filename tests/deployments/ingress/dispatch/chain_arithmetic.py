@@ -13,9 +13,8 @@ from earlyexit.engine.device import Runner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
 from earlyexit.named import HopDtype
+from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
 from earlyexit.network.chain import Chain
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Lengths, Seen, WirePiece
 
 MODULUS = 1_000_003
 SHARE = 3

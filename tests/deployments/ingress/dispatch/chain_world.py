@@ -27,8 +27,8 @@ from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Release
 from earlyexit.engine.times import ObservedTimes
+from earlyexit.network.boundary import Answer, WirePiece
 from earlyexit.network.chain import Chain
-from earlyexit.network.wire import Answer, WirePiece
 from optimizer.placement import PlacedPlan, slot_name
 from optimizer.plan import Plan
 from profiles.stream import StreamShape

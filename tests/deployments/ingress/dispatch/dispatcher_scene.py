@@ -20,8 +20,7 @@ from deployments.wire.messages import Chunk, GoingOn, IngressReport, StageCall, 
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded, Seen, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape

@@ -14,8 +14,7 @@ from deployments.ingress.core.inputs import WHOLE, PendingInput
 from deployments.ingress.crossing import Cuts, serial_and_attempt
 from deployments.wire.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Encoded, WirePiece
+from earlyexit.network.boundary import Encoded, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape

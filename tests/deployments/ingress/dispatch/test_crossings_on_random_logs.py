@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from earlyexit.codecs.chain import ChainCodec
+from earlyexit.network.boundary import AfterAnswer, Answer, Split
 from earlyexit.network.chain import Chain, joined
-from earlyexit.network.split import AfterAnswer, Split
-from earlyexit.network.wire import Answer
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.chained_texts import LETTERS, chained
 from tests.deployments.ingress.dispatch.chain_arithmetic import after, begun, is_sure

@@ -13,8 +13,7 @@ from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk, GoingOn, StageCall
 from earlyexit.errors import ExecutionError, OfframpError, OverloadedError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Encoded
+from earlyexit.network.boundary import Answer, Encoded, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import (

@@ -22,8 +22,7 @@ from deployments.settings import ServeSettings
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, OfframpError, SequenceLostError
-from earlyexit.network.split import Split
-from earlyexit.network.wire import Answer, Numbers
+from earlyexit.network.boundary import Answer, Numbers, Split
 from earlyexit.sequences.sequence import sequence_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan

@@ -19,8 +19,8 @@ from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.runner import TorchRunner
+from earlyexit.network.boundary import Split
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.split import Split
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan

@@ -24,7 +24,7 @@ from deployments.ops.tracing.tracer import Tracer
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
-from earlyexit.network.wire import Encoded
+from earlyexit.network.boundary import Encoded
 from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"

@@ -31,9 +31,8 @@ from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Assignment
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.store import read_card
-from earlyexit.network.wire import Answer
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document

@@ -15,7 +15,7 @@ from deployments.versions.choice import (
     version_figures,
 )
 from deployments.wire.messages import BUCKET
-from earlyexit.network.wire import Answer, Value, values_of
+from earlyexit.network.boundary import Answer, Value, values_of
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask

@@ -28,8 +28,8 @@ from deployments.versions.store import AppStatus, Listed, RayStore
 from deployments.versions.versions import Versions
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
+from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
-from earlyexit.network.wire import Answer
 from tests.deployments.ingress.api.faces import V2_BODY, FakeBackend
 from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
