@@ -33,7 +33,9 @@ def kill_all(http: httpx.Client) -> list[int]:
     return pids
 
 
-def test_networks_die_come_and_go_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
+def test_networks_die_come_and_go_and_no_input_is_lost_or_answered_wrongly(
+    one_ray: OneRay, cascade: TinyCascade
+) -> None:
     settings = cascade.settings()
     one_ray.serve(settings)
     seen: dict[str, Answers] = {}
