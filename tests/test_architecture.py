@@ -186,8 +186,7 @@ def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
 LIGHT: dict[str, tuple[str, set[str]]] = {
     "the planner": ("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}),
     "the tokenizer and codecs of an ingress": (
-        "earlyexit.codecs.tokenizer, earlyexit.network.store, "
-        "earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
+        "earlyexit.network.store, earlyexit.codecs.text, earlyexit.codecs.image, earlyexit.codecs.tensor",
         {"torch", "transformers", "ray"},
     ),
     "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),

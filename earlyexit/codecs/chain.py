@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.base import Codec, Columns
-from earlyexit.codecs.text import TokenizedCodec
-from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.codecs.text import TOKENIZER_FILE, TokenizedCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Boundary, Column, Encoded, misfit

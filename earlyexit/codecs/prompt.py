@@ -20,8 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from earlyexit.codecs.base import Codec, Columns, texts_of
-from earlyexit.codecs.text import LONG_CHARS, TEXT
-from earlyexit.codecs.tokenizer import read_tokenizer
+from earlyexit.codecs.text import LONG_CHARS, TEXT, read_tokenizer
 from earlyexit.engine.queue import NO_SEQUENCE
 from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded

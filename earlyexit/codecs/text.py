@@ -1,17 +1,26 @@
-"""Texts, or pairs of texts such as a question and a sentence, to token ids."""
+"""Texts, or pairs of texts such as a question and a sentence, to token ids. This needs neither torch nor transformers.
+
+BERT's tokenizers (Devlin et al., section 4.1; WordPiece) clean and lower a text, cut it at spaces and punctuation, and
+give every word its pieces, whatever stands around it. `WordPieces` does this for printable ASCII by one regular
+expression and a look-up per word. Other texts, and those that may hold special tokens, are left to the tokenizer.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from tokenizers import Encoding
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from earlyexit.codecs.base import Codec, Columns, Row, texts_of
-from earlyexit.codecs.tokenizer import TextTokenizer
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
 from earlyexit.network.boundary import Column, Encoded
 from earlyexit.words import Words
 
@@ -129,3 +138,192 @@ def _pair(row: object, where: str) -> tuple[str, str]:
         case [str(), str()]:
             raise InputError(f"{where}: a text of the pair is empty")
     raise InputError(f'{where}: two texts are needed, as in {{"inputs": [["a text", "another"]]}}')
+
+
+MOST_WORDS = 20_000
+"""Words that are remembered, about 4 MB; then all are forgotten."""
+LONGEST_TEXT = 2_000
+"""Characters; the tokenizer encodes longer texts in threads, where it does not block the event loop."""
+_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+_PLAIN = re.compile(r"[ -~]*")
+_PROBES = ("", "a", "a-b", "The CAT's 3.5!")
+
+
+class WordPieces:
+    """The pieces of one tokenizer's words; several threads may use it, and at worst learn a word twice."""
+
+    def __init__(self, tokenizer: Tokenizer, first: Sequence[int], last: Sequence[int], *, lowers: bool) -> None:
+        self._tokenizer = tokenizer
+        self._first = list(first)
+        self._last = list(last)
+        self._lowers = lowers
+        self._pieces: dict[str, list[int]] = {}
+        special = {token.content[0] for token in tokenizer.get_added_tokens_decoder().values() if token.content}
+        self._may_be_special = re.compile("[" + re.escape("".join(sorted(special))) + "]") if special else None
+
+    def ids(self, text: str) -> list[int] | None:
+        """Returns token ids with special tokens; None for a text that is not plain."""
+        if len(text) > LONGEST_TEXT or _PLAIN.fullmatch(text) is None:
+            return None
+        if self._may_be_special is not None and self._may_be_special.search(text) is not None:
+            return None
+        pieces, ids = self._pieces, self._first.copy()
+        for word in _WORDS.findall(text.lower() if self._lowers else text):
+            known = pieces.get(word)
+            ids += self._learn(word) if known is None else known
+        ids += self._last
+        return ids
+
+    def _learn(self, word: str) -> list[int]:
+        if len(self._pieces) >= MOST_WORDS:
+            self._pieces.clear()
+        found = self._pieces[word] = list(self._tokenizer.encode(word, add_special_tokens=False).ids)
+        return found
+
+
+def word_pieces_of(tokenizer: Tokenizer) -> WordPieces | None:
+    """Returns None for a tokenizer that works otherwise, or gives some texts other ids."""
+    parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
+    if not all(
+        isinstance(part, kind) for part, kind in zip(parts, (BertNormalizer, BertPreTokenizer, WordPiece), strict=True)
+    ):
+        return None
+    alone, within = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
+    if len(alone) != 1 or within.count(alone[0]) != 1:
+        return None
+    at = within.index(alone[0])
+    lowers = bool(cast(BertNormalizer, tokenizer.normalizer).lowercase)
+    found = WordPieces(tokenizer, within[:at], within[at + 1 :], lowers=lowers)
+    return found if all(found.ids(text) in (None, tokenizer.encode(text).ids) for text in _PROBES) else None
+
+
+TOKENIZER_FILE = "tokenizer.json"
+TextOrPair = str | tuple[str, str]
+CHARACTERS_PER_TOKEN = 16
+"""Characters per token of the model's length limit that are tokenized first, of a text that cannot fit."""
+MARGIN = 64
+"""Tokens beyond the limit that a prefix must have: the last tokens may change where a text is cut."""
+LONG = 2048
+"""Characters from which a text is encoded by a call that releases the interpreter's lock; short texts are slower so."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Returns a model folder's tokenizer, without padding and truncation; raises ModelFolderError without its file."""
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        raise ModelFolderError(f"{path} is missing: Offramp needs the fast tokenizer's file")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+class TextTokenizer:
+    """The model's tokenizer with its length limit."""
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        # Truncation is a state of a tokenizer, and other threads encode at the same time: so there are two.
+        self._cutting = Tokenizer.from_str(tokenizer.to_str())
+        self._cutting.enable_truncation(max_length)
+        self.max_length = max_length
+        self._words = word_pieces_of(tokenizer)
+        self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
+        """Special tokens of a text, and of a pair."""
+
+    @classmethod
+    def load(cls, folder: Path, max_length: int) -> TextTokenizer:
+        """Returns a model folder's tokenizer; raises ModelFolderError where there is none."""
+        return cls(read_tokenizer(folder), max_length)
+
+    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
+        """Returns token ids, int32, special tokens included, of every text; see `encodings`."""
+        # Most requests hold one short text. The tokenizer encodes long ones without the interpreter's lock.
+        if len(texts) == 1 and self._words is not None and type(texts[0]) is str and len(texts[0]) < LONG:
+            plain = self._words.ids(texts[0])
+            if plain is not None and 0 < len(plain) <= self.max_length:
+                return [_encoded(plain)]
+        return [_encoded(encoding.ids) for encoding in self.encodings(texts, truncate=truncate)]
+
+    def surely_takes(self, texts: Sequence[str]) -> bool:
+        """Whether the texts of one input surely fit, and have a token: a cheap test.
+
+        A token of ASCII has at least one character, except special tokens and one that some tokenizers put in front.
+        """
+        special = self._special[len(texts) - 1]
+        most = special + sum(map(len, texts)) + len(texts)
+        return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
+
+    def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
+        """Returns the tokenizer's encoding of every text, or pair of texts.
+
+        One that is too long is cut if `truncate`: its special tokens are kept, and a pair is cut where it is longest.
+        Without `truncate` UnprocessableInputError names it.
+        """
+        given, rows = rows, [self._shortened(row) for row in rows]
+        # A batch wakes the tokenizer's thread pool, which a single text does not repay.
+        encodings = [_encode(self._tokenizer, rows[0])] if len(rows) == 1 else self._batch(rows)
+        too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
+        for k in too_long:
+            if truncate:
+                encodings[k] = _encode(self._cutting, rows[k])
+            if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
+                count = f"{'' if rows[k] is given[k] else 'at least '}{len(encodings[k].ids)} tokens"
+                raise UnprocessableInputError(
+                    f"input {k} has {count}, the model takes {self.max_length}"
+                    + ("" if truncate else '; send "truncate": true to have it cut')
+                )
+        empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
+        if empty is not None:
+            raise UnprocessableInputError(f"input {empty} has no tokens")
+        return encodings
+
+    def _shortened(self, row: TextOrPair) -> TextOrPair:
+        """Returns the row, or prefixes of its texts that still have more tokens than the model takes.
+
+        Tokenizing takes time for characters that are cut off afterwards too. The first `max_length` tokens of a long
+        enough prefix are the text's own.
+        """
+        if isinstance(row, str):
+            return self._prefix(row)
+        first, second = map(self._prefix, row)
+        return row if first is row[0] and second is row[1] else (first, second)
+
+    def _prefix(self, text: str) -> str:
+        size = (self.max_length + MARGIN) * CHARACTERS_PER_TOKEN
+        while size < len(text):
+            space = max(text.rfind(" ", 0, size), text.rfind("\n", 0, size))
+            prefix = text[: space if 2 * space > size else size]
+            if len(_encode(self._tokenizer, prefix).ids) > self.max_length + MARGIN:
+                return prefix
+            size *= 4  # long words, or much white space
+        return text
+
+    def offsets(self, row: TextOrPair) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the places of tokens: characters (N, 2), empty for special tokens, and the text of each (N,).
+
+        The tokens are those of `encodings`, cut alike; the text of special tokens is -1.
+        """
+        row = self._shortened(row)
+        encoding = _encode(self._tokenizer, row, with_offsets=True)
+        if len(encoding.ids) > self.max_length:
+            encoding = _encode(self._cutting, row, with_offsets=True)
+        text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
+        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
+
+    def _batch(self, rows: Sequence[TextOrPair]) -> list[Encoding]:
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(rows))
+        return encodings
+
+
+def _encoded(ids: list[int]) -> Encoded:
+    return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
+
+
+def _encode(tokenizer: Tokenizer, row: TextOrPair, *, with_offsets: bool = False) -> Encoding:
+    if (len(row) if isinstance(row, str) else len(row[0]) + len(row[1])) >= LONG:
+        encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+        encoding: Encoding = encode([row])[0]
+        return encoding
+    return tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)

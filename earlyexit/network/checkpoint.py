@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
-from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.codecs.text import TOKENIZER_FILE
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained

@@ -27,7 +27,7 @@ from torch import Tensor
 from deployments.replica.build import build_policy, warm_up
 from earlyexit.backends.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
-from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.codecs.text import TextTokenizer
 from earlyexit.data.rows import read_labelled
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import Encoded, FloatName, entering

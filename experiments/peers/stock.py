@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from earlyexit.backends.onnx import onnx_segments
-from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.codecs.text import TextTokenizer
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network.boundary import Budget, Encoded, Segment, entering
 from earlyexit.network.layers import reorder_linears

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.settings import EmulatedSettings
-from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.codecs.text import TextTokenizer
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card

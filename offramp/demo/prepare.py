@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from earlyexit.codecs.tokenizer import TOKENIZER_FILE
+from earlyexit.codecs.text import TOKENIZER_FILE
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.families import find_family
 from earlyexit.network.model import EarlyExitModel

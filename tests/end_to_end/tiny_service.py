@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.choices import TracingSettings
 from deployments.settings import ControlSettings, RepositorySettings, ServeSettings
-from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.codecs.text import TextTokenizer
 from earlyexit.network.boundary import Split, entering
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import cut_out

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from earlyexit.codecs.tokenizer import LONGEST_TEXT, TOKENIZER_FILE, TextTokenizer, WordPieces, word_pieces_of
+from earlyexit.codecs.text import LONGEST_TEXT, TOKENIZER_FILE, TextTokenizer, WordPieces, word_pieces_of
 from offramp.commands.packaged import resolve_backbone
 
 
@@ -45,7 +45,7 @@ def test_what_is_not_is_left_to_the_tokenizer(words: WordPieces, text: str) -> N
 
 
 def test_words_are_forgotten_before_they_are_too_many(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("earlyexit.codecs.tokenizer.MOST_WORDS", 3)
+    monkeypatch.setattr("earlyexit.codecs.text.MOST_WORDS", 3)
     found = word_pieces_of(tokenizer)
     assert found is not None
     for text in ("one two three", "four five", "six seven one"):

@@ -13,8 +13,7 @@ from deployments.api.bodies import InferRequest
 from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
-from earlyexit.codecs.text import LONG_CHARS, TextCodec
-from earlyexit.codecs.tokenizer import TextTokenizer
+from earlyexit.codecs.text import LONG_CHARS, TextCodec, TextTokenizer
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
