@@ -6,6 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from cluster.emulated import PacedRunner
@@ -13,7 +15,6 @@ from deployments.replica.build import policy_for, warm_up
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, GoingOn, ReplicaReport, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
-from earlyexit.engine.cpu import Contention
 from earlyexit.engine.device import Deliver, Device, DeviceThreads, OnBatch, Runner, ignore, ignore_batch
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
@@ -187,6 +188,47 @@ NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
 BROKEN_AFTER = 20
 """Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
+
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+WINDOW_S = 0.25
+"""The window over which waiting is measured: a few batches."""
+
+
+class Contention:
+    """The share of the time in which a thread wanted a processor that it waited for one; 0 where it is unknown.
+
+    A thread with a processor of its own never waits. Work of Linux's SCHED_IDLE makes no thread wait, though it keeps
+    processors busy.
+    """
+
+    def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
+        self._schedstat = schedstat
+        self._share = 0.0
+        self._since: dict[int, tuple[float, int, int]] = {}
+        """By thread: when it asked last, and the nanoseconds that it had run and waited until then."""
+
+    def share(self, now_s: float) -> float:
+        """Returns the share over the last window that has ended, of the calling thread."""
+        thread = get_ident()
+        since = self._since.get(thread)
+        if since is not None and now_s < since[0] + WINDOW_S:
+            return self._share
+        found = self._nanoseconds()
+        if found is None:
+            return 0.0
+        if since is not None and (wanted := sum(found) - since[1] - since[2]) > 0:
+            self._share = (found[1] - since[2]) / wanted
+        self._since[thread] = now_s, *found
+        return self._share
+
+    def _nanoseconds(self) -> tuple[int, int] | None:
+        """Returns the time run and the time waited (Linux, Documentation/scheduler/sched-stats.rst)."""
+        try:
+            ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
+        except OSError:  # not Linux, or no file descriptor is left: the device's thread goes on without the figure
+            return None
+        return int(ran), int(waited)
 
 
 class StageHost:

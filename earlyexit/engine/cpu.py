@@ -1,15 +1,11 @@
-"""What processors can do: bfloat16, AMX tiles that a hypervisor hides, and how long threads wait for them."""
+"""What processors can do: bfloat16, and AMX tiles that a hypervisor hides."""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from pathlib import Path
-from threading import get_ident
 
 CPUINFO = Path("/proc/cpuinfo")
-SCHEDSTAT = Path("/proc/thread-self/schedstat")
-WINDOW_S = 0.25
-"""The window over which waiting is measured: a few batches."""
 ISA = "ONEDNN_MAX_CPU_ISA"
 WITHOUT_TILES = "AVX10_1_512"
 """The most that oneDNN knows below AMX."""
@@ -50,39 +46,3 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
                 break
             fields[name.strip()] = value.strip()
     return fields
-
-
-class Contention:
-    """The share of the time in which a thread wanted a processor that it waited for one; 0 where it is unknown.
-
-    A thread with a processor of its own never waits. Work of Linux's SCHED_IDLE makes no thread wait, though it keeps
-    processors busy.
-    """
-
-    def __init__(self, schedstat: Path = SCHEDSTAT) -> None:
-        self._schedstat = schedstat
-        self._share = 0.0
-        self._since: dict[int, tuple[float, int, int]] = {}
-        """By thread: when it asked last, and the nanoseconds that it had run and waited until then."""
-
-    def share(self, now_s: float) -> float:
-        """Returns the share over the last window that has ended, of the calling thread."""
-        thread = get_ident()
-        since = self._since.get(thread)
-        if since is not None and now_s < since[0] + WINDOW_S:
-            return self._share
-        found = self._nanoseconds()
-        if found is None:
-            return 0.0
-        if since is not None and (wanted := sum(found) - since[1] - since[2]) > 0:
-            self._share = (found[1] - since[2]) / wanted
-        self._since[thread] = now_s, *found
-        return self._share
-
-    def _nanoseconds(self) -> tuple[int, int] | None:
-        """Returns the time run and the time waited (Linux, Documentation/scheduler/sched-stats.rst)."""
-        try:
-            ran, waited = self._schedstat.read_text(encoding="ascii").split()[:2]
-        except OSError:  # not Linux, or no file descriptor is left: the device's thread goes on without the figure
-            return None
-        return int(ran), int(waited)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol
@@ -15,7 +16,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Failed, Inside, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.boundary import Split, WirePiece
-from earlyexit.sequences.memory import Memory, MemoryUse, SequencePins, lost
+from earlyexit.sequences.memory import Memory, MemoryUse, lost
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,52 @@ def ignore_batch(batch: Batch[Any], seconds: float) -> None:
 
 def ignore() -> None:
     """The default of `wake`, and of `on_death`: `is_alive` says it too."""
+
+
+class SequencePins(Generic[PayloadT]):
+    """The sequences that a device is using, in a batch or about to be queued again; others end at once.
+
+    Not thread-safe: called with the device's lock held.
+    """
+
+    def __init__(self, memory: Memory[PayloadT] | None) -> None:
+        """`memory`: None for a network that keeps nothing; there is then nothing to pin."""
+        self._memory = memory
+        self._held: Counter[int] = Counter()
+        self._over: set[int] = set()
+
+    def take(self, members: Iterable[Member[Any]]) -> None:
+        """Pin the sequences of a batch."""
+        if self._memory is not None:
+            self._held.update([member.sequence for member in members])
+
+    def let_go(self, members: Iterable[Member[Any]], *, but: Iterable[Member[Any]] = ()) -> None:
+        """Unpin sequences, except those of `but`; the memory of those that were ended meanwhile is freed."""
+        if self._memory is None:
+            return
+        kept = {id(member) for member in but}
+        for sequence in [member.sequence for member in members if id(member) not in kept]:
+            self._held[sequence] -= 1
+            if self._held[sequence] > 0:
+                continue
+            del self._held[sequence]
+            if sequence in self._over:
+                self._over.remove(sequence)
+                self._memory.end(sequence)
+
+    def end(self, sequences: Iterable[int]) -> None:
+        """End sequences: their memory is freed now, or when they are unpinned."""
+        if self._memory is None:
+            return
+        for sequence in sequences:
+            if sequence in self._held:
+                self._over.add(sequence)
+            else:
+                self._memory.end(sequence)
+
+    def is_over(self, member: Member[Any]) -> bool:
+        """Whether its sequence was ended while it was in a batch."""
+        return member.sequence in self._over
 
 
 class Device(Generic[PayloadT]):

@@ -18,7 +18,7 @@ from deployments.ingress.core.routes import lay_out
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import _Connection
 from deployments.replica.host import NOTHING, StageHost
-from earlyexit.sequences.memory import SequencePins
+from earlyexit.engine.device import SequencePins
 
 Fault = Callable[[], AbstractContextManager[Any]]
 

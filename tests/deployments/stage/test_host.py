@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
-from deployments.replica.host import BROKEN_AFTER, NOTHING, StageHost
+from deployments.replica.host import BROKEN_AFTER, NOTHING, WINDOW_S, Contention, StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
-from earlyexit.engine.cpu import Contention
 from earlyexit.engine.device import Runner
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
@@ -280,3 +280,24 @@ async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: 
     assert (split["batches"], split["inputs"]) == (2, 5)
     assert split["busy_s"] >= 5 * BLOCK_S - 0.01
     assert {run.shared for run in replica.host.report(replica="r", node="n").times} == {True}
+
+
+def test_a_thread_waited_for_processors_as_its_own_last_window_that_ended_says(tmp_path: Path) -> None:
+    schedstat = tmp_path / "schedstat"
+    contention = Contention(schedstat)
+
+    def share(windows: float, line: str) -> float:
+        schedstat.write_text(f"{line} 7\n", encoding="ascii")
+        return contention.share(10.0 + windows * WINDOW_S)
+
+    assert Contention(tmp_path / "missing").share(1.0) == 0.0
+    # Nanoseconds run, nanoseconds waited, times it was run.
+    assert share(0, "4000 9000") == 0.0, "of the thread's whole life says nothing"
+    assert share(0.5, "4000 9900") == 0.0
+    assert share(1, "4300 9100") == pytest.approx(0.25)
+    assert share(1.4, "4300 9900") == pytest.approx(0.25)
+    assert share(2, "4800 9100") == 0.0
+    assert share(3, "4800 9100") == 0.0, "it wanted none"
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(share, 3, "50 900").result() == 0.0
+        assert other.submit(share, 4, "100 950").result() == pytest.approx(0.5)

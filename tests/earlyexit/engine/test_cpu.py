@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from earlyexit.engine.cpu import ISA, WINDOW_S, Contention, avoid_hidden_tiles
+from earlyexit.engine.cpu import ISA, avoid_hidden_tiles
 
 CPUINFO = """processor\t: 0
 cpuid level\t: {level}
@@ -35,24 +34,3 @@ def test_onednn_is_kept_from_tiles_whose_size_the_machine_hides(
     avoid_hidden_tiles(given, cpuinfo)
     avoid_hidden_tiles(given, tmp_path / "missing")
     assert given == environ
-
-
-def test_a_thread_waited_for_processors_as_its_own_last_window_that_ended_says(tmp_path: Path) -> None:
-    schedstat = tmp_path / "schedstat"
-    contention = Contention(schedstat)
-
-    def share(windows: float, line: str) -> float:
-        schedstat.write_text(f"{line} 7\n", encoding="ascii")
-        return contention.share(10.0 + windows * WINDOW_S)
-
-    assert Contention(tmp_path / "missing").share(1.0) == 0.0
-    # Nanoseconds run, nanoseconds waited, times it was run.
-    assert share(0, "4000 9000") == 0.0, "of the thread's whole life says nothing"
-    assert share(0.5, "4000 9900") == 0.0
-    assert share(1, "4300 9100") == pytest.approx(0.25)
-    assert share(1.4, "4300 9900") == pytest.approx(0.25)
-    assert share(2, "4800 9100") == 0.0
-    assert share(3, "4800 9100") == 0.0, "it wanted none"
-    with ThreadPoolExecutor(1) as other:
-        assert other.submit(share, 3, "50 900").result() == 0.0
-        assert other.submit(share, 4, "100 950").result() == pytest.approx(0.5)
