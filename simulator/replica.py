@@ -18,8 +18,8 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first
 from deployments.wire.messages import Assignment
 from earlyexit.engine.engine import Batch, BatchEngine
-from earlyexit.engine.queue import NO_SEQUENCE, Member
-from earlyexit.engine.times import ObservedTimes, SplitCounts
+from earlyexit.engine.queue import NO_SEQUENCE, Member, SplitCounts
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
 from optimizer.plan import PolicySpec

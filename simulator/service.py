@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.emulated import Pace
 from deployments.wire.messages import Assignment
-from earlyexit.engine.times import SplitCounts
+from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deployments.ingress.core.generation import GenerationCounts
-from earlyexit.engine.times import SplitCounts
+from earlyexit.engine.queue import SplitCounts
 from earlyexit.network.boundary import Split
 from optimizer.placement import initial_placement
 from simulator.events import Events

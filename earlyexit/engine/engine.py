@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
-from earlyexit.engine.filling import Load, Standing, pick, standing_of
 from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, by_deadline
-from earlyexit.engine.times import ObservedTimes, RunSums, SplitCounts, TimesRun
+from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, SplitCounts, by_deadline
+from earlyexit.engine.times import Load, ObservedTimes, RunSums, Standing, TimesRun, pick, standing_of
 from earlyexit.network.boundary import Split, rest_of
 
 Dispatch = Literal["work-conserving", "deferred", "filling"]
@@ -136,7 +135,7 @@ class BatchEngine(Generic[P]):
     - *work-conserving*: the most urgent queue at once, whatever it holds;
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
       while nothing is known of how long its splits take;
-    - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.filling`.
+    - *filling*: for shared processors, between the two by how busy the device is; see `earlyexit.engine.times`.
 
     Under each rule, a batch that is not full waits a moment for steps that are about to return (`Returning`). The
     plan's order selects which queued inputs form the batch. A batch is closed only when the device asks for it, so

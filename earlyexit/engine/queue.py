@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from earlyexit.engine.order import Order, take_from
-from earlyexit.engine.times import SplitCounts
 from earlyexit.network.boundary import Budget, Split
 
 P = TypeVar("P")
@@ -51,6 +50,39 @@ class Member(Generic[P]):
 
 by_deadline = attrgetter("deadline_s")
 _by_order = attrgetter("deadline_s", "queued_serial")
+
+
+@dataclass(slots=True)
+class SplitCounts:
+    """What a hosted split has done since it was first hosted, its probes included."""
+
+    budget: Budget
+    """What its batches are fused to."""
+    batches: int = 0
+    inputs: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    """Seconds of the device; those in which two batches ran count half for each."""
+    dropped: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Inputs that full batches would have held."""
+        return self.batches * self.budget.inputs
+
+    @property
+    def fill(self) -> float | None:
+        """Mean share of the target batch that was filled; None before the first batch."""
+        return self.inputs / self.capacity if self.batches else None
+
+    @property
+    def token_fill(self) -> float | None:
+        """Mean share of the token budget that was filled; None without one, and before the first batch.
+
+        Above 1 where many inputs are larger than the budget.
+        """
+        budget = self.budget.tokens
+        return self.tokens / (self.batches * budget) if self.batches and budget is not None else None
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,8 @@ import numpy as np
 
 from cluster.emulated import Pace
 from earlyexit.engine.engine import Batch, BatchEngine
-from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes, SplitCounts
+from earlyexit.engine.queue import Member, SplitCounts
+from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
 from experiments.pame_cases import KINDS, Kind, records_file, telling_absent, v100
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2

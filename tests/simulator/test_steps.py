@@ -12,7 +12,7 @@ import pytest
 from cluster.emulated import Pace
 from deployments.ingress.core.inputs import PendingInput
 from earlyexit.engine.engine import SHARE, Batch
-from earlyexit.engine.times import SplitCounts
+from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from optimizer.generation.demand import Generation

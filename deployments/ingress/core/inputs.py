@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
-from earlyexit.engine.filling import MOST_BATCHES, patience
 from earlyexit.engine.order import Order, take_from
+from earlyexit.engine.times import MOST_BATCHES, patience
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget
 from earlyexit.tasks.label import differ
@@ -286,7 +286,7 @@ FRESH_S = 1.0
 class BatchingPolicy:
     """How many inputs of a chain must wait, and until when, for a call to be made.
 
-    Where stages fill their batches (`earlyexit.engine.filling`), new inputs wait here for all replicas together, so
+    Where stages fill their batches (`earlyexit.engine.times`), new inputs wait here for all replicas together, so
     that one call is one batch.
     """
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from earlyexit.engine.filling import Load, Standing, patience, pick
 from earlyexit.engine.queue import Member, Queue
+from earlyexit.engine.times import Load, Standing, patience, pick
 from earlyexit.network.boundary import Split
 from tests.earlyexit.engine.driver import Driver, Engine, TableTimes, member, names, splits_of
 
