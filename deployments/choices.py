@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 from earlyexit.backends.backends import BackendName
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.named import NAME_PATTERN, Fill, HopDtype
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from earlyexit.engine.engine import Batch, BatchEngine
-from earlyexit.engine.order import OrderSpec, first_fit_decreasing
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import Member, OrderSpec, first_fit_decreasing
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split

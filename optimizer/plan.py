@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from earlyexit.engine.order import DEFAULT, OrderSpec
+from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_ends, check_networks, check_weights, used_of

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag
 from cluster.devices import find_device
 from earlyexit.data.images import check_file
 from earlyexit.data.source_file import Source, StrictDocument, read_source
-from earlyexit.engine.order import DEFAULT, OrderName, OrderSpec
+from earlyexit.engine.queue import DEFAULT, OrderName, OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Split
 from earlyexit.network.chain import check_networks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.data.source_file import Source, read_source
-from earlyexit.engine.order import DEFAULT, OrderSpec
+from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.errors import PlanError
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.generation_file import generation_document, with_generation, with_slo_of_tokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from earlyexit.engine.engine import Dispatch
-from earlyexit.engine.order import DEFAULT, OrderSpec
+from earlyexit.engine.queue import DEFAULT, OrderSpec
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece

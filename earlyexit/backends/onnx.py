@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.fingerprint import weight_bytes
 from earlyexit.network.boundary import DType, Segment

@@ -11,8 +11,7 @@ from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
 from earlyexit.engine.engine import MOST_RUNNING, Batch, BatchEngine, Dispatch
-from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
 from earlyexit.engine.release import Failed, Inside, PayloadT, Release, Step, Survivors
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.network.boundary import Split, WirePiece

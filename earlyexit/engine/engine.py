@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
-from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import NO_SEQUENCE, Member, P, Queue, SplitCounts, by_deadline
+from earlyexit.engine.queue import DEFAULT, NO_SEQUENCE, Member, OrderSpec, P, Queue, SplitCounts, by_deadline
 from earlyexit.engine.times import Load, ObservedTimes, RunSums, Standing, TimesRun, pick, standing_of
 from earlyexit.network.boundary import Split, rest_of
 

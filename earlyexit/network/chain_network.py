@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.backends.backends import BackendName, open_segments
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Boundary, Budget, Segment
 from earlyexit.network.chain import Chain, joined

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
 from earlyexit.named import Fill, NamedSpec

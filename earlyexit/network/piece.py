@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from earlyexit.engine.order import Attention, any_two_fit, first_fit_decreasing
+from earlyexit.engine.queue import Attention, any_two_fit, first_fit_decreasing
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Lengths, WirePiece
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.engine.order import first_fit_decreasing
+from earlyexit.engine.queue import first_fit_decreasing
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.layers import torch_segments
 from earlyexit.network.model import EarlyExitModel

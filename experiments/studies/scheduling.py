@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from experiments import tcb_device
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, ratio

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
 from offramp.load.job import BenchJob, Job, PredictJob
 

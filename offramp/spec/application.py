@@ -22,7 +22,7 @@ from optimizer.plan_file import ModelShape, read_plan
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from earlyexit.engine.order import OrderSpec
+    from earlyexit.engine.queue import OrderSpec
     from offramp.spec.documents import ApplicationDocument
     from optimizer.plan import Plan
 

@@ -25,7 +25,7 @@ from deployments.wire.encoding import (
     from_replica,
 )
 from deployments.wire.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from earlyexit.backends.onnx import OnnxSegments
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel

@@ -22,8 +22,7 @@ from earlyexit.backends.onnx import (
     value_names,
 )
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.order import Attention
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import Attention, Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split

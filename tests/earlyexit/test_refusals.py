@@ -28,7 +28,7 @@ from earlyexit.data.rows import LabelledRows, objects, read_arrays, read_labelle
 from earlyexit.data.source_file import read_source
 from earlyexit.data.strict import StrictDocument
 from earlyexit.data.text_tables import read_texts
-from earlyexit.engine.order import OrderSpec, first_fit_decreasing
+from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.named import make_named
 from earlyexit.network.boundary import TensorSpec

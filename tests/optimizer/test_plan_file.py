@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage

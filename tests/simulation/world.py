@@ -21,7 +21,7 @@ from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy

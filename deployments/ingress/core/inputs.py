@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, Layout, PlanRoute, StageRoute, least_to_call
-from earlyexit.engine.order import Order, take_from
+from earlyexit.engine.queue import Order, take_from
 from earlyexit.engine.times import MOST_BATCHES, patience
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Budget

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from earlyexit.backends.captured import CapturedSegments
-from earlyexit.engine.order import Attention
+from earlyexit.engine.queue import Attention
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
 from earlyexit.network.model import EarlyExitModel

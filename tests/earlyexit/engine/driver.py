@@ -10,8 +10,7 @@ from typing import Any
 
 from earlyexit.clock import ManualClock
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
-from earlyexit.engine.order import DEFAULT, OrderSpec
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import DEFAULT, Member, OrderSpec
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Split
 

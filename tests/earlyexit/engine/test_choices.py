@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.engine.engine import SHARE, BatchEngine, Dispatch
-from earlyexit.engine.order import OrderName, OrderSpec
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import Member, OrderName, OrderSpec
 from earlyexit.engine.times import MOST_SPLITS, ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split

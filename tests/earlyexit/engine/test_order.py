@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.engine.order import OVERDUE_S, Order, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
+from earlyexit.engine.queue import OVERDUE_S, Order, OrderSpec, any_two_fit, das, first_fit_decreasing, take_from
 from earlyexit.network.boundary import Budget
 
 

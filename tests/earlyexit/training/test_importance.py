@@ -13,8 +13,7 @@ from torch import Tensor
 
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.order import Attention
-from earlyexit.engine.queue import Member
+from earlyexit.engine.queue import Attention, Member
 from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family

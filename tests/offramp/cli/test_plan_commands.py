@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from optimizer.plan_file import read_plan
 from profiles.latency import LatencyProfile
 from tests.offramp.cli import runs

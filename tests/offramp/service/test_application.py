@@ -7,7 +7,7 @@ import pytest
 
 from deployments.keys import AccessSettings
 from deployments.settings import ServeSettings
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, ModelFolderError, PlanError
 from earlyexit.network.boundary import Split
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment

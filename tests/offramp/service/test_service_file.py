@@ -7,7 +7,7 @@ import pytest
 
 from deployments.choices import TracingSettings
 from deployments.settings import ControlSettings, ServeSettings
-from earlyexit.engine.order import OrderSpec
+from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError
 from offramp.spec.file import Service
 from optimizer.evaluate import evaluate

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.ingress.core.calls import DEADLINE, HANGING, PAUSE, Pause, Timers
 from deployments.ingress.core.inputs import PendingInput, WaitQueue
-from earlyexit.engine.order import OrderName, OrderSpec
+from earlyexit.engine.queue import OrderName, OrderSpec
 from earlyexit.network.boundary import Budget
 
 DEFAULT = OrderSpec().build()
