@@ -28,7 +28,7 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.engine.runner import TorchRunner
+    from earlyexit.network.cut import TorchRunner
     from earlyexit.policies.base import ExitPolicy
     from earlyexit.policies.recorded import RecordedAnswers
 
@@ -187,8 +187,8 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
     import torch
 
-    from earlyexit.engine.runner import TorchRunner
     from earlyexit.network.chain_network import load_network, open_network
+    from earlyexit.network.cut import TorchRunner
     from earlyexit.sequences.memory_size import open_memory
 
     torch.set_num_threads(settings.threads_per_replica)

@@ -33,9 +33,9 @@ from torch import Tensor
 from earlyexit.backends.captured import CapturedSegments, recorder_of
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.queue import Member
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import DataError
 from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece

@@ -29,8 +29,8 @@ from earlyexit.backends.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.text import TextTokenizer
 from earlyexit.data.rows import read_labelled
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import Encoded, FloatName, entering
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import SegmentRunner
 from earlyexit.network.store import load_model, read_card

@@ -33,12 +33,12 @@ from earlyexit.engine.device import Device
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
 from earlyexit.network.boundary import FloatName, Numbers, Split, entering
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
 from earlyexit.network.store import load_model

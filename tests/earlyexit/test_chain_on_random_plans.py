@@ -16,10 +16,10 @@ from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Release, Survivors
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.chain_network import ChainNetwork
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion

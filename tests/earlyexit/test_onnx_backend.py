@@ -23,11 +23,10 @@ from earlyexit.backends.onnx import (
 )
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention, Member
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.checkpoint import RampOptions
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import TorchRunner, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout, Piece
 from earlyexit.policies.threshold import ConfidencePolicy

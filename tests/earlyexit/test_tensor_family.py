@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import TensorBackbone, check_own
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Encoded, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
-from earlyexit.network.cut import cut_out
+from earlyexit.network.cut import TorchRunner, cut_out
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -22,9 +22,9 @@ from deployments.replica.build import (
 )
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.store import read_card
 from earlyexit.policies.recorded import RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy

@@ -12,9 +12,9 @@ from cluster.emulated import PacedRunner
 from deployments.replica.build import build_runner, check_emulated, warm_up
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock, MonotonicClock
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document

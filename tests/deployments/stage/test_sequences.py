@@ -22,11 +22,11 @@ from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Release
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.network.boundary import Encoded, Split, entering
 from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -10,8 +10,8 @@ import torch
 
 from earlyexit.backends.captured import CapturedSegments
 from earlyexit.engine.queue import Attention
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import Budget, Encoded, Segment, Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy

@@ -14,10 +14,10 @@ from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Observed, Release, Survivors
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.sequences.memory import MemoryUse

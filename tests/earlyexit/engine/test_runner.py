@@ -13,9 +13,9 @@ from earlyexit.engine.device import Device, Runner
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Observed, Release, Step
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Encoded, Segment, Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
@@ -162,7 +162,7 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     piece = runner.from_wire(wire_of(encoded[:2]))
-    with caplog.at_level(logging.DEBUG, logger="earlyexit.engine.runner"):
+    with caplog.at_level(logging.DEBUG, logger="earlyexit.network.cut"):
         unprepared = run(runner, HALVES[0], piece)
     assert caplog.messages == [
         "blocks 0 to 0 are not prepared: the network itself runs them",

@@ -14,9 +14,9 @@ from earlyexit.engine.device import Device, DeviceThreads
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
 from earlyexit.engine.release import Answered, Failed, Release, Step, Survivors
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs

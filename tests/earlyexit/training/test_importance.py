@@ -14,10 +14,10 @@ from torch import Tensor
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Attention, Member
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family
 from earlyexit.network.boundary import Encoded, Segment, Split, entering
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.network import from_wire
 from earlyexit.network.piece import Layout, Piece, fuse

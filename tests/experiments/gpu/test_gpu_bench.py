@@ -10,9 +10,9 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.queue import Member
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.engine.gpu import (

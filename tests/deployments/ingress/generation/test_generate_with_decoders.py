@@ -18,8 +18,8 @@ from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.runner import TorchRunner
 from earlyexit.network.boundary import Split
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.token import TokenTask
