@@ -23,7 +23,7 @@ from profiles.table import FloatArray, LatencyTable
 
 if TYPE_CHECKING:
     from earlyexit.network.boundary import Boundary
-    from earlyexit.network.network import Network, SegmentRunner
+    from earlyexit.network.model import Network, SegmentRunner
     from earlyexit.network.piece import Piece, Tensors
     from earlyexit.training.ramps import Progress
 
@@ -326,7 +326,7 @@ class LiveSplits:
 
     def make_ready(self, splits: Sequence[TimedSplit]) -> None:
         """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
-        from earlyexit.network.network import PreparedSegments
+        from earlyexit.network.model import PreparedSegments
 
         if isinstance(self.segments, PreparedSegments):
             ascending = sorted((timed.split for timed in splits), key=lambda split: split.batch)
@@ -355,7 +355,7 @@ class LiveSplits:
 
     def _piece(self, first: int, lengths: tuple[int, ...], further: int = 0) -> Piece:
         """Kept, so that all splits of the same lengths that begin at one block run the same inputs."""
-        from earlyexit.network.network import arbitrary_tensors
+        from earlyexit.network.model import arbitrary_tensors
         from earlyexit.network.piece import Piece
 
         network, batch = self._network, len(lengths)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from earlyexit.named import imported
 
 if TYPE_CHECKING:
-    from earlyexit.network.model import EarlyExitModel
-    from earlyexit.network.network import SegmentRunner
+    from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
 # Name -> what opens it, with the arguments of `open_segments`.
 BACKENDS = {

@@ -21,8 +21,7 @@ from earlyexit.backends.onnx import onnx_segments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment
 from earlyexit.network.layers import torch_segments
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece, Tensors, wait_for
 
 logger = logging.getLogger(__name__)

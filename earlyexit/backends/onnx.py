@@ -30,8 +30,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.fingerprint import weight_bytes
 from earlyexit.network.boundary import DType, Segment
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
 from earlyexit.network.piece import Layout, Piece, Tensors, wait_for
 
 Key = TypeVar("Key", bound=Hashable)

@@ -18,8 +18,7 @@ from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Boundary, Budget, Segment
 from earlyexit.network.chain import Chain, joined
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import PreparedSegments, SegmentRunner
+from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner
 from earlyexit.network.piece import Piece, Tensors, halved
 from earlyexit.network.store import CARD_FILE, load_model, read_card
 from earlyexit.tasks import find_task

@@ -1,4 +1,4 @@
-"""A runnable part of a model, pieces in, answers and survivors out; and the runner that computes batches with such parts.
+"""Cuts: runnable parts of a model, pieces in, answers and survivors out; and the runner that computes batches with them.
 
 Exits may share an expensive head, such as one over a vocabulary; it is computed once per batch. SmolLM2's head has a
 fifth of all weights, and a CPU reads all of them for a single row too. So inputs that leave early wait for the end of
@@ -21,8 +21,14 @@ from earlyexit.engine.engine import Batch
 from earlyexit.engine.release import Step
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split, WirePiece, values_of
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import Network, PreparedSegments, SegmentRunner, arbitrary_tensors, from_wire
+from earlyexit.network.model import (
+    EarlyExitModel,
+    Network,
+    PreparedSegments,
+    SegmentRunner,
+    arbitrary_tensors,
+    from_wire,
+)
 from earlyexit.network.piece import (
     Piece,
     Tensors,

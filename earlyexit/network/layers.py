@@ -20,8 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from earlyexit.backends.captured import CapturedSegments, recorder_of
 from earlyexit.errors import ModelFolderError
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import SegmentRunner
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

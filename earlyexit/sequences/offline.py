@@ -14,7 +14,7 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Answer, Encoded, Numbers, Seen, entering
 from earlyexit.network.cut import Cut, cut_out
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import from_wire
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.memory import PAGE_TOKENS

@@ -36,8 +36,7 @@ from earlyexit.engine.queue import Member
 from earlyexit.errors import DataError
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import PreparedSegments, SegmentRunner, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, PreparedSegments, SegmentRunner, arbitrary_tensors
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy

@@ -31,8 +31,7 @@ from earlyexit.codecs.text import TextTokenizer
 from earlyexit.data.rows import read_labelled
 from earlyexit.network.boundary import Encoded, FloatName, entering
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import SegmentRunner
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.network.store import load_model, read_card
 from earlyexit.training.ramps import pack
 from experiments.engine.side import Plan, cut_at, early_exit, members_of, stock

@@ -19,7 +19,7 @@ from earlyexit.foreign import read_foreign
 from earlyexit.foreign.model import ForeignModel, ForeignOptions
 from earlyexit.foreign.onnx_file import OPEN_SIZE
 from earlyexit.network.checkpoint import add_ramps
-from earlyexit.network.network import check_inputs
+from earlyexit.network.model import check_inputs
 from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps

@@ -20,7 +20,7 @@ from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.network.boundary import takes_images
 from earlyexit.network.checkpoint import RampOptions, add_ramps, ends_of, load_pretrained, start_of
-from earlyexit.network.network import check_inputs
+from earlyexit.network.model import check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.sequences.offline import Asked, generate
 from earlyexit.tasks.token import TokenTask

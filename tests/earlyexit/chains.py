@@ -13,8 +13,7 @@ from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece, 
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.checkpoint import RampOptions
 from earlyexit.network.cut import Cut, cut_out
-from earlyexit.network.model import EarlyExitModel, ModelInfo
-from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.model import EarlyExitModel, ModelInfo, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.training.ramps import exit_outputs

@@ -12,7 +12,7 @@ import torch
 from earlyexit.network.boundary import Answer, Encoded, Segment, entering
 from earlyexit.network.chain_network import AnyNetwork
 from earlyexit.network.cut import Cut
-from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.model import SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 

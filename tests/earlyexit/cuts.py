@@ -12,8 +12,7 @@ import pytest
 from earlyexit.engine.release import Step
 from earlyexit.network.boundary import Answer, Encoded
 from earlyexit.network.cut import Cut, cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import SegmentRunner, from_wire
+from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
 from tests.earlyexit.tokens import wire_of

@@ -16,8 +16,7 @@ from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone, Llama
 from earlyexit.network.boundary import Answer, Numbers, entering
 from earlyexit.network.checkpoint import RampOptions, add_ramps
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -5,8 +5,7 @@ import pytest
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Encoded
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import check_inputs
+from earlyexit.network.model import EarlyExitModel, check_inputs
 
 # What a codec must give
 

@@ -14,7 +14,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Segment, Split
 from earlyexit.network.chain_network import ChainNetwork, ChainSegments, locate
 from earlyexit.network.cut import TorchRunner, cut_out
-from earlyexit.network.network import arbitrary_tensors, from_wire
+from earlyexit.network.model import arbitrary_tensors, from_wire
 from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy

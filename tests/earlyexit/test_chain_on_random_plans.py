@@ -20,7 +20,7 @@ from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.chain_network import ChainNetwork
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.policies.counting import PatiencePolicy

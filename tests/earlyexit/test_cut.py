@@ -10,8 +10,7 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy

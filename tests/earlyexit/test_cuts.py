@@ -9,8 +9,7 @@ import torch
 from earlyexit.backends.onnx import OnnxSegments
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, random_model
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import SegmentRunner
+from earlyexit.network.model import EarlyExitModel, SegmentRunner
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.chains import chained, inputs_for

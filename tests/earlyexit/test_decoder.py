@@ -15,8 +15,7 @@ from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Segment
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
 from earlyexit.network.piece import Layout
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of, sequence_of

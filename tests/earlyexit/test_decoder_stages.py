@@ -13,8 +13,7 @@ from transformers import LlamaForCausalLM
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Numbers, WirePiece, entering
 from earlyexit.network.cut import Cut, cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -11,8 +11,7 @@ from earlyexit.backends import onnx as onnx_backend
 from earlyexit.backends.onnx import OnnxSegments, export
 from earlyexit.network.boundary import Segment, Split
 from earlyexit.network.chain_network import ChainSegments
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import PreparedSegments
+from earlyexit.network.model import EarlyExitModel, PreparedSegments
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.earlyexit.chains import chained, follow, inputs_for, offline
 from tests.earlyexit.cuts import assert_same

@@ -19,8 +19,7 @@ from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.boundary import Budget, Encoded, Segment
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import PreparedSegments
+from earlyexit.network.model import EarlyExitModel, PreparedSegments
 from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from earlyexit.network.boundary import Encoded, Numbers, entering, stacked, values_of
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 

@@ -15,8 +15,7 @@ from earlyexit.families.seq2seq import Seq2SeqConfig
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Segment
 from earlyexit.network.checkpoint import load_pretrained, start_of
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
 from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy

@@ -14,8 +14,7 @@ from torch import Tensor
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task

@@ -18,8 +18,7 @@ from earlyexit.codecs.text import TextTokenizer
 from earlyexit.network.boundary import Split, entering
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.store import save_model
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import EntropyPolicy

@@ -16,7 +16,7 @@ from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Encoded, entering
 from earlyexit.network.cut import cut_out
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import from_wire
 from earlyexit.network.store import load_model, read_card
 from earlyexit.policies.base import Opinion
 from earlyexit.tasks.label import LabelTask

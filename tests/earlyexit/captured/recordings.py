@@ -18,8 +18,7 @@ from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Budget, Segment, Split
 from earlyexit.network.cut import cut_out
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from tests.answers import label_of

@@ -18,8 +18,7 @@ from earlyexit.errors import PlanError
 from earlyexit.families import find_family
 from earlyexit.network.boundary import Encoded, Segment, Split, entering
 from earlyexit.network.cut import TorchRunner
-from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.network import from_wire
+from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.importance import importance_of
