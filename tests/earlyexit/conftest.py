@@ -8,8 +8,8 @@ import torch
 
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
-from tests.earlyexit.models import small
-from tests.earlyexit.tokens import random_inputs
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import random_inputs
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,10 +20,10 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs, pack
-from tests.earlyexit.cuts import answers_alone, answers_in_cuts, piece_of
-from tests.earlyexit.models import small
-from tests.earlyexit.tokens import random_inputs
-from tests.earlyexit.vision import MODELS, noise
+from tests.earlyexit.families.vision import MODELS, noise
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, piece_of
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import random_inputs
 
 LENGTHS = (9, 1, 8, 4, 4, 7, 2, 9, 3, 1, 6, 5, 9, 2)
 NUMBER = len(LENGTHS)
@@ -45,8 +45,8 @@ def own(name: str) -> EarlyExitModel:
 NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
     **{family: partial(small, family=family) for family in ("bert", "distilbert", "roberta", "mpnet")},
     "pairs": partial(small, token_types=2),
-    "own, padded": partial(own, "tests.earlyexit.test_own_family:build"),
-    "own, of tensors": partial(own, "tests.earlyexit.convolutions:build"),
+    "own, padded": partial(own, "tests.earlyexit.families.test_own_family:build"),
+    "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build"),
     **MODELS,
 }
 each_network = pytest.mark.parametrize("name", NETWORKS)

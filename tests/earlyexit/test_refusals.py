@@ -52,8 +52,8 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.words import alpha_for, check_prune, pruned
-from tests.earlyexit.dense_data import CLASSES, write_image, write_poses, write_scenes
-from tests.earlyexit.tasks_of_maps import BODY, STREET, png_of, png_with_large_text
+from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes
+from tests.earlyexit.tasks.maps import BODY, STREET, png_of, png_with_large_text
 
 GOLDEN = Path(__file__).with_name("refusals.txt")
 LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)

@@ -25,7 +25,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
-from tests.earlyexit.vision import noise, segmentation_model
+from tests.earlyexit.families.vision import noise, segmentation_model
 from tests.end_to_end.one_ray import GRPC_PORT, OneRay
 from tests.offramp.cli.runs import run
 

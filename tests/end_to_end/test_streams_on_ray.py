@@ -32,7 +32,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.offline import Asked, Generated, generate
 from earlyexit.tasks.token import first_token
 from optimizer.plan import Plan, PolicySpec, Stage
-from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
+from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, decoder, hf_decoder
 from tests.end_to_end import by_permits
 from tests.end_to_end.one_ray import DASHBOARD_URL, HERE, URL, OneRay
 from tests.end_to_end.tiny_service import NEVER_S, tiny_problem

@@ -19,7 +19,7 @@ from earlyexit.policies.threshold import EntropyPolicy
 from offramp.commands.chain import chain_models
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage
-from tests.earlyexit.chains import Inputs, offline, spread
+from tests.earlyexit.network.chains import Inputs, offline, spread
 from tests.end_to_end.one_ray import DASHBOARD_URL
 from tests.end_to_end.tiny_service import (
     LABELS,

@@ -30,7 +30,7 @@ from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 from simulator.events import ENDS, Events
-from tests.earlyexit.decoders import VOCABULARY, byte_tokenizer
+from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
 from tests.simulation.model import NUM_BLOCKS, RAMPS, Arithmetic, NumberCodec, score_of, state_of, token_of, value_of
 from tests.simulation.network import HOST, Network
 

@@ -18,8 +18,8 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.store import CARD_FILE, ModelFolder, chain_card, read_card, save_model
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
-from tests.earlyexit.chains import renamed
-from tests.earlyexit.models import small
+from tests.earlyexit.network.chains import renamed
+from tests.earlyexit.network.models import small
 
 V100 = "emulated:V100"
 NEVER = PolicySpec(name="confidence", thresholds=2.0)

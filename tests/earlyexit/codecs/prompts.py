@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from earlyexit.codecs.prompt import PromptCodec
-from tests.earlyexit.decoders import byte_tokenizer
+from tests.earlyexit.families.decoders import byte_tokenizer
 
 BEGIN, START, END = 256, 257, 258
 TEMPLATE = (

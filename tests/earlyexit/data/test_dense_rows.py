@@ -12,7 +12,7 @@ from earlyexit.data.rows import read_labelled
 from earlyexit.errors import DataError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
-from tests.earlyexit.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
+from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
 
 POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
 SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])

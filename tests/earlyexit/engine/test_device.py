@@ -21,8 +21,6 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.sequences.memory import MemoryUse
-from tests.earlyexit.chains import spread
-from tests.earlyexit.cuts import assert_same
 from tests.earlyexit.engine.driver import Engine, TableTimes, splits_of
 from tests.earlyexit.engine.driver import member as waiting
 from tests.earlyexit.engine.letters import (
@@ -37,8 +35,10 @@ from tests.earlyexit.engine.letters import (
     one_split,
     start,
 )
-from tests.earlyexit.models import small
-from tests.earlyexit.tokens import wire_of
+from tests.earlyexit.network.chains import spread
+from tests.earlyexit.network.cuts import assert_same
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import wire_of
 
 
 def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:

@@ -22,7 +22,7 @@ from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from tests.answers import label_of
-from tests.earlyexit.tokens import wire_of
+from tests.earlyexit.network.tokens import wire_of
 
 WHOLE = Split(first=0, end=4, batch=8, ramps=(0, 1, 2))
 HALVES = (Split(first=0, end=2, batch=8, ramps=(0,)), Split(first=2, end=4, batch=8, ramps=(2,)))

@@ -20,9 +20,9 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
-from tests.earlyexit.cuts import answers_alone, assert_same, piece_of
 from tests.earlyexit.engine.letters import EVERYONE, FakeRunner, Letters, Part, member, members
-from tests.earlyexit.tasks_of_maps import STREET, encoded_images, model_of_maps
+from tests.earlyexit.network.cuts import answers_alone, assert_same, piece_of
+from tests.earlyexit.tasks.maps import STREET, encoded_images, model_of_maps
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
 PARTS = {0: [Part(0, 1, "aeiou"), Part(0, 4, EVERYONE)]}

@@ -21,8 +21,8 @@ from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from tests.earlyexit.cuts import answers_alone, assert_same, every_bounds
-from tests.earlyexit.tokens import wire_of
+from tests.earlyexit.network.cuts import answers_alone, assert_same, every_bounds
+from tests.earlyexit.network.tokens import wire_of
 
 BUDGETS = (1, 33, None)
 """Tokens: every input alone, and a few; without any."""

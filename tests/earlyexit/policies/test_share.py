@@ -15,8 +15,8 @@ from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy, share_above, shares_above
 from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.training.ramps import exit_outputs
-from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
-from tests.earlyexit.tasks_of_maps import BODY, STREET, encoded_images, logits_of, model_of_maps, peaks
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.tasks.maps import BODY, STREET, encoded_images, logits_of, model_of_maps, peaks
 
 SURE, UNSURE = logits_of([[0, 1, 2]] * 2, probability=0.9), logits_of([[0, 1, 2]] * 2, probability=0.6)
 

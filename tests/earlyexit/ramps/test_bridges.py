@@ -19,9 +19,9 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import BridgeRamp
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
-from tests.earlyexit.checkpoints import resnet_state
-from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
-from tests.earlyexit.models import SMALL
+from tests.earlyexit.families.checkpoints import resnet_state
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same
+from tests.earlyexit.network.models import SMALL
 from tests.earlyexit.training.test_ramps import changed, copy_of
 
 SIDE = 12

@@ -13,7 +13,7 @@ from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.maps import DeconvRamp, MapsRamp
 from earlyexit.tasks.segmentation import SegmentationTask
-from tests.earlyexit.vision import small_layout
+from tests.earlyexit.families.vision import small_layout
 
 STYLES = ("maps", "deconv")
 SIZES = [

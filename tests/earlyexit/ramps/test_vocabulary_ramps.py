@@ -21,7 +21,7 @@ from earlyexit.policies.foresight import ForeseenPolicy, SimilarPolicy
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.vocabulary import VocabularyHead
 from earlyexit.tasks.token import TokenTask
-from tests.earlyexit.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
+from tests.earlyexit.families.decoders import NUM_BLOCKS, VOCABULARY, Handfuls, decoder, hf_decoder, sequence
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 RAMPS = (1, 2)

@@ -5,7 +5,7 @@ import numpy as np
 from earlyexit.network.boundary import entering
 from earlyexit.sequences.kv_memory import places_of
 from earlyexit.sequences.sequence import Said, TokenSequence
-from tests.earlyexit.decoders import byte_tokenizer, sequence
+from tests.earlyexit.families.decoders import byte_tokenizer, sequence
 
 NUMBER = 2**31 + 5
 """In halves 1 and 5."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from earlyexit.sequences.text import TextStream
-from tests.earlyexit.decoders import byte_tokenizer
+from tests.earlyexit.families.decoders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 TOKEN_OF = {byte: TOKENIZER.get_vocab()[char] for byte, char in bytes_to_unicode().items()}

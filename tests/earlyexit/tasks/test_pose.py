@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from earlyexit.network.boundary import Numbers
-from tests.earlyexit.tasks_of_maps import BODY, peaks
+from tests.earlyexit.tasks.maps import BODY, peaks
 
 NAN = math.nan
 

@@ -13,7 +13,7 @@ from PIL import Image
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Numbers
 from earlyexit.tasks import find_task
-from tests.earlyexit.tasks_of_maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
+from tests.earlyexit.tasks.maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
 
 ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])

@@ -18,7 +18,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tasks.token import TokenTask
-from tests.earlyexit.tasks_of_maps import BODY, STREET
+from tests.earlyexit.tasks.maps import BODY, STREET
 
 HERE = __name__
 LABELS = LabelTask(("bad", "fair", "good"))

@@ -23,12 +23,12 @@ from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.importance import importance_of
 from earlyexit.training.ramps import pack
-from tests.earlyexit.chains import chained
-from tests.earlyexit.checkpoints import FAMILIES, hf_inputs, hf_model
-from tests.earlyexit.cuts import piece_of
-from tests.earlyexit.models import small
-from tests.earlyexit.tokens import random_inputs
-from tests.earlyexit.vision import pose_model
+from tests.earlyexit.families.checkpoints import FAMILIES, hf_inputs, hf_model
+from tests.earlyexit.families.vision import pose_model
+from tests.earlyexit.network.chains import chained
+from tests.earlyexit.network.cuts import piece_of
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import random_inputs
 
 NOBODY_LEAVES = ConfidencePolicy(1.1)
 MIXED = (5, 32, 1, 12, 5, 30, 7, 3)

@@ -26,8 +26,8 @@ from earlyexit.training.ramps import (
     pack,
     train_ramps,
 )
-from tests.earlyexit.models import SMALL
-from tests.earlyexit.tokens import of_tokens
+from tests.earlyexit.network.models import SMALL
+from tests.earlyexit.network.tokens import of_tokens
 
 SIZES = SMALL | {"vocab_size": 40, "num_blocks": 3, "max_length": 16}
 NUM_INPUTS = 96

@@ -18,7 +18,7 @@ from experiments.studies.packing import (
     schemes_of,
 )
 from experiments.tcb_device import Cost
-from tests.earlyexit.models import SMALL, small
+from tests.earlyexit.network.models import SMALL, small
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 COST = Cost(fixed_s=40.0, token_s=1.0, cell_s=0.1)

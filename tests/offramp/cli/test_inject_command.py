@@ -12,7 +12,7 @@ from offramp.commands.jobs import InjectJob, InjectOptions
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of
 
-TORCH = "tests.earlyexit.foreign:pictures"
+TORCH = "tests.earlyexit.foreign.modules:pictures"
 
 
 @pytest.fixture(scope="module")

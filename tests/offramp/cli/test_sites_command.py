@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from tests.earlyexit.graph.found import model_file
-from tests.earlyexit.graph.test_onnx_file import beside, branching
-from tests.earlyexit.graph.tiny import graph_of, saved, weight
+from tests.earlyexit.foreign.found import model_file
+from tests.earlyexit.foreign.test_onnx_file import beside, branching
+from tests.earlyexit.foreign.tiny import graph_of, saved, weight
 from tests.offramp.cli.runs import Captured, printed, refused, run
 
 KEYS = ["tensor", "after", "bytes_per_input", "seconds_share"]
@@ -43,7 +43,7 @@ def test_sites_are_printed_as_json_and_as_a_table(capsys: Captured) -> None:
 
 
 def test_a_torch_module_is_named_as_a_function(capsys: Captured) -> None:
-    answer = printed(capsys, "sites", "tests.earlyexit.graph.networks:plain", "--no-measure")
+    answer = printed(capsys, "sites", "tests.earlyexit.foreign.networks:plain", "--no-measure")
     assert [site["seconds_share"] for site in answer["sites"]] == [None, None]
 
 

@@ -23,8 +23,8 @@ from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import profile_model
 from offramp.doctor.look import look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
-from tests.earlyexit.chains import renamed
-from tests.earlyexit.models import ABC, small
+from tests.earlyexit.network.chains import renamed
+from tests.earlyexit.network.models import ABC, small
 
 CALIBRATION = CalibrationCard(
     policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}

@@ -20,7 +20,7 @@ from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.moves import Moves
 from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import task_for
-from tests.earlyexit.dense_data import CLASSES, JOINTS, write_poses, write_scenes
+from tests.earlyexit.data.dense_data import CLASSES, JOINTS, write_poses, write_scenes
 from tests.offramp.cli.runs import run
 
 FEW = ["--budget", "0.5", "--confidence", "0.5"]

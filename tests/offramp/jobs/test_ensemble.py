@@ -14,7 +14,7 @@ from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.recording import find_ensemble, mixed_outputs
 from optimizer.ensemble import together
-from tests.earlyexit.chains import Inputs, chained, follow, inputs_for
+from tests.earlyexit.network.chains import Inputs, chained, follow, inputs_for
 
 WEIGHTS = {1: 0.3, 2: 0.5}
 HALF = 5e-4

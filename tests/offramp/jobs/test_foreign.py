@@ -16,7 +16,7 @@ from earlyexit.errors import GraphError, InputError
 from earlyexit.network.store import load_model
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.inject import crossing_sites, read_model
-from tests.earlyexit.foreign import VOCABULARY, two_answers
+from tests.earlyexit.foreign.modules import VOCABULARY, two_answers
 from tests.offramp.jobs.test_injecting import HERE, ROWS, injected_into, job_of, rows_of
 
 
@@ -33,7 +33,7 @@ def with_outputs(path: Path, *names: str) -> Path:
 
 def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = with_outputs(saved(pictures_graph(seed=5), tmp_path / "theirs"), "r0", "flat")
     with pytest.raises(GraphError, match=r"the graph is no classifier: .*; several can be the answer, --output"):
@@ -71,7 +71,7 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
 ) -> None:
     pytest.importorskip("onnxruntime")
     from earlyexit.foreign.onnx_backbone import open_graph
-    from tests.earlyexit.onnx_graphs import CODEC, PIXELS, across_graph, read_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import CODEC, PIXELS, across_graph, read_graph, saved
 
     path, opened = saved(across_graph(seed=3), tmp_path), list[object]()
 
@@ -90,7 +90,7 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
 @pytest.mark.parametrize("written", ["onnx", "torch"])
 def test_a_tokenizer_of_more_words_than_the_models_table_has_is_refused(tmp_path: Path, written: str) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import WORDS, saved, words_graph
+    from tests.earlyexit.foreign.onnx_graphs import WORDS, saved, words_graph
 
     tokenizer: dict[str, Any] = {
         "version": "1.0",

@@ -37,9 +37,9 @@ from offramp.commands.inject import (
 from offramp.commands.jobs import CalibrateJob, InjectJob
 from optimizer.calibration_file import CALIBRATION_FILE, RECORDS_FILE
 from profiles.table import FloatArray
-from tests.earlyexit.foreign import SIDE, masked, pictures
+from tests.earlyexit.foreign.modules import SIDE, masked, pictures
 
-HERE = "tests.earlyexit.foreign"
+HERE = "tests.earlyexit.foreign.modules"
 ROWS, HELD = 240, 320
 LOOSE = CalibrateJob(budget=0.2, confidence=0.9)
 
@@ -118,7 +118,7 @@ def test_calibrated_scores_are_still_the_modules_own(
 
 def test_calibrated_scores_are_still_an_onnx_files_own(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import PIXELS, picture_feeds, pictures_graph, saved, uncut
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, picture_feeds, pictures_graph, saved, uncut
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
     injected_into(tmp_path / "m", rows_of(2 * HELD), backbone=str(path), **PIXELS, hold_out=0.5)
@@ -134,7 +134,7 @@ def test_a_file_that_the_number_of_inputs_rounds_is_taken_by_the_users_rows_and_
     tmp_path: Path,
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import LETTERS, rounding_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import LETTERS, rounding_graph, saved
 
     path = saved(rounding_graph(seed=8), tmp_path / "theirs")  # of these weights two answers are given
     rng = np.random.default_rng(1)
@@ -168,7 +168,7 @@ def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_p
 def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from earlyexit.foreign.onnx_backbone import fingerprint
-    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS)
@@ -179,7 +179,7 @@ def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
 
 def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import PIXELS, across_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, across_graph, saved
 
     path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
     done = inject(job_of(str(path), **PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
@@ -209,7 +209,7 @@ def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_u
 
 def test_an_onnx_file_is_cut_at_sets_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import PIXELS, masked_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, masked_graph, saved
 
     path = saved(masked_graph(seed=5), tmp_path / "theirs")
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), **PIXELS, sets=True)
@@ -353,7 +353,7 @@ def test_what_is_refused_leaves_the_model_of_before(tmp_path: Path, options: dic
 
 def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+    from tests.earlyexit.foreign.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")
     (tmp_path / "model").mkdir()

@@ -25,7 +25,7 @@ from offramp.commands.jobs import TrainJob
 from offramp.commands.kinds import codec_for
 from offramp.commands.train import train
 from profiles.latency import LatencyProfile
-from tests.earlyexit.checkpoints import resnet_state
+from tests.earlyexit.families.checkpoints import resnet_state
 from tests.offramp.cli.runs import printed, run
 
 HERE = __name__

@@ -30,8 +30,8 @@ from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
 from offramp.spec.model import _parameter_bytes
 from optimizer.plan import stock_plan
-from tests.earlyexit.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
-from tests.earlyexit.tokens import wire_of
+from tests.earlyexit.foreign.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
+from tests.earlyexit.network.tokens import wire_of
 
 ROWS = 240
 

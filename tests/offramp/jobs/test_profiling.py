@@ -14,7 +14,7 @@ from earlyexit.network.store import save_model
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import noise_text, open_bench, profile_figures, profile_model, splits_of, write_points
 from profiles.latency import LatencyProfile
-from tests.earlyexit.decoders import decoder, hf_decoder
+from tests.earlyexit.families.decoders import decoder, hf_decoder
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
 

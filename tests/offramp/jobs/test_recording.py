@@ -27,7 +27,7 @@ from offramp.commands.worth import calibration_warnings
 from optimizer.calibration_file import CalibrationCard
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
-from tests.earlyexit.tasks_of_maps import STREET, encoded_images, images, model_of_maps, png_of
+from tests.earlyexit.tasks.maps import STREET, encoded_images, images, model_of_maps, png_of
 
 NUMBER = 150
 EASY = CalibrateJob(budget=0.25, confidence=0.8)

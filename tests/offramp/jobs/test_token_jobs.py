@@ -22,8 +22,8 @@ from offramp.commands.train import spread, train
 from optimizer.sequences import differing, sequences_of
 from profiles.networks import decay_of
 from profiles.records import ExitRecords
-from tests.earlyexit.decoders import byte_tokenizer, hf_decoder
-from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq
+from tests.earlyexit.families.decoders import byte_tokenizer, hf_decoder
+from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PROMPTS = LabelledRows.of_texts([LETTERS[k : k + 3] for k in range(24)], [""] * 24)

@@ -17,7 +17,7 @@ from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.earlyexit.codecs.pictures import file_of, noise
-from tests.earlyexit.tasks_of_maps import BODY, STREET, logits_of, peaks
+from tests.earlyexit.tasks.maps import BODY, STREET, logits_of, peaks
 
 FILES = [file_of(noise(8, 8, seed=row), "PNG") for row in range(2)]
 IN_BASE64 = [base64.b64encode(file).decode() for file in FILES]

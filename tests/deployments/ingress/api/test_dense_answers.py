@@ -43,7 +43,7 @@ from tests.deployments.ingress.api.dense import (
 )
 from tests.deployments.ingress.api.faces import V2_INFER, FakeBackend, FakeContext, client_of
 from tests.deployments.ingress.api.signatures import TEXT
-from tests.earlyexit.tasks_of_maps import BODY, STREET
+from tests.earlyexit.tasks.maps import BODY, STREET
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -13,7 +13,7 @@ from earlyexit.sequences.text import TextStream
 from tests.deployments.ingress.completions.generating import Teller, listening
 from tests.deployments.ingress.generation.test_generate_with_decoders import MAX_TOKENS, Service, all_of, plan
 from tests.earlyexit.codecs.prompts import prompt_codec
-from tests.earlyexit.decoders import byte_tokenizer
+from tests.earlyexit.families.decoders import byte_tokenizer
 
 PROMPTS = ((72, 101, 121), (5, 60, 7, 80, 9), (33,))
 

@@ -19,7 +19,7 @@ from optimizer.plan import Stage
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, plan, served
-from tests.earlyexit.tasks_of_maps import BODY
+from tests.earlyexit.tasks.maps import BODY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

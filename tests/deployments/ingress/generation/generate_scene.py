@@ -29,7 +29,7 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import turns
-from tests.earlyexit.decoders import VOCABULARY, byte_tokenizer
+from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
 
 NUM_BLOCKS = 4
 SLOTS = ("split-cpu-0", "split-cpu-1")

@@ -28,7 +28,7 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
 from tests.deployments.wire_fakes import LOOPBACK, soon
-from tests.earlyexit.decoders import (
+from tests.earlyexit.families.decoders import (
     NUM_BLOCKS,
     VOCABULARY,
     Handfuls,

@@ -18,8 +18,8 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     plan,
 )
 from tests.deployments.wire_fakes import soon
-from tests.earlyexit.decoders import NUM_BLOCKS, Handfuls, sequence
-from tests.earlyexit.encoder_decoders import PAD, hf_seq2seq, seq2seq
+from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, sequence
+from tests.earlyexit.families.encoder_decoders import PAD, hf_seq2seq, seq2seq
 
 KIND = "t5 gated"
 

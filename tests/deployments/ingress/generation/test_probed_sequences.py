@@ -28,7 +28,7 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     plan,
 )
 from tests.deployments.wire_fakes import soon
-from tests.earlyexit.decoders import NUM_BLOCKS, backbone_of, decoder, hf_decoder
+from tests.earlyexit.families.decoders import NUM_BLOCKS, backbone_of, decoder, hf_decoder
 
 __all__ = ["expected"]
 LAST = NUM_BLOCKS - 1

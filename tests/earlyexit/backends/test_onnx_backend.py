@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.backends.onnx import (
+    CUDA,
+    EXIT_NAME,
+    OnnxSegments,
+    index_tensors,
+    onnx_segments,
+    run_in_place,
+    value_names,
+)
+from earlyexit.engine.engine import Batch
+from earlyexit.engine.queue import Attention, Member
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Encoded, Segment, Split
+from earlyexit.network.checkpoint import RampOptions
+from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout, Piece
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import random_inputs, wire_of
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+# One input, one token, equal lengths, mixed lengths up to the longest the model takes.
+MIXED = [5, 64, 1, 12, 5, 30]
+BATCHES = ([7], [1], [1, 1], [9, 9, 9], MIXED)
+# Between the confidences of the random ramps, so that every ramp lets some inputs leave and some pass.
+POLICY = ConfidencePolicy(0.55)
+
+
+def fresh_model(*, num_blocks: int = 2) -> EarlyExitModel:
+    """Its exits look at the first token, through two layers; those of other tests at the mean, through one."""
+    ramps = RampOptions(style="pooler", pooling="first")
+    model = small(LabelTask(("no", "yes")), seed=0, num_blocks=num_blocks, max_length=64, ramps=ramps)
+    model.temperatures_E.copy_(torch.tensor([0.5, 2.0, 0.7])[-num_blocks:])
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    return fresh_model()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("onnx")
+
+
+@pytest.fixture(scope="module")
+def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
+    made = OnnxSegments(model, cache=cache, num_threads=1)
+    made.prepare(EXPORTED)  # by one process, which needs seconds to begin
+    return made
+
+
+def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:
+    piece = piece_of(model, POLICY, random_inputs(np.random.default_rng(sum(lengths)), lengths))
+    if block == 0:
+        return piece
+    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
+    assert step.survivors is not None
+    return step.survivors
+
+
+def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment: Segment) -> None:
+    for lengths in BATCHES:
+        piece = piece_before(model, segment.first, lengths)
+        with torch.inference_mode():
+            hidden, logits_BC = model.run(segment, piece)
+            onnx_hidden, onnx_logits_BC = segments.run(segment, piece)
+        torch.testing.assert_close(onnx_hidden, hidden, atol=1e-4, rtol=0)
+        assert (logits_BC is None) == (onnx_logits_BC is None)
+        if logits_BC is not None:
+            torch.testing.assert_close(onnx_logits_BC, logits_BC, atol=1e-4, rtol=0)
+
+
+LAST = Segment(first=1, end=2, ramp=None)
+EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=None)]
+"""Between all ramps, and one of two blocks with an exit: what most tests run."""
+
+
+def test_every_block_and_its_exit_give_what_torch_gives(model: EarlyExitModel, segments: OnnxSegments) -> None:
+    for segment in EXPORTED:
+        assert_runners_agree(model, segments, segment)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_too(cache: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    if CUDA not in runtime.get_available_providers():
+        pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
+    model = fresh_model().to("cuda")
+    segments = onnx_segments(model, cache, 1)
+    for segment in EXPORTED:
+        assert_runners_agree(model, segments, segment)
+
+
+def test_a_session_that_runs_where_tensors_are_gives_the_same(model: EarlyExitModel, segments: OnnxSegments) -> None:
+    for segment, lengths in product(EXPORTED[:2], BATCHES):
+        piece = piece_before(model, segment.first, lengths)
+        with torch.inference_mode():
+            hidden, logits_BC = segments.run(segment, piece)
+        feeds = dict(zip(value_names(model, segment.first), piece.tensors, strict=True))
+        feeds |= index_tensors(model, Layout(piece.lengths_B, attention="slotted"))
+        room = segments.room_for(segment, len(lengths), sum(lengths))
+        run_in_place(segments._sessions.get(segment), feeds, room)
+        assert list(room) == ["hidden_after", EXIT_NAME]
+        torch.testing.assert_close(tuple(room.values()), (*hidden, logits_BC))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "end"), [(0, 2), (0, 3), (1, 2), (1, 3)])
+@pytest.mark.parametrize("exits", [True, False], ids=["exit", "no exit"])
+def test_every_segment_of_more_blocks_gives_what_torch_gives(first: int, end: int, exits: bool, tmp_path: Path) -> None:
+    model = fresh_model(num_blocks=3)
+    segment = Segment(first=first, end=end, ramp=end - 1 if exits and end < model.num_blocks else None)
+    assert_runners_agree(model, OnnxSegments(model, cache=tmp_path, num_threads=1), segment)
+
+
+@pytest.mark.parametrize("attention", ["auto", "padded", "slotted"])
+def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: Path) -> None:
+    model = fresh_model()
+    inputs = random_inputs(np.random.default_rng(3), MIXED)
+    alone = answers_alone(model, POLICY, inputs)
+    model.attention = attention
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    for bounds in ((0, 2), (0, 1, 2)):
+        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, segments=segments), alone, within=1e-4)
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_cuts_give_the_labels_and_exits_of_torch(
+    model: EarlyExitModel, segments: OnnxSegments, lengths: Sequence[int]
+) -> None:
+    encoded = random_inputs(np.random.default_rng(sum(lengths)), lengths)
+    expected = answers_alone(model, POLICY, encoded)
+    if len(lengths) == max(map(len, BATCHES)):
+        assert len({answer.exit for answer in expected.values()}) > 1
+    for bounds in ((0, 2), (0, 1, 2)):
+        assert_same(answers_in_cuts(model, POLICY, encoded, bounds, segments=segments), expected, within=1e-4)
+
+
+def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
+    piece = piece_before(model, 1, [4, 2])
+    segments.run(LAST, piece)
+    path = segments.file(LAST)
+    os.utime(path, (1, 1))
+    OnnxSegments(model, cache=path.parent).run(LAST, piece)
+    assert path.stat().st_mtime == 1
+
+
+def of_backbone(model: EarlyExitModel) -> None:
+    next(model.backbone.parameters())[0, 0] += 1
+
+
+def of_head(model: EarlyExitModel) -> None:
+    next(model.head.parameters())[0, 0] += 1
+
+
+def of_temperatures(model: EarlyExitModel) -> None:
+    model.temperatures_E[1] = 1.5
+
+
+@pytest.mark.parametrize("change", [of_backbone, of_head, of_temperatures])
+def test_a_changed_weight_does_not_use_the_old_file(
+    change: Callable[[EarlyExitModel], None], segments: OnnxSegments, cache: Path
+) -> None:
+    changed = fresh_model()
+    assert OnnxSegments(changed, cache=cache).file(LAST) == segments.file(LAST)
+    change(changed)
+    assert OnnxSegments(changed, cache=cache).file(LAST) != segments.file(LAST)
+
+
+def test_the_cache_holds_whole_files_only(model: EarlyExitModel, segments: OnnxSegments, cache: Path) -> None:
+    segments.run(LAST, piece_before(model, 1, [4, 2]))
+    assert {path.suffix for path in cache.iterdir()} == {".onnx"}
+
+
+def test_sessions_are_made_beside_a_device_that_runs_also_of_segments_without_an_exit(
+    model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
+) -> None:
+    segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
+    split = Split(first=0, end=1, batch=8)
+    runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
+    piece = runner.from_wire(wire_of(encoded[:4]))
+    expected = hidden_after(by_torch, split, piece)
+    (segment,) = split.segments()
+    preparing = threading.Thread(target=runner.prepare, args=([split],))
+    preparing.start()
+    runs_by_torch = 0
+    while not segments.is_ready(segment) and preparing.is_alive():
+        assert torch.allclose(hidden_after(runner, split, piece), expected, atol=1e-5)
+        runs_by_torch += 1
+        preparing.join(0.02)  # nothing is won by keeping the exporter from its core
+    preparing.join()
+    assert segments.is_ready(segment)
+    assert runs_by_torch > 10
+    assert segment.ramp is None
+    assert_runners_agree(model, segments, segment)
+
+
+def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
+    members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles())
+    *_, last = runner.run(Batch(split=split, members=members, tokens=len(members), started_s=0.0))
+    assert last.survivors is not None
+    return last.survivors.tensors[0]
+
+
+def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, cache: Path) -> None:
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    one, two, _ = EXPORTED
+    for segment in (one, two):
+        segments.run(segment, piece_before(model, segment.first, [3]))
+    for wanted in ({one}, {two}, {two}):
+        segments.prepare(wanted)
+    assert [segments.is_ready(each) for each in (one, two)] == [True, True]
+    segments.prepare(set())
+    assert [segments.is_ready(each) for each in (one, two)] == [False, True]
+
+
+def test_a_model_in_bfloat16_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
+        OnnxSegments(small().to(torch.bfloat16), cache=tmp_path)
+
+
+def test_a_provider_that_is_not_there_is_refused(model: EarlyExitModel, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"has no NoSuchProvider; it has .*CPUExecutionProvider"):
+        OnnxSegments(model, cache=tmp_path, providers=["NoSuchProvider", "CPUExecutionProvider"])
+
+
+def test_an_onnxruntime_without_cuda_says_what_to_install(model: EarlyExitModel, tmp_path: Path) -> None:
+    if CUDA in pytest.importorskip("onnxruntime").get_available_providers():
+        pytest.skip("this one has CUDA")
+    with pytest.raises(PlanError, match=r"has no CUDAExecutionProvider; .*install offramp\[gpu\] in the place of"):
+        OnnxSegments(model, cache=tmp_path, providers=[CUDA])
+
+
+def test_a_missing_onnxruntime_says_what_to_install(
+    model: EarlyExitModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(PlanError, match=r"install offramp\[onnx\] or offramp\[gpu\]"):
+        OnnxSegments(model, cache=tmp_path)

@@ -1,0 +1,151 @@
+"""A small decoder with random weights, and sequences that it runs in handfuls, cut anyhow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from earlyexit.families.base import Pretrained
+from earlyexit.families.decoder import DecoderBackbone, Llama
+from earlyexit.network.boundary import Answer, Numbers, entering
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.sequence import Said, Sampling, TokenSequence
+from earlyexit.sequences.text import TextStream
+from earlyexit.tasks.token import TokenTask
+from tests.earlyexit.network.cuts import cuts_of, in_random_order
+
+NUM_BLOCKS = 5
+VOCABULARY = 256
+NOBODY = ConfidencePolicy(2.0)
+"""No exit is ever so sure."""
+PAGE_TOKENS = 4
+
+
+def hf_decoder(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    """Five blocks whose answers differ from token to token: its weights are three times what they are born with."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "num_hidden_layers": NUM_BLOCKS,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 64,
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**sizes | changes)).eval().requires_grad_(False)
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            weights.mul_(3.0)
+    return model
+
+
+def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitModel:
+    """Ours of the same weights, with ramps after blocks 1 and 2 whose answers are anything."""
+    torch.manual_seed(1)
+    model = model_of(Llama().from_transformers(hf_model), ramps=(1, 2), num_pages=num_pages)
+    for ramp in (1, 2):
+        classifier = model.exit_head(ramp).classifier
+        assert isinstance(classifier, torch.nn.Linear)
+        classifier.weight.mul_(100.0)
+    return model
+
+
+def model_of(
+    pretrained: Pretrained, *, ramps: tuple[int, ...], num_pages: int = 64, family: str = "llama"
+) -> EarlyExitModel:
+    """With untrained ramps, over a store of its own."""
+    assert isinstance(pretrained.backbone, DecoderBackbone)
+    model = add_ramps(
+        pretrained,
+        name="tiny",
+        family=family,
+        codec={"name": "text", "max_length": 128},
+        task=TokenTask(pretrained.backbone.config.vocab_size),
+        ramps=RampOptions(at=ramps, pooling="last"),
+    ).requires_grad_(False)
+    backbone_of(model).open_store(num_pages, page_tokens=PAGE_TOKENS)
+    return model
+
+
+def backbone_of(model: EarlyExitModel) -> DecoderBackbone:
+    assert isinstance(model.backbone, DecoderBackbone)
+    return model.backbone
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token per byte, of which many are no characters by themselves."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: k for k, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def sequence(prompt: Sequence[int], *, chunk: int = 64, stops: Sequence[str] = (), **changes: Any) -> TokenSequence:
+    """Twelve tokens, the likeliest ones, unless `changes` say otherwise."""
+    options: dict[str, Any] = {"max_tokens": 12, "max_length": 128, "ends": (), "sampling": Sampling()}
+    text = TextStream(byte_tokenizer(), prompt, stops)
+    return TokenSequence(prompt, text, chunk=chunk, **options | changes)
+
+
+def say(sequence: TokenSequence, tokens: Sequence[int]) -> None:
+    """Have a decoder have said these."""
+    sequence.begin(1)
+    for token in tokens:
+        while sequence.answered(np.array([[token], [0.0]]), 0) is None:
+            pass
+
+
+@dataclass(kw_only=True)
+class Handfuls:
+    """Runs sequences to their ends: splits in random order, on random handfuls of whoever waits for them."""
+
+    model: EarlyExitModel
+    policy: ExitPolicy = NOBODY
+    bounds: Sequence[int] = (0, NUM_BLOCKS)
+    ramps: Sequence[int] = ()
+    seed: int = 0
+
+    def run(self, sequences: Mapping[int, TokenSequence], *, end: bool = True) -> dict[int, list[Said]]:
+        """What every sequence said, by its number; `end`: whether they give back their pages."""
+        cuts = cuts_of(self.model, self.policy, self.bounds, self.ramps)
+        said: dict[int, list[Said]] = {number: [] for number in sequences}
+        for number, each in sequences.items():
+            each.begin(number)
+        waiting = {0: [self._piece(number, each) for number, each in sequences.items()]}
+
+        def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
+            return survivors.next_block, survivors.singles()
+
+        for step in in_random_order(cuts, waiting, goes_on, random.Random(self.seed)):
+            for answer in step.answers:
+                number = int(answer.sample_id)
+                if self._answered(sequences[number], said[number], answer):
+                    waiting[0].append(self._piece(number, sequences[number]))
+                elif end:
+                    backbone_of(self.model).end(number)
+        return said
+
+    def _piece(self, number: int, each: TokenSequence) -> Piece:
+        (piece,) = from_wire(self.model, entering([str(number)], [each.step()]), self.policy).singles()
+        return piece
+
+    def _answered(self, each: TokenSequence, said: list[Said], answer: Answer) -> bool:
+        assert isinstance(answer.value, Numbers)
+        found = each.answered(answer.value.numpy(), answer.exit)
+        said += [] if found is None else [found]
+        return each.ended is None

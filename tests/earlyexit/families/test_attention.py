@@ -1,0 +1,124 @@
+"""However inputs attend, each to its own tokens, they are answered as alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.engine.queue import Attention
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Segment
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.piece import Layout
+from earlyexit.policies.threshold import ConfidencePolicy
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import random_inputs
+
+MIXED = (5, 32, 1, 12, 5, 30, 7, 3)
+POLICY = ConfidencePolicy(0.45)
+"""Between the confidences of the random ramps, so that every ramp lets some inputs leave and some pass."""
+SCHEMES: tuple[Attention, ...] = ("padded", "slotted", "apart")
+
+
+def layout_of(*lengths: int, attention: Attention = "auto") -> Layout:
+    return Layout(np.array(lengths, dtype=np.int32), attention=attention)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    return small()
+
+
+def outputs(model: EarlyExitModel, lengths: tuple[int, ...], attention: Attention) -> Tensor:
+    """Of the full model, by the order of the inputs."""
+    model.attention = attention
+    inputs = random_inputs(np.random.default_rng(sum(lengths)), lengths)
+    with torch.inference_mode():
+        _, found = model.run(Segment(first=0, end=model.num_blocks, ramp=None), piece_of(model, POLICY, inputs))
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None:
+    assert layout_of(7, 2).scheme == "apart"
+    assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
+    assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
+    assert layout_of(3, 3).scheme == "padded"
+    assert layout_of(3, 3, attention="apart").scheme == "padded", "there is nothing to save"
+
+
+def test_more_threads_are_not_kept_waiting_for_a_little_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert layout_of(*range(5, 16)).scheme == "padded"
+    assert layout_of(*range(20, 400, 40)).scheme == "apart"
+
+
+@pytest.mark.parametrize("lengths", [(7,), (9, 9, 9), (1, 1), MIXED, (32, 16, 16)], ids=str)
+@pytest.mark.parametrize("attention", SCHEMES)
+def test_every_scheme_computes_the_same(model: EarlyExitModel, lengths: tuple[int, ...], attention: Attention) -> None:
+    torch.testing.assert_close(outputs(model, lengths, attention), outputs(model, lengths, "padded"), atol=1e-5, rtol=0)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=12), attention=st.sampled_from(SCHEMES))
+def test_batch_mates_change_no_outputs(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
+    model.attention = attention
+    inputs = random_inputs(np.random.default_rng(sum(lengths)), lengths)
+    piece = piece_of(model, POLICY, inputs)
+    segment = Segment(first=0, end=model.num_blocks, ramp=None)
+    with torch.inference_mode():
+        _, together = model.run(segment, piece)
+        alone = [model.run(segment, single)[1] for single in piece.singles()]
+    assert together is not None
+    torch.testing.assert_close(together, torch.cat([each for each in alone if each is not None]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attention", SCHEMES)
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "mpnet"])
+def test_every_cut_answers_as_uncut_and_alone(family: str, attention: Attention) -> None:
+    model = small(family=family, seed=2)
+    inputs = random_inputs(np.random.default_rng(3), MIXED)
+    alone = answers_alone(model, POLICY, inputs)
+    model.attention = attention
+    for seed, bounds in enumerate(every_bounds(model.num_blocks)):
+        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, seed=seed), alone)
+
+
+def test_onnx_runtime_refuses_to_attend_apart(model: EarlyExitModel, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model.attention = "apart"
+    with pytest.raises(PlanError, match="cannot attend one after the other"):
+        OnnxSegments(model, cache=tmp_path)
+
+
+def test_a_survivor_attends_in_the_scheme_of_its_own_batch(model: EarlyExitModel) -> None:
+    # What is left of a mixed batch may be uniform, and then is padded whatever was chosen.
+    model.attention = "slotted"
+    piece = piece_of(model, POLICY, random_inputs(np.random.default_rng(0), (4, 9, 4)))
+    with torch.inference_mode():
+        hidden, _ = model.run(Segment(first=0, end=2, ramp=None), piece)
+        kept = replace(piece, tensors=hidden, next_block=2).select([0, 2])
+        _, left = model.run(Segment(first=2, end=4, ramp=None), kept)
+        _, all_of_them = model.run(Segment(first=2, end=4, ramp=None), replace(piece, tensors=hidden, next_block=2))
+    assert left is not None
+    assert all_of_them is not None
+    torch.testing.assert_close(left, all_of_them[[0, 2]], atol=1e-5, rtol=0)

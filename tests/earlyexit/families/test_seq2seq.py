@@ -1,0 +1,205 @@
+"""Encoder-decoders equal `transformers`', however they are cut and whoever runs beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.seq2seq import Seq2SeqConfig
+from earlyexit.named import Fill
+from earlyexit.network.boundary import Segment
+from earlyexit.network.checkpoint import load_pretrained, start_of
+from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
+from earlyexit.network.piece import Layout
+from earlyexit.network.store import load_model, save_model
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.sequences.sequence import TokenSequence, run_of
+from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, say, sequence
+from tests.earlyexit.families.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
+
+SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
+SOMETIMES = ConfidencePolicy(0.4)
+"""Between the confidences of the random ramps: some tokens leave at each."""
+ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2, 16), ((0, 3, 5), 1, 3, 5)]
+"""Where it is cut, the most tokens in one step, who runs with whom, and the tokens of a page."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def reference(kind: str) -> Any:
+    return hf_seq2seq(kind)
+
+
+@pytest.fixture(scope="module")
+def model(reference: Any) -> EarlyExitModel:
+    return seq2seq(reference)
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Any) -> list[list[int]]:
+    return answers_of(reference, SOURCES, 12)
+
+
+def sequences_of(kind: str, chunk: int = 64) -> dict[int, TokenSequence]:
+    return {number: sequence(source, chunk=chunk, start=PAD[kind]) for number, source in enumerate(SOURCES, 1)}
+
+
+def answers(sequences: dict[int, TokenSequence]) -> list[list[int]]:
+    return [each.tokens[len(source) :] for each, source in zip(sequences.values(), SOURCES, strict=True)]
+
+
+@pytest.mark.parametrize(("bounds", "chunk", "seed", "page_tokens"), ANYHOW, ids=str)
+def test_greedy_tokens_are_those_of_transformers(
+    model: EarlyExitModel,
+    kind: str,
+    expected: list[list[int]],
+    bounds: tuple[int, ...],
+    chunk: int,
+    seed: int,
+    page_tokens: int,
+) -> None:
+    backbone_of(model).open_store(256 // page_tokens, page_tokens=page_tokens)
+    sequences = sequences_of(kind, chunk)
+    Handfuls(model=model, bounds=bounds, seed=seed).run(sequences)
+    assert answers(sequences) == expected
+    assert len({token for answer in expected for token in answer}) > 4
+    assert backbone_of(model).kv.free_pages == 256 // page_tokens
+
+
+@pytest.mark.parametrize("chunk", [64, 3])
+def test_one_that_begins_anew_elsewhere_goes_on_as_it_would_have(
+    model: EarlyExitModel, kind: str, expected: list[list[int]], chunk: int
+) -> None:
+    begun = sequence(SOURCES[1], chunk=chunk, start=PAD[kind])
+    say(begun, expected[1][1:8])
+    Handfuls(model=model).run({5: begun})
+    assert begun.tokens == [*SOURCES[1], *expected[1]]
+
+
+@pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 1, 4, 5)], ids=str)
+def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_the_full_model_does(
+    reference: Any, kind: str, bounds: tuple[int, ...]
+) -> None:
+    model = seq2seq(reference).double()  # in float32 rounding alone comes to 2e-5 of the largest on some processors
+    backbone = backbone_of(model)
+    backbone.open_store(64)
+    sequences = sequences_of(kind)
+    handfuls = Handfuls(model=model, policy=SOMETIMES, bounds=bounds, ramps=(1, 2))
+    said = handfuls.run(sequences, end=False)
+    assert {steps[0].exit for steps in said.values()} & {1, 2}, "a first token that leaves skips its source, too"
+    assert {each.exit for steps in said.values() for each in steps} >= {1, NUM_BLOCKS - 1}
+    for number, each in sequences.items():
+        _see(model, number, each, each.tokens[-1:])
+        assert backbone.pending.num_waiting(number) == 0
+        _see(model, number + 10, each, each.tokens)
+        for block in range(NUM_BLOCKS):
+            filled, full = (backbone.kv.held(block, of, len(each.tokens)) for of in (number, number + 10))
+            for mine, its in zip(filled, full, strict=True):
+                assert (mine - its).abs().max() < 1e-10 * its.abs().max()
+
+
+@pytest.mark.parametrize("fill", ["compute", "copy"])
+def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, kind: str, fill: Fill) -> None:
+    backbone_of(model).fill = fill
+    found = []
+    for seed in range(3):
+        sequences = sequences_of(kind)
+        said = Handfuls(model=model, policy=SOMETIMES, bounds=(0, 2, 5), ramps=(1, 2), seed=seed).run(sequences)
+        found.append({number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()})
+    backbone_of(model).fill = "compute"
+    assert found[0] == found[1] == found[2]
+
+
+def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
+    lengths_B = np.array([3, 1], dtype=np.int32)
+    tensors = arbitrary_tensors(model, 0, lengths_B, np.random.default_rng(0))
+    _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), tensors, Layout(lengths_B))
+    assert outputs_BC is not None
+    assert outputs_BC.nan_to_num(neginf=0).isfinite().all()
+    assert backbone_of(model).kv.sequences == set()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "prompt", "said"),
+    [
+        (3, 0, 5, "a source comes whole, in its sequence's first input"),
+        (3, 2, 5, "a source comes whole, in its sequence's first input"),
+        (1, 0, 1, "an answer needs a source of one token at least"),
+    ],
+    ids=["the beginning alone", "the end alone", "none"],
+)
+def test_a_source_in_parts_is_refused(model: EarlyExitModel, tokens: int, start: int, prompt: int, said: str) -> None:
+    run_15 = torch.tensor([run_of(1, start, 9, prompt)], dtype=torch.int32)
+    layout = Layout(np.array([tokens], dtype=np.int32))
+    with pytest.raises(InputError, match=said):
+        backbone_of(model).embed((torch.ones(tokens, dtype=torch.int32), run_15), layout)
+
+
+def test_a_saved_model_answers_as_it_did(
+    model: EarlyExitModel, kind: str, expected: list[list[int]], tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path)
+    backbone_of(loaded).open_store(64)
+    sequences = sequences_of(kind)
+    Handfuls(model=loaded).run(sequences)
+    assert answers(sequences) == expected
+
+
+def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
+    model: EarlyExitModel, reference: Any, kind: str, tmp_path: Path
+) -> None:
+    reference.save_pretrained(tmp_path)
+    pretrained, family = load_pretrained(str(tmp_path))
+    assert family == model.info.family
+    assert start_of(str(tmp_path)) == PAD[kind]
+    ours = model.backbone.state_dict()
+    assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
+    assert pretrained.head is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"encoder_ffn_dim": 32}, "ffn_dim must be the same on both sides, not 32 and 64"),
+        ({"encoder_attention_heads": 3}, "attention_heads must be the same on both sides, not 3 and 6"),
+    ],
+    ids=["feed-forward", "heads"],
+)
+def test_a_marian_of_two_sizes_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelFolderError, match=said):
+        find_family("marian").from_transformers(hf_seq2seq("marian", **changes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"num_kv_heads": 2}, "8 heads must have a key each, not 2"),
+        ({"num_heads": 6}, "6 heads cannot share 8 keys"),
+        ({"activation": "tanh"}, "unknown activation 'tanh'"),
+    ],
+    ids=["fewer keys", "more keys", "activation"],
+)
+def test_sizes_that_are_not_served_are_refused(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelFolderError, match=said):
+        Seq2SeqConfig(**sizes)
+
+
+def _see(model: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int]) -> None:
+    """Let all blocks see a sequence's last tokens, under a number."""
+    backbone, count = backbone_of(model), len(tokens)
+    run_15 = torch.tensor([run_of(number, len(of.tokens) - count, of.limit, of.num_prompt)], dtype=torch.int32)
+    layout = Layout(np.array([count], dtype=np.int32))
+    with torch.inference_mode():
+        embedded = backbone.embed((torch.tensor(tokens, dtype=torch.int32), run_15), layout)
+        backbone.run_blocks(0, NUM_BLOCKS, embedded, layout)

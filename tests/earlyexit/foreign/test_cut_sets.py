@@ -1,0 +1,128 @@
+"""Sets of tensors that carry everything together, where none does alone; against every set there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from earlyexit.foreign.dataflow import (
+    MOST_TENSORS,
+    Dataflow,
+    Operator,
+    cheapest_cut,
+    crossing_tensors,
+    find_sites,
+    sets_in,
+    with_sets,
+)
+from tests.earlyexit.foreign.flows import flow_of
+from tests.earlyexit.foreign.removal import disconnects
+
+MASKED = (
+    "m = light x",
+    "a = work x w",
+    *("b = work a m", "c = work b", "d = light c a"),
+    *("e = work d m", "f = work e", "g = light f d"),
+    *("h = work g m", "y = work h"),
+)
+"""Layers that each read the hidden state and a mask that was made of the input: no tensor alone carries everything."""
+
+
+def masked() -> Dataflow:
+    return replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
+
+
+def test_a_mask_beside_the_stream_crosses_with_it() -> None:
+    flow = masked()
+    assert [site.tensors for site in find_sites(flow)] == [("h",)]
+    found = with_sets(flow, find_sites(flow))
+    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
+    assert [site.bytes_per_input for site in found] == [11, 11, 10]
+    assert [site.after for site in found] == ["operator1", "operator4", "operator8"]
+
+
+def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later() -> None:
+    flow = flow_of("a = work x w", "m = light x", *MASKED[2:])
+    flow = replace(flow, bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
+    assert with_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
+
+
+def test_what_crosses_inside_a_layer_is_no_set_where_less_crosses_beside_it() -> None:
+    flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
+    found = with_sets(flow, find_sites(flow))
+    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
+
+
+def test_a_model_with_one_site_after_every_layer_needs_no_sets() -> None:
+    flow = flow_of(*(f"h{k + 1} = work h{k} w" for k in range(20)), inputs="h0", outputs="h20")
+    assert with_sets(flow, find_sites(flow)) == find_sites(flow)
+
+
+def test_short_stretches_are_left_as_they_are() -> None:
+    flow = masked()
+    assert len(with_sets(flow, find_sites(flow), long=0.9)) == 1
+
+
+def drawn(seed: int) -> Dataflow:
+    """A graph of 9 operators, each of which reads one or two tensors before it."""
+    random = Random(seed)
+    names = ["x", *(f"t{k}" for k in range(9))]
+    reads = [random.sample(names[:k], k=min(k, random.choice([1, 1, 2]))) for k in range(1, 10)]
+    lines = [
+        f"{name} = {random.choice(['work', 'light'])} {' '.join(read)}"
+        for name, read in zip(names[1:], reads, strict=True)
+    ]
+    unread = set(names) - {name for read in reads for name in read}
+    flow = flow_of(*lines, outputs=" ".join(sorted(unread)))
+    return replace(flow, bytes_per_input={name: random.randint(1, 99) for name in names})
+
+
+def crossing(flow: Dataflow, ran: set[str]) -> set[str]:
+    """What is made of some operators, or given, and read by the others or by nobody."""
+    there = set(flow.inputs) | {name for each in flow.live if each.name in ran for name in each.outputs}
+    read = {name for each in flow.live if each.name not in ran for name in each.inputs}
+    return there & (read | set(flow.outputs))
+
+
+def cheapest_by_trying(flow: Dataflow, last: Operator) -> tuple[int, int] | None:
+    """Tensors and bytes of the cheapest cut right behind an operator, of all sets of operators that can have run."""
+    behind = {each.name for each in flow.live if each.kind == "work" and last.name in flow.before(each.outputs)}
+    behind -= {last.name}
+    names = [each.name for each in flow.live]
+    makers = {each.name: {flow.maker[name].name for name in each.inputs if name in flow.maker} for each in flow.live}
+    found = []
+    for size in range(1, len(names) + 1):
+        for ran in map(set, combinations(names, size)):
+            if last.name in ran and not ran & behind and all(makers[name] <= ran for name in ran):
+                tensors = crossing(flow, ran)
+                found.append((len(tensors), sum(flow.bytes_per_input[name] for name in tensors)))
+    cheapest = min(found, key=lambda each: each[1])
+    fewest = min(found)
+    chosen = cheapest if cheapest[0] <= MOST_TENSORS else fewest
+    return chosen if behind and chosen[0] <= MOST_TENSORS else None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_cut_behind_an_operator_is_the_cheapest_of_all(seed: int) -> None:
+    flow = drawn(seed)
+    for each in flow.live:
+        if each.kind == "work":
+            ran, wanted = cheapest_cut(flow, flow.live, each), cheapest_by_trying(flow, each)
+            tensors = None if ran is None else crossing_tensors(flow, flow.live, ran)
+            given = None if tensors is None else sum(flow.bytes_per_input[name] for name in tensors)
+            assert given == (None if wanted is None else wanted[1])
+            assert ran is None or set(tensors or ()) == crossing(flow, set(ran))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sets_disconnect_the_graph_and_follow_each_other(seed: int) -> None:
+    flow = drawn(seed)
+    before: frozenset[str] = frozenset()
+    for site in sets_in(flow, flow.live):
+        assert disconnects(flow, site.tensors)
+        assert 1 < len(site.tensors) <= MOST_TENSORS
+        assert before < flow.before(site.tensors)
+        before = flow.before(site.tensors)

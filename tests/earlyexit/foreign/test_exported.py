@@ -1,0 +1,299 @@
+"""Torch modules that nobody prepared: traced, cut, kept as data, and still what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from earlyexit.data.rows import PAIR, TEXT
+from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.families.base import Pretrained
+from earlyexit.fingerprint import weights_sha256
+from earlyexit.foreign.dataflow import find_sites
+from earlyexit.foreign.model import ForeignOptions
+from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
+from earlyexit.foreign.torch_module import TorchModel, read_torch
+from earlyexit.network.boundary import Answer, Encoded
+from earlyexit.network.checkpoint import RampOptions, add_ramps
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import TrainOptions, exit_outputs, pack, train_ramps
+from tests.earlyexit.foreign import modules as foreign
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, every_bounds
+from tests.earlyexit.network.tokens import of_tokens
+
+PLACE = "tests.earlyexit.foreign.modules"
+
+
+@cache
+def read(name: str) -> TorchModel:
+    return read_torch(f"{PLACE}:{name}")
+
+
+@cache
+def taken(name: str) -> Pretrained:
+    """The module, cut at every site."""
+    graph = read(name)
+    return cut_at(graph, [site.tensors for site in find_sites(graph.flow)])
+
+
+def cut_at(graph: TorchModel, cuts: Sequence[Sequence[str]] = (), **codec: int) -> Pretrained:
+    return graph.take(cuts, codec, Path("of no use"))
+
+
+def model_of(name: str) -> EarlyExitModel:
+    codec = {"name": "text", "max_length": 24} if name == "texts" else {"name": "image", "height": 8, "width": 8}
+    torch.manual_seed(0)
+    return add_ramps(
+        taken(name),
+        name=name,
+        family="exported",
+        codec=codec,
+        task=LabelTask(("a", "b", "c")),
+        ramps=RampOptions(pooling="mean"),
+    )
+
+
+def inputs_of(name: str, count: int, seed: int = 0) -> list[Encoded]:
+    rng = np.random.default_rng(seed)
+    if name == "texts":
+        lengths = rng.integers(1, 9, count)
+        return [of_tokens(rng.integers(1, foreign.VOCABULARY, length).tolist()) for length in lengths]
+    return [Encoded(1, (each[None],)) for each in rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)]
+
+
+def whole(name: str, encoded: list[Encoded]) -> Tensor:
+    """What the module itself gives, in one batch; texts are padded as anybody pads them."""
+    network, _ = getattr(foreign, name)()
+    values, layout = pack(encoded, torch.device("cpu"))
+    given = (values[0],) if name != "texts" else (layout.pad(values[0]).long(), layout.mask_BT.long())
+    with torch.no_grad():
+        result: Tensor = network(*given)
+    return result
+
+
+@torch.inference_mode()
+def in_pieces(backbone: ExportedBackbone, encoded: list[Encoded], bounds: tuple[int, ...]) -> Tensor:
+    values, layout = pack(encoded, torch.device("cpu"))
+    hidden = backbone.embed(values, layout)
+    for first, end in pairwise(bounds):
+        hidden = backbone.run_blocks(first, end, hidden, layout)
+    return hidden[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str, count: int) -> None:
+    backbone, encoded = taken(name).backbone, inputs_of(name, count)
+    assert isinstance(backbone, ExportedBackbone)
+    assert backbone.num_blocks >= 3
+    for bounds in every_bounds(backbone.num_blocks):
+        assert in_pieces(backbone, encoded, bounds).equal(whole(name, encoded))
+
+
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_every_cut_gives_the_answers_and_exits_of_inputs_alone(name: str) -> None:
+    model, encoded = model_of(name), inputs_of(name, 9)
+    scores = {ramp: outputs.softmax(-1).amax(-1) for ramp, outputs in exit_outputs(model, encoded).items()}
+    policy = ConfidencePolicy({ramp: float(scores[ramp].quantile(0.45)) for ramp in model.ramp_indices})
+    alone = answers_alone(model, policy, encoded)
+    assert len(exits_of(alone)) > 1
+    for seed, bounds in enumerate(every_bounds(model.num_blocks)):
+        found = answers_in_cuts(model, policy, encoded, bounds, seed=seed)
+        assert {key: (each.value, each.exit) for key, each in found.items()} == {
+            key: (each.value, each.exit) for key, each in alone.items()
+        }
+
+
+def exits_of(answers: dict[str, Answer]) -> set[int]:
+    return {answer.exit for answer in answers.values()}
+
+
+def test_probabilities_become_the_logits_before_them() -> None:
+    encoded = inputs_of("probable", 4)
+    backbone = taken("probable").backbone
+    assert isinstance(backbone, ExportedBackbone)
+    logits = in_pieces(backbone, encoded, (0, backbone.num_blocks))
+    assert logits.softmax(-1).equal(whole("probable", encoded))
+
+
+def test_separate_probabilities_become_their_logarithms() -> None:
+    encoded = inputs_of("separate", 4)
+    backbone = taken("separate").backbone
+    assert isinstance(backbone, ExportedBackbone)
+    logarithms = in_pieces(backbone, encoded, (0, backbone.num_blocks))
+    torch.testing.assert_close(logarithms.exp(), whole("separate", encoded))
+
+
+def test_what_crosses_is_described() -> None:
+    backbone = taken("texts").backbone
+    assert [(each.name, each.dtype, each.per_token, each.below) for each in backbone.inputs] == [
+        ("input_ids", "int32", True, foreign.VOCABULARY)
+    ]
+    assert backbone.max_length == 24, "as far as there are positions"
+    boundaries = [backbone.boundary(block) for block in range(backbone.num_blocks)]
+    assert all(len(each) == 1 for each in boundaries)
+    assert boundaries[0][0].per_token
+    assert boundaries[-1][0].shape == (3,)
+    assert not boundaries[-1][0].per_token
+
+
+def test_training_saving_and_loading_leave_the_backbone_as_it_is(tmp_path: Path) -> None:
+    model, encoded = model_of("pictures"), inputs_of("pictures", 32)
+    before = weights_sha256(model.backbone)
+    model = replace_provenance(model, backbone_sha256=before)
+    train_ramps(model, encoded, np.arange(32) % 3, TrainOptions(epochs=2, batch=16))
+    save_model(model, tmp_path)
+    assert weights_sha256(model.backbone) == before
+    loaded = load_model(tmp_path)
+    assert weights_sha256(loaded.backbone) == before
+    assert isinstance(loaded.backbone, ExportedBackbone)
+    assert in_pieces(loaded.backbone, encoded, (0, loaded.num_blocks)).equal(whole("pictures", encoded))
+
+
+def replace_provenance(model: EarlyExitModel, **facts: object) -> EarlyExitModel:
+    model.info = replace(model.info, provenance={**model.info.provenance, **facts})
+    return model
+
+
+def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
+    model = model_of("pictures")
+    save_model(replace_provenance(model, backbone_sha256=model.backbone.sha256()), tmp_path)
+    load_model(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS_FILE)
+    next(tensor for name, tensor in weights.items() if name.startswith("backbone.")).view(-1)[0] += 1
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(ModelFolderError, match="the backbone's weights are not those that ramps were trained on"):
+        load_model(tmp_path)
+
+
+def test_a_graph_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    graph["graphs"][0]["calls"].pop()
+    (tmp_path / GRAPH_FILE).write_text(json.dumps(graph))
+    with pytest.raises(ModelFolderError, match="is not the graph that the model's card was written for"):
+        load_model(tmp_path)
+
+
+def rewritten(folder: Path, graph: object) -> None:
+    """Put another graph into a model's folder, and its hash into the card."""
+    text = json.dumps(graph, separators=(",", ":")) + "\n"
+    (folder / GRAPH_FILE).write_text(text)
+    card = json.loads((folder / CARD_FILE).read_text())
+    card["backbone"]["graph"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / CARD_FILE).write_text(json.dumps(card))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["zz", "aten.zeros.default", [[1]], {"**print(), pin_memory": False}],
+        ["zz", "aten.from_file.default", ["weights"], {"size": 4}],
+        ["zz", "aten.__class__.__class__", ["x"], {}],
+    ],
+)
+def test_a_graph_that_does_more_than_compute_is_refused_when_it_is_loaded(tmp_path: Path, call: list[object]) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    rewritten(tmp_path, graph)
+    load_model(tmp_path)  # a whole folder, whoever wrote it
+    graph["graphs"][-1]["calls"].insert(0, call)
+    rewritten(tmp_path, graph)
+    with pytest.raises(ModelFolderError, match=r"has no argument|no operator that computes"):
+        load_model(tmp_path)
+
+
+def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
+    save_model(model_of("texts"), tmp_path)
+    names = [name for name in load_model(tmp_path).state_dict() if "tokens" in name or "again" in name]
+    assert len(names) == 1
+
+
+def test_a_cut_that_forgets_a_tensor_is_refused() -> None:
+    graph = read("pictures")
+    inside = next(each.name for each in graph.module.graph.nodes if "batch_norm" in each.name)
+    with pytest.raises(ModelFolderError, match="is not all that the blocks after it need: 'image' too"):
+        graph.cut([(inside,)])
+
+
+def test_what_has_no_row_per_input_does_not_cross() -> None:
+    graph = read("texts")
+    weight = next(each.name for each in graph.module.graph.nodes if "transpose" in each.name)
+    with pytest.raises(ModelFolderError, match="what crosses has a row per input, or one per token"):
+        graph.spec(weight)
+
+
+def test_longer_inputs_than_the_module_takes_are_refused() -> None:
+    graph = read("texts")
+    with pytest.raises(GraphError, match="takes inputs of at most 24 tokens, not 30"):
+        cut_at(graph, max_length=30)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "why"),
+    [
+        ("placed_from_2", "position_ids", "positions begin at 0"),
+        ("placed_second_texts", "token_type_ids", "types of tokens are 0"),
+        ("placed_left", "attention_mask", "a mask is 1 for every token, and 0 behind the last"),
+    ],
+)
+def test_a_module_that_is_to_be_fed_otherwise_is_refused(name: str, other: str, why: str) -> None:
+    graph = read(name)
+    with pytest.raises(GraphError, match=f"its example of '{other}' is not what it is fed, .*; {why}"):
+        cut_at(graph)
+
+
+def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
+    assert taken("indexed").backbone.inputs[0].below == foreign.VOCABULARY
+
+
+def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
+    graph = read("offset")
+    with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
+        cut_at(graph)
+
+
+def test_a_fingerprint_is_of_weights_of_any_type() -> None:
+    backbone = taken("indexed").backbone
+    before = backbone.sha256()
+    weights = backbone.state_dict()
+    next(each for each in weights.values() if each.dtype == torch.bfloat16).add_(1)
+    after = backbone.sha256()
+    next(each for each in weights.values() if each.dtype == torch.bfloat16).sub_(1)
+    assert (before == after, before == backbone.sha256()) == (False, True)
+
+
+@pytest.mark.parametrize("place", ["types", "weights"])
+@pytest.mark.parametrize("dtype", ["float33", "nn"])
+def test_types_that_torch_does_not_have_are_refused_when_loaded(tmp_path: Path, place: str, dtype: str) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    name = next(iter(graph[place]))
+    graph[place][name] = dtype if place == "types" else [dtype, graph[place][name][1]]
+    rewritten(tmp_path, graph)
+    with pytest.raises(ModelFolderError, match=f"has tensors of '{dtype}', which torch has no type of"):
+        load_model(tmp_path)
+
+
+def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
+    assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
+
+
+def test_token_types_of_pairs_come_after_the_tokens() -> None:
+    graph = replace(read("placed_second_texts"), asked=ForeignOptions(columns=(TEXT, PAIR)))
+    assert graph.carried == ("input_ids", "token_type_ids")
+    cut_at(graph)  # what the codec gives may be anything

@@ -1,0 +1,147 @@
+"""Reading ONNX files: what their tensors weigh, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx")
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from earlyexit.errors import GraphError
+from earlyexit.foreign.onnx_model import read_onnx
+from tests.earlyexit.foreign.tiny import graph_of, saved, weight
+
+
+def beside(tensor: Any, location: str) -> Any:
+    """A stored tensor whose values lie in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def two_layers(first: Any, inputs: Any = "x") -> Any:
+    return graph_of([("MatMul", "x w", "a"), ("MatMul", "a v", "y")], [inputs], ["y"], [first, weight("v", 6, 2)])
+
+
+def test_bytes_are_those_of_one_input_whatever_the_batch_is(tmp_path: Path) -> None:
+    for batch in ("batch", 1, 5):
+        file = read_onnx(saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, (batch, 4)))))
+        assert file.flow.bytes_per_input == {"x": 16, "a": 24, "y": 8}
+        assert file.flow.batch == (5 if batch == 5 else 1)
+
+
+def test_axes_left_open_have_the_size_that_is_asked_for(tmp_path: Path) -> None:
+    path = saved(tmp_path, two_layers(weight("w", 4, 6), ("x", TensorProto.FLOAT, ("batch", "tokens", 4))))
+    assert read_onnx(path, open_size=10).flow.bytes_per_input["a"] == 10 * 24
+    assert read_onnx(path).flow.shapes["a"] == (1, 128, 6)
+
+
+def test_weights_are_named_and_no_inputs_although_old_files_list_them(tmp_path: Path) -> None:
+    model = graph_of([("Add", "x w", "y")], ["x", ("w", TensorProto.FLOAT, (4,))], ["y"], [weight("w", 4)])
+    flow = read_onnx(saved(tmp_path, model)).flow
+    assert flow.inputs == ("x",)
+    assert flow.weights == flow.free == frozenset({"w"})
+
+
+def test_an_embedding_is_work_and_picking_a_token_is_not(tmp_path: Path) -> None:
+    nodes = [("Gather", "table ids", "a"), ("Gather", "a first", "y")]
+    weights = [weight("table", 9, 4), numpy_helper.from_array(np.array(0), "first")]
+    model = graph_of(nodes, [("ids", TensorProto.INT64, ("batch", "tokens"))], ["y"], weights)
+    assert [operator.kind for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["work", "light"]
+
+
+def test_an_operator_of_somebody_elses_is_work_by_whatever_name(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], domain="their.own")
+    [operator] = read_onnx(saved(tmp_path, graph_of([node], ["x"], ["y"]))).flow.operators
+    assert (operator.op, operator.kind) == ("their.own.Relu", "work")
+
+
+def test_functions_of_a_file_are_its_steps(tmp_path: Path) -> None:
+    model = graph_of([helper.make_node("Twice", ["x"], ["y"], domain="own")], ["x"], ["y"])
+    opsets = [helper.make_opsetid("", 18)]
+    body = [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Exp", ["b"], ["c"])]
+    model.functions.append(helper.make_function("own", "Twice", ["a"], ["c"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    assert [operator.op for operator in read_onnx(saved(tmp_path, model)).flow.operators] == ["Relu", "Exp"]
+
+
+def test_nodes_without_a_name_or_with_that_of_another_get_one(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["b"], name="n")]
+    model = graph_of([*nodes, helper.make_node("Log", ["b"], ["y"], name="n")], ["x"], ["y"])
+    file = read_onnx(saved(tmp_path, model))
+    assert [operator.name for operator in file.flow.operators] == [node.name for node in file.proto.graph.node]
+    assert len({operator.name for operator in file.flow.operators}) == 3
+
+
+def test_weights_beside_the_file_are_told_and_not_loaded(tmp_path: Path) -> None:
+    file = read_onnx(saved(tmp_path, two_layers(beside(weight("w", 4, 6), "weights/w.bin"))))
+    assert file.beside == (tmp_path / "weights" / "w.bin",)
+    assert file.flow.shapes["a"] == (1, 6)
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/passwd", "a/../../w.bin", "", "."])
+def test_weights_outside_the_folder_are_refused(tmp_path: Path, location: str) -> None:
+    path = saved(tmp_path, two_layers(beside(weight("w", 4, 6), location)))
+    with pytest.raises(GraphError, match=r"weights of 'w' lie at .*, outside the model's folder"):
+        read_onnx(path)
+
+
+def test_weights_behind_a_link_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(96))
+    (folder / "w.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(GraphError, match="outside the model's folder"):
+        read_onnx(saved(folder, two_layers(beside(weight("w", 4, 6), "w.bin"))))
+
+
+def branching(op: str) -> Any:
+    """A node that runs a graph of its own."""
+    body = helper.make_graph([helper.make_node("Relu", ["x"], ["z"])], "body", [], [])
+    names = {"If": ("then_branch", "else_branch")}.get(op, ("body",))
+    return helper.make_node(op, ["x"], ["y"], name=f"the_{op}", **dict.fromkeys(names, body))
+
+
+@pytest.mark.parametrize("op", ["If", "Loop", "Scan"])
+def test_graphs_that_branch_are_refused_by_the_name_of_the_operator(tmp_path: Path, op: str) -> None:
+    with pytest.raises(GraphError, match=rf"{op} \(the_{op}\) runs a graph of its own"):
+        read_onnx(saved(tmp_path, graph_of([branching(op)], ["x"], ["y"])))
+
+
+def test_pickles_are_refused_without_being_loaded(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "loaded",)
+
+    path = tmp_path / "model.onnx"
+    path.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(GraphError, match="is a pickle or a zip"):
+        read_onnx(path)
+    assert not (tmp_path / "loaded").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, I am a text", bytes(100), b"\xff" * 50])
+def test_files_that_hold_no_model_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(GraphError, match="is no ONNX model"):
+        read_onnx(path)
+
+
+def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="No such file"):
+        read_onnx(tmp_path / "model.onnx")
+    with pytest.raises(GraphError, match="Is a directory"):
+        read_onnx(tmp_path)
+
+
+def test_a_step_that_reads_what_nothing_gives_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="reads 'b', which nothing before it gives"):
+        read_onnx(saved(tmp_path, graph_of([("Add", "x b", "y"), ("Relu", "y", "b")], ["x"], ["y"])))

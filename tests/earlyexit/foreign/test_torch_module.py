@@ -1,0 +1,107 @@
+"""Tracing torch modules: the same outputs, the sites of the graph, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.foreign import torch_module
+from earlyexit.foreign.dataflow import carriers, find_sites
+from earlyexit.foreign.torch_module import TorchModel, read_torch
+from tests.earlyexit.foreign import networks
+from tests.earlyexit.foreign.removal import carriers_by_removal
+
+HERE = "tests.earlyexit.foreign.networks"
+
+
+@pytest.fixture(params=["plain", "resnet14", "small_bert"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@cache
+def read(name: str) -> TorchModel:
+    torch.manual_seed(0)
+    return read_torch(f"{HERE}:{name}")
+
+
+def test_a_traced_module_gives_what_the_module_gives_for_any_batch(name: str) -> None:
+    graph = read(name)
+    torch.manual_seed(0)
+    network, _ = getattr(networks, name)()
+    network.eval()
+    for batch in (1, 2, 7):
+        inputs = {key: value[torch.arange(batch) % 2] for key, value in graph.examples.items()}
+        with torch.no_grad():
+            wanted = network(**inputs)
+        [given] = graph.run(*inputs.values())
+        assert torch.allclose(given, wanted if isinstance(wanted, torch.Tensor) else wanted.logits, atol=1e-5)
+
+
+def test_carriers_of_traced_modules_are_what_disconnects_them(name: str) -> None:
+    flow = read(name).flow
+    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert flow.live[0].kind == "work" or name == "resnet14"
+
+
+def test_a_residual_network_has_a_site_after_its_stem_and_after_each_block() -> None:
+    sites = find_sites(read("resnet14").flow)
+    sizes = [16 * 32 * 32] * 3 + [32 * 16 * 16] * 2 + [64 * 8 * 8] * 2
+    assert [site.bytes_per_input for site in sites] == [4 * size for size in sizes]
+
+
+def test_a_bert_has_sites_after_its_embedding_attentions_and_layers_and_before_its_classifier() -> None:
+    graph = read("small_bert")
+    assert [site.bytes_per_input for site in find_sites(graph.flow)] == [4 * 7 * 32] * 5 + [4 * 32]
+    assert list(graph.examples) == ["input_ids", "attention_mask"]
+
+
+def test_tokens_of_any_length_are_taken() -> None:
+    graph = read("small_bert")
+    [given] = graph.run(torch.ones(3, 5, dtype=torch.long), torch.ones(3, 5, dtype=torch.long))
+    assert given.shape == (3, 2)
+
+
+def test_nothing_writes_in_place_and_taking_a_tuple_apart_is_no_operator() -> None:
+    flow = read("plain").flow
+    assert not any(operator.op.endswith("_.default") or operator.op == "getitem" for operator in flow.operators)
+    assert len(find_sites(flow)) == 2
+
+
+def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(torch_module, "_exported", fails)
+    flow = read.__wrapped__("plain").flow
+    assert [operator.op for operator in flow.operators][:3] == ["Conv2d", "BatchNorm2d", "ReLU"]
+    assert list(carriers(flow)) == carriers_by_removal(flow)
+    assert len(find_sites(flow)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("decides", "cannot be traced with an open batch: torch.export: .*; torch.fx: "),
+        ("fixed", "takes batches of 2 only, not of "),
+        ("mixes", "gives an input other outputs in a batch of 1 than among the examples"),
+        ("branches", r"cond \(cond\) runs a graph of its own"),
+        ("alone", r"gives examples \[1, 3\]; each needs a row per input, of the same two or more"),
+        ("no_examples", "a function without arguments that returns"),
+        ("empty_examples", "gives NoneType for example inputs; a function without arguments that returns"),
+        ("fails", "no weights; a function without arguments that returns"),
+        ("no_module", "gives int; a torch module and example tensors are needed"),
+    ],
+)
+def test_modules_that_cannot_be_cut_are_refused_in_one_line(name: str, why: str) -> None:
+    with pytest.raises(GraphError, match=why) as refused:
+        read(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_function_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match="cannot be imported"):
+        read("nothing")

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import Encoded
+from earlyexit.network.cut import cut_out
+from earlyexit.network.model import EarlyExitModel, from_wire
+from earlyexit.network.piece import Piece
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.ensemble import EnsemblePolicy
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.tabi import TabiPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.policies.wrapper import exit_wrapper
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.training.ramps import exit_outputs
+from tests.earlyexit.network.chains import spread
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.network.models import small
+from tests.earlyexit.network.tokens import wire_of
+
+RAMPS = (0, 1, 2)
+NUM_BLOCKS = 4
+BOUNDS = every_bounds(NUM_BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    """Four blocks whose exits disagree: each exit's logits are spread around zero over random inputs."""
+    return spread(small())
+
+
+def own_independent() -> ExitPolicy:
+    @exit_wrapper
+    def first_label_leads(ramp: int, logits_BC: Tensor) -> Tensor:
+        return logits_BC[:, 0] > logits_BC[:, 1] + 0.5 - 0.25 * ramp
+
+    return first_label_leads
+
+
+def own_dependent() -> ExitPolicy:
+    @exit_wrapper(state_width=2)
+    def enough_confidence_in_all(ramp: int, logits_BC: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        confidence_B = logits_BC.softmax(-1).amax(-1)
+        state_BS = state_BS + torch.stack([confidence_B, torch.ones_like(confidence_B)], 1)
+        return state_BS[:, 0] > 0.45 + 0.3 * state_BS[:, 1], state_BS
+
+    return enough_confidence_in_all
+
+
+def recorded() -> ExitPolicy:
+    rng = np.random.default_rng(3)
+    answers = RecordedAnswers(
+        row_of={f"i{k}": k for k in range(24)},
+        ramps=RAMPS,
+        scores_NR=rng.random((24, 3), dtype=np.float32),
+        answers_NE=np.column_stack([rng.integers(0, 3, (24, 3)), rng.integers(0, 3, 24)]),
+    )
+    return RecordedPolicy(answers, EntropyPolicy(0.3))
+
+
+POLICIES: dict[str, Callable[[], ExitPolicy]] = {
+    "entropy": lambda: EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9}),
+    "confidence": lambda: ConfidencePolicy(0.6),
+    "tabi": lambda: TabiPolicy(0.4, 10.0),
+    "ensemble": lambda: EnsemblePolicy(EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9}), {0: 0.3, 2: 0.4}),
+    "patience": lambda: PatiencePolicy(1),
+    "voting": lambda: VotingPolicy(2),
+    "recorded": recorded,
+    "own, independent": own_independent,
+    "own, dependent": own_dependent,
+}
+each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
+
+
+@each_policy
+def test_the_small_model_puts_the_policies_to_work(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    answers = answers_alone(model, make_policy(), encoded).values()
+    assert len({answer.exit for answer in answers}) >= 3
+    assert len({answer.value for answer in answers}) >= 2
+
+
+@each_policy
+def test_cuts_batch_mates_and_the_wire_change_no_answer(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = make_policy()
+    expected = answers_alone(model, policy, encoded)
+    for seed, bounds in enumerate(BOUNDS):
+        answers = answers_in_cuts(model, policy, encoded, bounds, seed=seed, over_the_wire=seed % 2 > 0)
+        assert_same(answers, expected)
+
+
+@pytest.mark.slow
+@each_policy
+def test_many_orders_of_the_same_splits_change_no_answer(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = make_policy()
+    expected = answers_alone(model, policy, encoded)
+    for seed in range(10, 20):
+        for bounds in BOUNDS:
+            assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected)
+
+
+def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    policy = EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9})
+    piece = piece_of(model, policy, encoded)
+    lengths = dict(zip(piece.sample_ids, piece.lengths_B.tolist(), strict=True))
+    inside = set(piece.sample_ids)
+    for step in cut_out(model, 0, 3, RAMPS, policy).run(piece):
+        left = {answer.sample_id for answer in step.answers}
+        assert left
+        inside -= left
+        assert step.survivors is not None
+        assert set(step.survivors.sample_ids) == inside
+        assert step.survivors.lengths_B.tolist() == [lengths[name] for name in step.survivors.sample_ids]
+        assert step.survivors.tensors[0].shape == (sum(lengths[name] for name in inside), 32)
+
+
+def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    policy = ConfidencePolicy(0.0)
+    steps = list(cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
+    assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
+
+
+def test_without_active_ramps_everyone_leaves_at_the_end(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    policy = ConfidencePolicy(0.0)
+    steps = list(cut_out(model, 0, NUM_BLOCKS, (), policy).run(piece_of(model, policy, encoded)))
+    assert [[answer.exit for answer in step.answers] for step in steps] == [[3] * 24]
+
+
+def test_a_cut_that_ends_before_the_model_passes_on_who_is_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    policy = ConfidencePolicy(1.1)
+    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded)))
+    assert [len(step.answers) for step in steps] == [0, 0]
+    assert [step.survivors.next_block for step in steps if step.survivors is not None] == [1, 2]
+
+
+def test_a_bfloat16_piece_survives_the_wire_bit_for_bit(model: EarlyExitModel) -> None:
+    values = torch.tensor([[1.0, -0.0, 3.14159], [float("inf"), 1e-40, -7e30]]).to(torch.bfloat16)
+    piece = Piece(
+        sample_ids=("a",),
+        next_block=2,
+        lengths_B=np.array([2], dtype=np.int32),
+        tensors=(values,),
+        state_BS=torch.tensor([[3, 1]], dtype=torch.int32),
+    )
+    wire = piece.to_wire()
+    assert wire.tensors[0].dtype == np.uint16
+    back = from_wire(model, wire, PatiencePolicy(1))
+    assert back.tensors[0].dtype == torch.bfloat16
+    assert back.tensors[0].view(torch.int16).equal(values.view(torch.int16))
+    assert back.state_BS.equal(piece.state_BS)
+    assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a",), 2, [2])
+
+
+def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    wire = wire_of(encoded[:2])
+    wire.tensors[0].setflags(write=False)
+    policy = VotingPolicy(9)
+    *_, last = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
+    assert [answer.exit for answer in last.answers] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "ramps", "message"),
+    [
+        pytest.param(-1, 2, (), r"blocks -1 to 1 are not in the model, whose blocks are 0 to 3", id="before the start"),
+        pytest.param(2, 2, (), r"blocks 2 to 1 are not in the model", id="empty"),
+        pytest.param(3, 1, (), r"blocks 3 to 0 are not in the model", id="backwards"),
+        pytest.param(0, 5, (), r"blocks 0 to 4 are not in the model", id="beyond the end"),
+        pytest.param(0, 4, (3,), r"the model has no ramps \[3\]; its ramps are \[0, 1, 2\]", id="ramp at the head"),
+        pytest.param(0, 2, (2,), r"ramp 2 is outside its split, whose blocks are 0 to 1", id="ramp of another split"),
+        pytest.param(0, 4, (2, 1), r"ramps must ascend without repeats, not \[2, 1\]", id="ramps out of order"),
+    ],
+)
+def test_parts_that_the_model_does_not_have_are_refused(
+    model: EarlyExitModel, first: int, end: int, ramps: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        cut_out(model, first, end, ramps, EntropyPolicy(0.4))
+
+
+def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) -> None:
+    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold; thresholds name \[0\]"):
+        cut_out(model, 0, 4, (0, 1), EntropyPolicy({0: 0.4}))
+
+
+def numbers_with(number: float, *, block: int) -> EarlyExitModel:
+    """Of two blocks; the exit after one of them answers `number` whatever it is asked."""
+    model = small(RegressionTask(1.0), num_blocks=2)
+    head = model.exit_head(block)
+    assert isinstance(head.classifier, torch.nn.Linear)
+    head.classifier.bias[0] = number
+    return model
+
+
+@pytest.mark.parametrize(("threshold", "block"), [(0.0, 0), (1.1, 1)], ids=["ramp", "full model"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
+    threshold: float, block: int, number: float, encoded: list[Encoded]
+) -> None:
+    model, policy = numbers_with(number, block=block), ConfidencePolicy(threshold)
+    with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
+        list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
+
+
+def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer(encoded: list[Encoded]) -> None:
+    model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
+    steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
+    assert [each.block for step in steps for each in step.seen] == [1, 1]
+    assert [len(step.answers) for step in steps] == [0, 2]
+
+
+class Watched(LabelTask):
+    """Labels whose outputs are said to be large; it keeps how many inputs were answered at a time."""
+
+    large = True
+
+    def __init__(self, label_names: Sequence[str]) -> None:
+        super().__init__(label_names)
+        self.asked: list[int] = []
+
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        self.asked.append(len(outputs_BC))
+        return super().answer(outputs_BC)
+
+
+def test_of_large_outputs_only_those_of_who_leaves_become_answers(encoded: list[Encoded]) -> None:
+    task = Watched(("no", "yes"))
+    model = small(task, num_blocks=2)
+    scores = sorted(task.score(exit_outputs(model, encoded[:8])[0]).tolist())
+    policy = ConfidencePolicy((scores[4] + scores[5]) / 2)
+    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:8])))
+    assert [len(step.answers) for step in steps] == [3, 5]
+    assert task.asked == [3, 5]
+    alone = answers_alone(model, policy, encoded[:8])
+    assert_same({answer.sample_id: answer for step in steps for answer in step.answers}, alone)

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.network.boundary import Encoded, TensorSpec
+from earlyexit.network.checkpoint import RampOptions, random_model
+from earlyexit.network.model import EarlyExitModel
+from earlyexit.network.store import load_model, read_card, save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.training.ramps import exit_outputs
+from tests.earlyexit.network.models import SMALL, small
+
+GONE = object()
+"""Stands for a key that a card does not have."""
+
+
+@pytest.fixture
+def folder(small_model: EarlyExitModel, tmp_path: Path) -> Path:
+    """A folder that holds the small model, calibrated."""
+    small_model.temperatures_E.copy_(torch.tensor([0.5, 1.0, 2.0, 4.0]))
+    save_model(small_model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_card(folder: Path, **changes: Any) -> None:
+    path = folder / "model.json"
+    card = json.loads(path.read_text(encoding="utf-8"))
+    changed = {name: value for name, value in {**card, **changes}.items() if value is not GONE}
+    path.write_text(json.dumps(changed), encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+def test_every_family_and_any_ramps_can_be_saved(family: str, tmp_path: Path) -> None:
+    saved = small(family=family, ramps=RampOptions(style="pooler", pooling="first", at=(2,)))
+    save_model(saved, tmp_path)
+    loaded = load_model(tmp_path)
+    assert (loaded.info, loaded.ramp_indices) == (saved.info, (2,))
+    assert loaded.backbone.to_config() == saved.backbone.to_config()
+
+
+def test_a_loaded_model_only_infers(folder: Path) -> None:
+    loaded = load_model(folder)
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_weights_can_be_loaded_in_another_dtype_and_temperatures_stay_exact(folder: Path) -> None:
+    loaded = load_model(folder, dtype=torch.bfloat16)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.temperatures_E.tolist() == [0.5, 1.0, 2.0, 4.0]
+    assert loaded.temperatures_E.dtype == torch.float32
+
+
+def test_the_card_says_what_the_model_is(folder: Path) -> None:
+    card = read_card(folder)
+    assert (card.name, card.family, card.label_names) == ("random", "bert", ("a", "b", "c"))
+    assert (card.num_blocks, card.ramps, card.max_length) == (4, (0, 1, 2), 32)
+
+
+def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path) -> None:
+    found = {}
+    for max_length in (32, 1):
+        for per_token in (True, False):
+            inputs: list[dict[str, Any]] = [
+                {"name": "token_ids", "shape": [], "dtype": "int32", "per_token": per_token}
+            ]
+            change_card(folder, codec={"name": "text", "max_length": max_length}, inputs=inputs)
+            found[max_length, per_token] = read_card(folder).has_tokens
+    assert found == {(32, True): True, (32, False): True, (1, True): True, (1, False): False}
+
+
+def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path) -> None:
+    token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
+    assert read_card(folder).inputs == (token_ids,)
+    change_card(folder, inputs=GONE)
+    assert read_card(folder).inputs is None
+    load_model(folder)
+
+
+REFUSED = {
+    "another schema": ({"schema_version": 3}, "schema_version: Input should be 2"),
+    "unknown key": ({"colour": "red"}, "colour: Extra inputs"),
+    "another ramp": (
+        {"ramp_style": "deep"},
+        r"ramp_style: Input should be 'adapted', 'bridge', .*'light', .*, 'vocabulary' or 'vocabulary-bias'",
+    ),
+    "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first', 'last' or 'grid'"),
+    "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),
+    "no length": ({"codec": {"name": "text", "max_length": 0}}, "codec: .*max_length must be"),
+    "no list": ({"task": {"name": "label", "label_names": "ab"}}, "task: .*must be a list"),
+    "nothing crosses": ({"boundaries": []}, "boundaries are those of 0 blocks, num_blocks is 4"),
+    "a name that is a path": ({"name": "../x"}, "name: String should match pattern"),
+    "one label": (
+        {"task": {"name": "label", "label_names": ["a"]}},
+        "task 'label' does not take .*at least two different labels",
+    ),
+    "weights of more ramps": ({"ramps": [0, 1]}, r"model\.safetensors does not fit model\.json"),
+    "weights of more labels": (
+        {"task": {"name": "label", "label_names": ["a", "b"]}},
+        r"model\.safetensors does not fit model\.json",
+    ),
+    "unknown family": ({"family": "gpt2"}, "unknown model family 'gpt2'"),
+    "unknown sizes": ({"backbone": {"width": 32}}, "no bert backbone can be built"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_card_that_is_none_or_fits_nothing_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
+    change_card(folder, **changes)
+    with pytest.raises(ModelFolderError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.json", None, r"is not a model folder: it has no model\.json"),
+        ("model.json", b"{", r"model\.json: the file: Invalid JSON"),
+        ("model.safetensors", None, r"model\.safetensors does not fit model\.json"),
+        ("model.safetensors", b"", r"model\.safetensors does not fit model\.json"),
+        ("model.safetensors", b"not weights at all", r"model\.safetensors does not fit model\.json"),
+    ],
+    ids=["no card", "a card that is not JSON", "no weights", "empty weights", "other bytes"],
+)
+def test_a_folder_whose_files_cannot_be_read_is_refused(
+    folder: Path, name: str, content: bytes | None, message: str
+) -> None:
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ModelFolderError, match=message):
+        load_model(folder)
+
+
+# Folders that an earlier version wrote: their cards knew texts and labels only.
+
+OLD_BACKBONE = {**SMALL, "position_offset": 0, "activation": "gelu", "norm_eps": 1e-12}
+
+
+@pytest.fixture
+def old(folder: Path) -> Path:
+    """The small model's weights beside a card of the first schema."""
+    facts = {"label_names": ["a", "b", "c"], "max_length": 24, "backbone": OLD_BACKBONE}
+    gone = dict.fromkeys(("codec", "task", "boundaries", "inputs"), GONE)
+    change_card(folder, schema_version=1, **facts, **gone)
+    return folder
+
+
+def test_a_card_of_the_first_schema_is_read_in_the_words_of_the_second(old: Path) -> None:
+    card = read_card(old)
+    assert card.schema_version == 2
+    assert card.codec == {"name": "text", "max_length": 24}
+    assert card.task == {"name": "label", "label_names": ["a", "b", "c"]}
+    assert (card.max_length, card.label_names) == (24, ("a", "b", "c"))
+    assert [card.bytes_per_input(block, 10, float_bytes=4) for block in range(4)] == [10 * 32 * 4] * 4
+
+
+def test_its_model_answers_as_it_did_and_is_saved_in_the_second_schema(
+    old: Path, small_model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    loaded = load_model(old)
+    assert (loaded.task, loaded.max_length) == (LabelTask(("a", "b", "c")), 24)
+    expected = exit_outputs(small_model, encoded)
+    assert all(found.equal(expected[block]) for block, found in exit_outputs(loaded, encoded).items())
+    save_model(loaded, old / "again")
+    written = json.loads((old / "again" / "model.json").read_text(encoding="utf-8"))
+    assert written["schema_version"] == 2
+    assert not {"label_names", "max_length"} & set(written)
+    said_anew = {"backbone": None, "inputs": None}
+    assert read_card(old / "again").model_dump() | said_anew == read_card(old).model_dump() | said_anew
+
+
+def test_sizes_that_an_old_card_leaves_out_are_the_familys(old: Path, tmp_path: Path) -> None:
+    sizes = {name: size for name, size in SMALL.items() if name not in ("hidden_size", "num_heads")}
+    change_card(old, backbone=sizes)
+    save_model(random_model(sizes), tmp_path / "new")
+    found = [read_card(folder).bytes_per_input(0, 1, float_bytes=4) for folder in (old, tmp_path / "new")]
+    assert found == [768 * 4] * 2
+
+
+OLD_REFUSED = {
+    "a network of one's own": (
+        {"family": "word_network:build", "backbone": {"width": 48}},
+        "did not note what its blocks give: train it again",
+    ),
+    **{f"no {name}": ({name: GONE}, name) for name in ("label_names", "max_length", "num_blocks", "backbone", "ramps")},
+    "blocks in words": ({"num_blocks": "four"}, "num_blocks"),
+    "no number of blocks": ({"num_blocks": None}, "num_blocks"),
+    "a list for a backbone": ({"backbone": [1]}, "backbone"),
+    "a length in words": ({"max_length": "long"}, "max_length"),
+    "a number for labels": ({"label_names": 3}, "label_names"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), OLD_REFUSED.values(), ids=OLD_REFUSED)
+def test_an_old_card_that_lacks_something_is_refused(old: Path, changes: dict[str, Any], message: str) -> None:
+    change_card(old, **changes)
+    with pytest.raises(ModelFolderError, match=message):
+        read_card(old)
