@@ -26,30 +26,27 @@ from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded
 from profiles.table import check_ramps
 
 SCHEMA = 2
-_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu", "sequences": "iu"}
-KINDS = {
-    2: {
-        **_SHARED,
-        "losses": "f",
-        "answers": "iufbU",
-        "true_losses": "f",
-        "tallies": "iu",
-        "end_losses": "f",
-        "end_true_losses": "f",
-    },
-    1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
+ARRAYS = {
+    "sample_ids": ("sample_ids", "U"),
+    "scores": ("scores_NR", "f"),
+    "losses": ("losses_NR", "f"),
+    "answers": ("answers_NE", "iufbU"),
+    "true_losses": ("true_losses_NE", "f"),
+    "tallies": ("tallies_NE", "iu"),
+    "times_s": ("times_s_N", "f"),
+    "tokens": ("tokens_N", "iu"),
+    "sequences": ("sequences_N", "iu"),
+    "end_losses": ("end_losses_N", "f"),
+    "end_true_losses": ("end_true_losses_N", "f"),
 }
-"""By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = (
-    *("answers", "true_losses", "true_labels", "tallies"),
-    *("times_s", "tokens", "sequences", "end_losses", "end_true_losses"),
-)
+"""The arrays of a file: the field of `ExitRecords` that each fills, and its kinds as numpy calls them."""
+REQUIRED = ("sample_ids", "scores", "losses")
 
 
 class RecordsHeader(StrictDocument):
     """What a file holds of exit records but their arrays."""
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[2]
     score: Score
     zero_one: bool = True
     num_blocks: int = Field(ge=1)
@@ -69,15 +66,15 @@ def _read(path: Path) -> tuple[RecordsHeader, dict[str, npt.NDArray[Any]]]:
     except Exception as error:
         raise DataError(f"{called}: {error}") from error
     schema: Any = document.get("schema_version") if isinstance(document, dict) else SCHEMA
-    if schema not in KINDS:
-        raise DataError(f"{path} has schema {schema}, this version reads {', '.join(map(str, KINDS))}")
+    if schema != SCHEMA:
+        raise DataError(f"{path} has schema {schema}, this version reads {SCHEMA}")
     source = Source(document=document, where=f"{called}: header", raises=DataError)
     header = source.parse(RecordsHeader, called="all of it")
-    missing = sorted(set(KINDS[schema]) - set(OPTIONAL) - set(arrays))
+    missing = [name for name in REQUIRED if name not in arrays]
     if missing:
         raise DataError(f"{called}: no array {missing[0]!r}")
     for name, array in arrays.items():
-        if array.dtype.kind not in KINDS[schema].get(name, ""):
+        if name not in ARRAYS or array.dtype.kind not in ARRAYS[name][1]:
             raise DataError(f"{called}: no array {name!r} of {array.dtype} belongs there")
     return header, arrays
 
@@ -336,54 +333,28 @@ class ExitRecords:
             **({} if self.confidences is None else {"confidences": dict(self.confidences)}),
             "provenance": dict(self.provenance or {}),
         }
-        arrays = {
-            "sample_ids": np.array(self.sample_ids),
-            "scores": self.scores_NR,
-            "losses": self.losses_NR,
-            "answers": self.answers_NE,
-            "true_losses": self.true_losses_NE,
-            "tallies": self.tallies_NE,
-            "times_s": self.times_s_N,
-            "tokens": self.tokens_N,
-            "sequences": self.sequences_N,
-            "end_losses": self.end_losses_N,
-            "end_true_losses": self.end_true_losses_N,
-        }
-        there: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+        arrays = {name: getattr(self, field) for name, (field, _) in ARRAYS.items()}
+        there: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
         with path.open("wb") as file:  # given a path, numpy adds an ending to it
             np.savez_compressed(file, header=np.array(json.dumps(header)), **there)
 
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
-        """Read what `save` wrote, in this version or the one before it; raises DataError for anything else."""
+        """Read what `save` wrote; raises DataError for anything else."""
         header, arrays = _read(path)
-        shared: dict[str, Any] = {
-            "score": header.score,
-            "num_blocks": header.num_blocks,
-            "ramps": tuple(header.ramps),
+        given: dict[str, Any] = {field: arrays.get(name) for name, (field, _) in ARRAYS.items()} | {
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
             "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
-            "times_s_N": arrays.get("times_s"),
-            "tokens_N": arrays.get("tokens"),
-            "sequences_N": arrays.get("sequences"),
-            "confidences": header.confidences,
-            "tallies_NE": arrays.get("tallies"),
-            "provenance": header.provenance,
+            "losses_NR": arrays["losses"].astype(np.float64),
         }
-        if header.schema_version == 1:
-            labels_NR, final_labels_N = arrays["labels"], arrays["final_labels"]
-            if labels_NR.shape[:1] != final_labels_N.shape or labels_NR.ndim != 2:
-                raise DataError(f"{path} does not hold exit records: labels and final labels do not fit together")
-            answers_NE = np.column_stack([labels_NR, final_labels_N])
-            return cls.of_answers(answers_NE, truth_N=arrays.get("true_labels"), **shared)
         return cls(
-            losses_NR=arrays["losses"].astype(np.float64),
+            score=header.score,
+            num_blocks=header.num_blocks,
+            ramps=tuple(header.ramps),
             zero_one=header.zero_one,
-            answers_NE=arrays.get("answers"),
-            true_losses_NE=arrays.get("true_losses"),
-            end_losses_N=arrays.get("end_losses"),
-            end_true_losses_N=arrays.get("end_true_losses"),
-            **shared,
+            confidences=header.confidences,
+            provenance=header.provenance,
+            **given,
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.data.images import check_file
+from earlyexit.data.text_tables import csv_cells, open_csv
 from earlyexit.errors import DataError
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.regression import RegressionTask
@@ -125,16 +125,12 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
 
 def _read(path: Path) -> tuple[set[str], list[_Row]]:
     check_file(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-            reader = csv.reader(file, delimiter=DELIMITERS[path.suffix])
-            header = [name.strip().lower() for name in next(reader, [])]
-            _check_header(path, header)
-            rows = list(_rows(path, reader, header))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8") from error
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}") from error
+    with open_csv(path) as file:
+        lines = csv_cells(path, file, delimiter=DELIMITERS[path.suffix])
+        _, names = next(lines, (1, []))
+        header = [name.strip().lower() for name in names]
+        _check_header(path, header)
+        rows = [_row(path, line, dict(zip(header, map(str.strip, cells), strict=True))) for line, cells in lines]
     if not rows:
         raise DataError(f"{path}: no rows")
     return set(header), rows
@@ -161,22 +157,14 @@ def _score_of(path: Path, columns: set[str]) -> Score:
     return found[0]
 
 
-def _rows(path: Path, reader: Any, header: Sequence[str]) -> Iterator[_Row]:
-    for cells in reader:
-        if not cells:
-            continue
-        if len(cells) != len(header):
-            raise DataError(f"{path}:{reader.line_num}: {len(cells)} cells, the header has {len(header)}")
-        named = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-        exit_text = named[EXIT]
-        if not (exit_text.isascii() and exit_text.isdigit() and int(exit_text) < MOST_EXITS):
-            raise DataError(
-                f"{path}:{reader.line_num}: exit: the number of the block that it follows, from 0, is needed, "
-                f"not {exit_text!r}"
-            )
-        if not named[INPUT]:
-            raise DataError(f"{path}:{reader.line_num}: {INPUT} is empty")
-        yield _Row(line=reader.line_num, sample_id=named[INPUT], exit=int(exit_text), cells=named)
+def _row(path: Path, line: int, cells: Mapping[str, str]) -> _Row:
+    block = cells[EXIT]
+    if not (block.isascii() and block.isdigit() and int(block) < MOST_EXITS):
+        needed = "the number of the block that it follows, from 0, is needed"
+        raise DataError(f"{path}:{line}: exit: {needed}, not {block!r}")
+    if not cells[INPUT]:
+        raise DataError(f"{path}:{line}: {INPUT} is empty")
+    return _Row(line=line, sample_id=cells[INPUT], exit=int(block), cells=cells)
 
 
 def _laid_out(path: Path, rows: Sequence[_Row]) -> _Grid:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from earlyexit.data.images import check_file
+from earlyexit.data.text_tables import csv_rows
 from earlyexit.errors import DataError
 from profiles.lengths import Lengths, check_length
 
@@ -19,27 +20,16 @@ Pairs = tuple[tuple[int, int], ...]
 
 def read_sequences(path: Path) -> Pairs:
     """All rows of a table with these two columns; raises DataError naming file, line and what is wrong."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise DataError(f"{path}: cannot be read: {reason}") from error
-    reader = csv.DictReader(lines)
-    missing = [name for name in (PROMPT, ANSWER) if name not in (reader.fieldnames or ())]
-    if missing:
-        raise DataError(f"{path}:1: no column {missing[0]}; needed are {PROMPT} and {ANSWER}")
-    found = tuple(_pair(path, reader.line_num, row) for row in reader)
+    check_file(path)
+    rows = csv_rows(path, (PROMPT, ANSWER))
+    found = tuple((_tokens(path, line, row, PROMPT), _tokens(path, line, row, ANSWER)) for line, row in rows)
     if not found:
         raise DataError(f"{path}:1: holds no sequences below its columns")
     return found
 
 
-def _pair(path: Path, line: int, row: dict[str, str | None]) -> tuple[int, int]:
-    return _tokens(path, line, row, PROMPT), _tokens(path, line, row, ANSWER)
-
-
-def _tokens(path: Path, line: int, row: dict[str, str | None], name: str) -> int:
-    word = row[name] or ""
+def _tokens(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
+    word = row[name]
     try:
         return check_length(float(word), name)
     except ValueError as error:

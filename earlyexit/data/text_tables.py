@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from earlyexit.data.images import check_file
 from earlyexit.errors import DataError
@@ -41,7 +41,7 @@ def has_column(path: Path, name: str) -> bool:
     """Whether the head of a table, or the first object of a .jsonl file, has a column of that name."""
     if path.suffix not in TABLES or not path.is_file():
         return False
-    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with open_csv(path) as file:
         first = file.readline()
     if path.suffix == ".jsonl":
         row = _parse(path, 1, first.rstrip("\n"))
@@ -81,6 +81,13 @@ def _utf8(path: Path) -> Iterator[None]:
         raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
 
 
+@contextmanager
+def open_csv(path: Path) -> Iterator[TextIO]:
+    """Opens a table for reading; raises DataError, with the line, for text that is not UTF-8."""
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        yield file
+
+
 def _first_bad_line(path: Path) -> int:
     # The error's own position is relative to a chunk of the file.
     try:
@@ -107,20 +114,33 @@ def csv_rows(path: Path, columns: Sequence[str], *, tabs: bool = False) -> Itera
     head, and for text that is not UTF-8.
     """
     quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files contain bare quotes
-    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
-        reader: csv.DictReader[str] = csv.DictReader(file, delimiter="\t" if tabs else ",", quoting=quoting)
-        try:
-            head = list(reader.fieldnames or ())
-            _check_columns(path, head, columns)
-            twice = [name for name in columns if head.count(name) > 1]
-            if twice:
-                raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
-            for row in reader:
-                if None in row or None in row.values():
-                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(head)} columns")
-                yield reader.line_num, row
-        except csv.Error as error:
-            raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
+    with open_csv(path) as file:
+        rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting)
+        _, head = next(rows, (1, []))
+        _check_columns(path, head, columns)
+        twice = [name for name in columns if head.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
+        for line, cells in rows:
+            yield line, dict(zip(head, cells, strict=True))
+
+
+def csv_cells(
+    path: Path, lines: Iterable[str], *, delimiter: str = ",", quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields line and cells of the rows of a table, its head first; empty rows are left out.
+
+    `path` stands in messages. Raises DataError, with the line, for a row that has more or fewer cells than the head.
+    """
+    reader, num_columns = csv.reader(lines, delimiter=delimiter, quoting=quoting), 0
+    try:
+        for cells in filter(None, reader):
+            num_columns = num_columns or len(cells)
+            if len(cells) != num_columns:
+                raise DataError(f"{path}:{reader.line_num}: the row does not have {num_columns} columns")
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}") from error
 
 
 def _json_lines(path: Path, text_columns: Sequence[str], label_column: str | None) -> Iterator[Row]:

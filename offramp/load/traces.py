@@ -13,19 +13,20 @@ in one of them (`3.0`), for times, unless the caller says otherwise.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError
 
 FloatArray = npt.NDArray[np.float64]
@@ -208,7 +209,7 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
     if not minutes or all(name.isdigit() for name in columns):  # a row of numbers names nothing
         raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
-    for line, row in _rows(path, lines, len(columns)):
+    for line, row in islice(csv_cells(path, lines), 1, None):
         words, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)
         values = _Values(path=path, words=words, lines_N=lines_M, values_N=_floats(path, words, lines_M))
         values.refuse(~(np.isfinite(values.values_N) & (values.values_N >= 0)), "is no count; 0 or more are allowed")
@@ -219,7 +220,7 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
 def _stamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> _Values:
     """Seconds since the first request."""
     column = columns.index("TIMESTAMP")
-    cells = [(line, row[column].strip()) for line, row in _rows(path, lines, len(columns))]
+    cells = [(line, row[column].strip()) for line, row in islice(csv_cells(path, lines), 1, None)]
     if not cells:
         raise DataError(f"{path}: no requests below the columns")
     times = [_moment(path, line, word) for line, word in cells]
@@ -237,17 +238,3 @@ def _moment(path: Path, line: int, word: str) -> datetime:
     except ValueError:
         raise DataError(f"{path}:{line}: {word!r} is no time like 2023-11-16 18:17:03.9799600") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _rows(path: Path, lines: Sequence[str], num_columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of the rows below the header."""
-    reader = csv.reader(lines)
-    try:
-        found = ((reader.line_num, row) for row in reader if row)
-        next(found)
-        for line, row in found:
-            if len(row) != num_columns:
-                raise DataError(f"{path}:{line}: {len(row)} cells under {num_columns} columns")
-            yield line, row
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}") from error

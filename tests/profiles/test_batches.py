@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
-import pytest
 
-from earlyexit.errors import DataError
 from profiles.batches import RecordedBatches
 from profiles.records import ExitRecords
 
@@ -70,24 +65,3 @@ def test_a_count_is_what_the_outcome_of_the_records_says() -> None:
     for active in ((), (0,), (1,), (0, 1)):
         outcome = records().outcome({ramp: thresholds[ramp] for ramp in active})
         assert of.exits_N(active).tolist() == outcome.exits_N.tolist()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"size": 0}, "7 recorded inputs make no batch of 0; allowed are 1 to 7"),
-        ({"size": 8}, "7 recorded inputs make no batch of 8; allowed are 1 to 7"),
-        ({"ramps": (0,)}, "7 inputs and 1 ramps need arrays of that shape"),
-        ({"ramps": (0, 3)}, "ramps must ascend and sit below block 3"),
-        ({"losses_NR": np.full((7, 2), 0.5)}, "losses are to be 0 or 1"),
-        ({"losses_NR": np.ones((7, 2))}, "losses of ramps at which no input leaves"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        replace(batches(), **wrong)
-
-
-def test_ramps_that_were_not_recorded_are_refused() -> None:
-    with pytest.raises(DataError, match=r"no recorded batches of ramps \[1\]; recorded are \[0, 2\]"):
-        batches().exits_N((0, 1))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from profiles.catalogue import ModelDocument, _compared, catalogue, published_profile, read_catalogue
 from profiles.latency import LatencyProfile
 from tests.data import data_folder
@@ -141,20 +140,6 @@ def test_what_the_catalogue_gives_can_be_saved(tmp_path: Path) -> None:
     for profile in profiles():
         profile.save(tmp_path / "profile.json")
         assert LatencyProfile.load(tmp_path / "profile.json").provenance == profile.provenance
-
-
-@pytest.mark.parametrize(
-    ("model", "device", "message"),
-    [
-        ("gpt2", "V100", "of model 'gpt2'; there are of bert-base, bert-large, distilbert-base, resnet50"),
-        ("resnet50", "L4", "of resnet50 on 'L4'; there are of A100, A30, K80, P100, T4, V100"),
-    ],
-    ids=["model", "accelerator"],
-)
-def test_an_unknown_pair_is_refused_with_the_known_ones(model: str, device: str, message: str) -> None:
-    with pytest.raises(DataError) as refused:
-        published_profile(model, device)
-    assert str(refused.value) == f"no published figures {message}"
 
 
 def quoted() -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from profiles.lengths import Lengths, read_lengths
 
 
@@ -77,64 +76,10 @@ def test_lengths_far_beyond_the_budget_cost_neither_time_nor_memory() -> None:
     assert lengths.filled(2048) == pytest.approx((1_000_000 + short) / 1.5, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        ([], "lengths of no input"),
-        ([3, 0], "the 2. length is 0;"),
-        ([float("nan")], "the 1. length is nan"),
-        ([2.5], "the 1. length is 2.5"),
-        ([float("inf")], "is inf"),
-        ([-4], "is -4"),
-        ([1_000_001], "the 1. length is 1000001; an input has a whole number of tokens, from 1 to 1000000"),
-    ],
-)
-def test_what_no_input_has_is_refused(tokens: list[float], said: str) -> None:
-    with pytest.raises(DataError) as caught:
-        Lengths.of(tokens)
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize("mean", [0.0, 0.5, float("nan"), float("inf"), -3.0])
-def test_a_mean_that_no_inputs_have_is_refused(mean: float) -> None:
-    with pytest.raises(DataError, match="a mean length is from 1 to"):
-        Lengths(mean=mean)
-
-
-@pytest.mark.parametrize("weights", [{}, {3: 0.0}, {3: -1.0, 4: 2.0}, {3: float("nan")}])
-def test_shares_of_lengths_are_above_0(weights: dict[int, float]) -> None:
-    with pytest.raises(DataError, match="share above 0"):
-        Lengths.weighted(weights)
-
-
 def test_lengths_are_read_one_a_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("12\n\n7\n30\n", encoding="utf-8")
     assert read_lengths(path).tolist() == [12, 7, 30]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("12\nmany\n", ":2: 'many' is no length"),
-        ("12\n0\n", ":2: a length is 0; an input has a whole number of tokens"),
-        ("nan\n", ":1: a length is nan"),
-        ("\n", ":1: holds no lengths"),
-        ("", ":1: holds no lengths"),
-    ],
-)
-def test_a_file_of_lengths_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "lengths.txt"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError) as caught:
-        read_lengths(path)
-    assert str(caught.value).startswith(f"{path}{said}")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.txt: cannot be read"):
-        read_lengths(tmp_path / "none.txt")
 
 
 def test_stretched_lengths_are_of_another_mean_and_no_longer_than_they_may_be() -> None:

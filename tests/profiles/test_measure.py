@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from profiles.measure import Point, TimedSplit, latency_tables, profile_splits, time_splits
 from profiles.table import LatencyTable
@@ -165,16 +164,6 @@ def test_a_longer_context_costs_a_block_so_much_for_a_token_of_a_step() -> None:
     assert tables[1].context == 20
     assert tables[1].context_s == pytest.approx(2.4 / (30 * 4 * 2))
     assert (tables[8].context, tables[8].context_s) == (None, 0.0)
-
-
-def test_a_missing_point_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^points of the profile are missing: 1, the first of them .*first=0, end=2"):
-        table_of({split(0, 1): [5.0], split(1, 2): [7.0]}, 2, [])
-
-
-def test_points_of_unequal_rounds_are_refused() -> None:
-    with pytest.raises(DataError, match="unequal numbers"):
-        table_of({split(0, 1): [5.0], split(1, 2): [7.0, 7.0], split(0, 2): [12.0]}, 2, [])
 
 
 # Timing

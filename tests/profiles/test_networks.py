@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from earlyexit.errors import DataError
 from earlyexit.network.chain import Chain
 from profiles.networks import of_networks, subsets, survival_of
 from profiles.records import ExitRecords
@@ -46,18 +44,3 @@ def test_ramps_without_a_threshold_are_not_active() -> None:
 def test_a_single_network_has_one_choice() -> None:
     alone = Chain(names=("m",), lengths=(5,), ramps=RECORDS.ramps)
     assert survival_of(RECORDS, HALF, alone) == {(0,): RECORDS.nested_survival(HALF)}
-
-
-@pytest.mark.parametrize("used", [(), (0, 1), (2, 1), (1, 1, 2), (-1, 2), (0, 3)])
-def test_networks_that_do_not_end_at_the_reference_are_refused(used: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match="some of 0 to 2, ascending, the last of them 2"):
-        of_networks(RECORDS, used, CHAIN)
-
-
-def test_records_of_another_chain_are_refused() -> None:
-    other = Chain(names=("s", "l"), lengths=(2, 2), ramps=(1,))
-    with pytest.raises(DataError, match=r"of 5 blocks and ramps .* not of a chain of 4 blocks .* after \[1, 3\]"):
-        survival_of(RECORDS, HALF, other)
-    without_end = RECORDS.of_ramps((0, 2, 3))
-    with pytest.raises(DataError, match="not of a chain of 5 blocks"):
-        of_networks(without_end, (2,), CHAIN)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -80,26 +79,11 @@ def test_records_without_ramps_go_to_the_end() -> None:
     assert records.outcome({}).agreement == 1.0
 
 
-def test_ramps_that_were_not_recorded_are_refused() -> None:
-    with pytest.raises(DataError, match=r"no records of ramps \[2\]; recorded are \[1, 3\]"):
-        RECORDS.outcome({1: 0.5, 2: 0.5})
-
-
-def test_records_of_no_inputs_are_refused() -> None:
-    with pytest.raises(DataError, match="at least one input"):
-        RECORDS.subset(np.array([], dtype=np.int64))
-
-
 @pytest.mark.parametrize(("score", "endless"), [("confidence", np.inf), ("entropy", -np.inf)])
 def test_endless_scores_do_not_leave_at_ramps_that_are_off(score: Score, endless: float) -> None:
     records = replace(RECORDS, score=score, scores_NR=np.full((4, 2), endless, dtype=np.float32))
     assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
     assert records.outcome({3: 0.5}).exits_N.tolist() == [3, 3, 3, 3]
-
-
-def test_thresholds_that_are_not_numbers_are_refused() -> None:
-    with pytest.raises(DataError, match=r"thresholds of ramps \[3\] are not numbers"):
-        RECORDS.outcome({1: 0.5, 3: np.nan})
 
 
 def test_a_subset_keeps_what_belongs_together() -> None:
@@ -125,17 +109,6 @@ def assert_equal(found: ExitRecords, expected: ExitRecords) -> None:
 def test_saved_records_are_loaded_equal(tmp_path: Path, name: str) -> None:
     RECORDS.save(tmp_path / name)
     assert_equal(ExitRecords.load(tmp_path / name), RECORDS)
-
-
-def test_records_of_schema_1_become_losses(tmp_path: Path) -> None:
-    npz(true_labels=np.array([0, 1, 0, 1]))(tmp_path / "r.npz")
-    assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(RECORDS, provenance={}))
-
-
-def test_records_of_schema_1_whose_labels_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    npz(final_labels=np.zeros(3, dtype=np.int64))(tmp_path / "r.npz")
-    with pytest.raises(DataError, match="labels and final labels do not fit together"):
-        ExitRecords.load(tmp_path / "r.npz")
 
 
 MAPS_NE = np.array([[[[0, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]]])
@@ -174,56 +147,23 @@ def test_the_worst_loss_is_that_of_the_worst_ramp_that_is_sure() -> None:
     assert RECORDS.worst_losses_N({}).tolist() == [0, 0, 0, 0]
 
 
-def header(**changes: Any) -> np.ndarray[Any, Any]:
-    fields = {"schema_version": 1, "score": "confidence", "num_blocks": 6, "ramps": [1, 3], "provenance": {}}
-    return np.array(json.dumps({key: value for key, value in (fields | changes).items() if value is not None}))
+NO_RECORDS: dict[str, Callable[[Path], object]] = {
+    "absent": lambda path: None,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"text"),
+    "cut archive": lambda path: path.write_bytes(b"PK\x03\x04cut"),
+    "cut array": lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"),
+    "no header": lambda path: np.savez(path, x=np.zeros(1)),
+    "a number as header": lambda path: np.savez(path, header=np.array("3")),
+    "broken header": lambda path: np.savez(path, header=np.array("{")),
+}
 
 
-def npz(**changes: Any) -> Callable[[Path], None]:
-    """Writes the records' file of schema 1 with some arrays changed, or left out where None."""
-    arrays = {
-        "header": header(),
-        "sample_ids": np.array(RECORDS.sample_ids),
-        "scores": RECORDS.scores_NR,
-        "labels": RECORDS.answers()[:, :-1],
-        "final_labels": RECORDS.answers()[:, -1],
-    }
-    kept = {key: value for key, value in (arrays | changes).items() if value is not None}
-    return lambda path: np.savez(path, **kept)
-
-
-NO_RECORDS = "does not hold exit records"
-WRONG_FILES: tuple[tuple[Callable[[Path], object], str], ...] = (
-    (lambda path: None, NO_RECORDS),
-    (lambda path: path.write_bytes(b""), NO_RECORDS),
-    (lambda path: path.write_bytes(b"text"), NO_RECORDS),
-    (lambda path: path.write_bytes(b"PK\x03\x04cut"), NO_RECORDS),
-    (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), NO_RECORDS),
-    (lambda path: _save_array(path), NO_RECORDS),
-    (lambda path: np.savez(path, x=np.zeros(1)), NO_RECORDS),
-    (npz(header=np.array("3")), NO_RECORDS),
-    (npz(header=np.array("{")), NO_RECORDS),
-    (npz(header=header(schema_version=3)), "has schema 3, this version reads 2, 1"),
-    (npz(header=header(score=None)), NO_RECORDS),
-    (npz(labels=None), NO_RECORDS),
-    (npz(labels=np.zeros((4, 2))), "no array 'labels' of float64 belongs there"),
-    (npz(header=header(schema_version=2)), "no array 'losses'"),
-    (npz(more=np.zeros(2)), "no array 'more' of float64 belongs there"),
-    (npz(header=header(score="margin")), "score: Input should be 'entropy', "),
-    (npz(header=header(num_blocks=6.0)), "num_blocks: "),
-    (npz(header=header(ramps=[1, 3.0])), r"ramps\.1: "),
-    (npz(header=header(ramps=[True, 3])), r"ramps\.0: "),
-    (npz(labels=np.zeros((4, 3), np.int64)), "4 inputs and 3 exits need as many answers|need arrays of that shape"),
-)
-
-
-def test_files_that_hold_no_records_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "r.npz"
-    for write, message in WRONG_FILES:
-        path.unlink(missing_ok=True)
-        write(path)
-        with pytest.raises(DataError, match=message):
-            ExitRecords.load(path)
+@pytest.mark.parametrize("write", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_files_that_hold_no_records_are_refused(write: Callable[[Path], object], tmp_path: Path) -> None:
+    write(tmp_path / "r.npz")
+    with pytest.raises(DataError, match=r"r\.npz does not hold exit records"):
+        ExitRecords.load(tmp_path / "r.npz")
 
 
 def test_a_broken_file_is_refused_or_still_holds_records(tmp_path: Path) -> None:
@@ -243,36 +183,8 @@ def inputs_in(path: Path) -> int | None:
         return None
 
 
-def _save_array(path: Path) -> None:
-    with path.open("wb") as file:
-        np.save(file, np.zeros(3))
-
-
-MISFITS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"scores_NR": np.zeros((4, 1), dtype=np.float32)}, "4 inputs and 2 ramps"),
-    ({"losses_NR": np.zeros((3, 2))}, "4 inputs and 2 ramps"),
-    ({"answers_NE": np.zeros((4, 2))}, "4 inputs and 3 exits need as many answers"),
-    ({"true_losses_NE": np.zeros((3, 3))}, "3 exits need as many losses against"),
-    ({"losses_NR": np.full((4, 2), 1.5)}, "losses must be numbers from 0 to 1"),
-    ({"losses_NR": np.full((4, 2), np.nan)}, "losses must be numbers from 0"),
-    ({"losses_NR": np.full((4, 2), 0.5)}, "losses are to be 0 or 1"),
-    ({"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers"),
-    ({"score": "margin"}, "one of entropy, confidence, share, foreseen, similar, not 'margin'"),
-    ({"ramps": (3, 1)}, r"ramps must ascend .* not \[3, 1\]"),
-    ({"ramps": (1, 5)}, r"below block 5, not \[1, 5\]"),
-)
-
-
-def test_arrays_that_do_not_fit_together_are_refused() -> None:
-    for changes, message in MISFITS:
-        with pytest.raises(DataError, match=message):
-            replace(RECORDS, **changes)
-
-
 def test_nested_survival_has_all_ramps_active() -> None:
     assert RECORDS.nested_survival({1: 0.75, 3: 0.8}) == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
-    with pytest.raises(DataError, match=r"\[3\] have no threshold"):
-        RECORDS.nested_survival({1: 0.75})
 
 
 def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
@@ -284,9 +196,6 @@ def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
     loaded = ExitRecords.load(tmp_path / "r.npz")
     assert_equal(loaded, timed)
     np.testing.assert_array_equal(loaded.times_s_N, timed.times_s_N)
-    for times_s in ([1.0, 2.0], [1.0, 2.0, 3.0, np.nan]):
-        with pytest.raises(DataError, match="as many arrival times"):
-            replace(RECORDS, times_s_N=np.array(times_s))
 
 
 def test_tokens_stay_with_their_inputs(tmp_path: Path) -> None:
@@ -300,9 +209,3 @@ def test_tokens_stay_with_their_inputs(tmp_path: Path) -> None:
     assert loaded.tolist() == [10, 20, 30, 40]
     # a and c leave after block 1, b after block 3, d after the last: of 100 tokens 60 and 40 reach blocks 2 and 4.
     assert records.outcome({1: 0.75, 3: 0.8}).survival_by(np.array([10, 20, 30, 40])) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
-
-
-@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 0]])
-def test_tokens_that_no_input_has_are_refused(tokens: list[int]) -> None:
-    with pytest.raises(DataError, match="exit records of 4 inputs need as many tokens, each at least 1"):
-        replace(RECORDS, tokens_N=np.array(tokens))

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from profiles.sequence_trace import GROUPS, grouped, read_sequences
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -21,24 +20,6 @@ def write(folder: Path, *lines: str) -> Path:
 def test_sequences_are_read_in_their_order(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, "2023-11-16 18:17:03.97,4808,10", "2023-11-16 18:17:04.03,3180,8")
     assert read_sequences(path) == ((4808, 10), (3180, 8))
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (("TIMESTAMP,ContextTokens", "x,1"), "azure.csv:1: no column GeneratedTokens"),
-        ((HEADER,), "azure.csv:1: holds no sequences"),
-        ((HEADER, "x,5,3", "x,many,3"), "azure.csv:3: ContextTokens is 'many'"),
-        ((HEADER, "x,5,0"), "azure.csv:2: GeneratedTokens is 0"),
-        ((HEADER, "x,5"), "azure.csv:2: GeneratedTokens is ''"),
-    ],
-    ids=["no column", "no rows", "no number", "no token", "a short row"],
-)
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, lines: tuple[str, ...], words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        read_sequences(write(tmp_path, *lines))
-    with pytest.raises(DataError, match="cannot be read"):
-        read_sequences(tmp_path / "gone.csv")
 
 
 def test_many_lengths_become_few_of_nearly_the_same_mean() -> None:

@@ -4,10 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from earlyexit.errors import DataError
-from profiles.stream import ExitStream, Observations, StreamShape, empty
+from profiles.stream import ExitStream, Observations, SmallArray, StreamShape
 from profiles.windows import windows
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
@@ -65,37 +63,6 @@ def test_a_window_is_joined_once() -> None:
     assert windows(stream, 120)[0].observations is joined
 
 
-def test_streams_refuse_other_ramps() -> None:
-    other = StreamShape(score="entropy", num_blocks=6, ramps=(1, 3))
-    with pytest.raises(DataError, match="other ramps"):
-        ExitStream(SHAPE, since_s=0).append(empty(other))
-    with pytest.raises(DataError, match="other ramps"):
-        Observations.join(SHAPE, [empty(other)])
-    with pytest.raises(DataError, match="ramps must ascend"):
-        StreamShape(score="entropy", num_blocks=4, ramps=(1, 3))
-    with pytest.raises(DataError, match="a score is one of entropy, confidence"):
-        replace(SHAPE, score="margin")  # type: ignore[arg-type]  # what a caller without types may pass
-
-
-def test_senseless_windows_are_refused() -> None:
-    senseless: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"period_s": 0.0}, "positive length"),
-        ({"period_s": np.nan}, "positive length"),
-        ({"keep_s": 60.0}, "at most the 60.0 s"),
-        ({"keep_s": np.inf}, "at most the inf s"),
-        ({"since_s": np.inf}, "cannot begin at inf"),
-        ({"since_s": np.nan}, "cannot begin at nan"),
-    )
-    for settings, message in senseless:
-        with pytest.raises(DataError, match=message):
-            ExitStream(SHAPE, **({"since_s": 0.0} | settings))
-
-
-def test_times_beyond_all_windows_are_refused() -> None:
-    with pytest.raises(DataError, match="too large to be told apart"):
-        stream_of(1e300)
-
-
 LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
 
 
@@ -111,24 +78,42 @@ def test_an_input_that_stayed_is_seen_at_all_its_ramps_and_at_the_end() -> None:
     assert seen.would_see_NR.all()
     assert seen.at_end_N.all()
     assert seen.would_end_N.all()
-    with pytest.raises(DataError, match="an input leaves at one of its active ramps or after the last block"):
-        replace(seen, exits_N=np.array([2, 5], dtype=np.int16))
-    with pytest.raises(DataError, match="scores must be there for what an input ran"):
-        replace(seen, stayed_N=np.array([False, True]))
 
 
-UNSEEN: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"losses_NR": [[0, np.nan], [0, np.nan]]}, "losses must be there for"),
-    ({"losses_NR": [[np.nan, np.nan]] * 2}, "losses must be there for"),
-    ({"losses_NR": [[np.nan, np.nan], [2, np.nan]]}, "numbers from 0 to 1"),
-    ({"losses_NR": [[np.nan, np.nan], [0.5, np.nan]]}, "to be 0 or 1"),
-    ({"true_losses_NE": [[0, np.nan]] * 2}, "needs 2 rows and 3 columns"),
-    ({"true_losses_NE": [[0, 0, np.nan]] * 2}, "against the truth must be"),
+def floats(*values: float) -> SmallArray:
+    return np.array(values, dtype=np.float32)
+
+
+PROBES = replace(
+    LATE,
+    probe_N=np.array([True, True]),
+    scores_NR=np.array([[0.9, 0.5], [0.2, 0.5]], dtype=np.float32),
+    losses_NR=np.array([[1, 0], [0, 0]], dtype=np.float32),
 )
+PRUNED = replace(PROBES, end_losses_N=floats(1, np.nan))
+"""The first of both lost words."""
 
 
-def test_losses_of_what_was_not_seen_are_refused() -> None:
-    for changes, message in UNSEEN:
-        arrays: dict[str, Any] = {name: np.array(rows, dtype=np.float32) for name, rows in changes.items()}
-        with pytest.raises(DataError, match=message):
-            replace(LATE, **arrays)
+def test_what_the_end_costs_is_kept_where_words_were_pruned_and_is_nothing_elsewhere() -> None:
+    stream = ExitStream(SHAPE, since_s=0)
+    stream.append(PROBES)
+    stream.append(PRUNED)
+    found = stream.window(0)
+    assert found.end_losses_N is not None
+    np.testing.assert_array_equal(found.end_losses_N, [np.nan, np.nan, 1, np.nan])
+    assert found.losses_NE[:, -1].tolist() == [0, 0, 1, 0]
+    assert (found.pruned_agreement, PROBES.pruned_agreement) == (0.0, None)
+    records = windows(stream, 120)[0].records()
+    assert records.end_losses_N is not None
+    assert records.end_losses_N.tolist() == [0, 0, 1, 0]
+
+
+def test_agreement_counts_what_pruning_changed_at_the_end() -> None:
+    stream = ExitStream(SHAPE, since_s=0)
+    stream.append(PRUNED)
+    [window] = windows(stream, 120)
+    at_the_end, at_block_1 = window.estimate({}).agreement, window.estimate({1: 0.8}).agreement
+    assert at_the_end is not None
+    assert at_block_1 is not None
+    # Without exits both are answered at the end, of which the first is wrong; at ramp 1 it is wrong as well.
+    assert (at_the_end.value, at_block_1.value) == (0.5, 0.5)

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from profiles.windows import SurvivalHistory
 
 # Two windows of three blocks; the second is missing.
@@ -35,16 +34,3 @@ def test_where_no_input_arrives_none_goes_on() -> None:
     found = SurvivalHistory.from_counts(np.array([[100.0, 0.0, 0.0]]))
     assert found.reach_WR.tolist() == [[100, 0]]
     assert found.go_on_WR.tolist() == [[0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("worth_WR", "message"),
-    [
-        pytest.param(np.ones((2, 3)), "a column per block but the last", id="columns"),
-        pytest.param(-np.ones((2, 2)), "at least 0", id="negative"),
-        pytest.param(np.full((2, 2), np.nan), "worth a number of inputs", id="NaN"),
-    ],
-)
-def test_a_worth_that_cannot_be_is_refused(worth_WR: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        history(worth_WR=worth_WR)

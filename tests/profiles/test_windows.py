@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from profiles.stream import empty
 from profiles.windows import Window, WindowEstimate, survival_history
 from tests.profiles.windows_of import NONE, RECORDS, SHAPE, estimate, observe, random_records, values, worth
@@ -254,11 +253,6 @@ def test_a_window_gives_its_probes_as_exit_records() -> None:
     assert records.true_losses_NE.tolist() == RECORDS.true_losses_NE[[1, 3]].tolist()
 
 
-def test_a_window_without_probes_has_no_records() -> None:
-    with pytest.raises(DataError, match="began at 120 s has no probe"):
-        Window(start_s=120, period_s=120, observations=observe(RECORDS, {}, np.array(NONE))).records()
-
-
 def test_a_window_without_inputs_says_nothing() -> None:
     found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
     assert (found.num_inputs, found.survival, found.go_on) == (0, None, None)
@@ -268,10 +262,3 @@ def test_a_window_without_inputs_says_nothing() -> None:
 def test_endless_scores_do_not_leave_at_ramps_that_are_off() -> None:
     endless = replace(RECORDS, scores_NR=np.full((4, 2), np.inf, dtype=np.float32))
     assert values(estimate(endless, {}, [True] * 4, {3: 0.5})) == [1, 1, 1, 1, 0, 0]
-
-
-def test_thresholds_of_ramps_that_the_stream_lacks_are_refused() -> None:
-    with pytest.raises(DataError, match=r"no records of ramps \[2\]"):
-        estimate(RECORDS, {}, NONE, {2: 0.5})
-    with pytest.raises(DataError, match=r"thresholds of ramps \[1\] are not numbers"):
-        estimate(RECORDS, {}, NONE, {1: np.nan})

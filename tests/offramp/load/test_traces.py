@@ -116,7 +116,7 @@ def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:
             id="rows of numbers",
         ),
         pytest.param(FUNCTIONS, "trace: no requests", id="no function"),
-        pytest.param(FUNCTIONS + "f,a,1,2\nf,a,1", "trace:3: 3 cells under 4 columns", id="short row"),
+        pytest.param(FUNCTIONS + "f,a,1,2\nf,a,1", "trace:3: the row does not have 4 columns", id="short row"),
         pytest.param(FUNCTIONS + "f,a,1,-2", "trace:2: '-2' is no count", id="negative minute"),
         pytest.param(FUNCTIONS + "f,a,1,x", "trace:2: 'x' is no number", id="word in a minute"),
         pytest.param(LLM, "trace: no requests below the columns", id="no stamps"),

@@ -1,0 +1,59 @@
+"""Golden tables of refusals: named cases, one per rule, and a file beside them with every message, word for word."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+Case = Callable[[], object]
+FileCase = tuple[Callable[[Path], object], str, str | bytes | None]
+"""A reader, the name of the file that it is given, and what the file holds; None: there is no such file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals:
+    """The cases of a test module, whose messages `refusals.txt` beside it holds."""
+
+    module: Path
+    cases: Mapping[str, Case]
+    files: Mapping[str, FileCase]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.cases, *self.files]
+
+    def said(self, name: str, folder: Path) -> str:
+        """Returns the class and the message of the error of a case; `folder` is an empty one."""
+        try:
+            if name in self.cases:
+                self.cases[name]()
+            else:
+                read, file_name, content = self.files[name]
+                if content is not None:
+                    (folder / file_name).write_bytes(content if isinstance(content, bytes) else content.encode())
+                read(folder / file_name)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace("\n", " ")
+        return "nothing is refused"
+
+    def recorded(self) -> dict[str, str]:
+        """Returns the messages of the golden file by their cases."""
+        lines = self.module.with_name("refusals.txt").read_text(encoding="utf-8").splitlines()
+        return dict(line.split(" => ", 1) for line in lines)
+
+    def check_recorded(self) -> None:
+        """Assert that exactly these cases are recorded, and that all of them are refusals."""
+        recorded = self.recorded()
+        assert list(recorded) == self.names
+        assert "nothing is refused" not in recorded.values()
+
+    def write(self) -> None:
+        """Write the golden file anew."""
+        with tempfile.TemporaryDirectory() as made:
+            lines = list[str]()
+            for name in self.names:
+                (folder := Path(made, str(len(lines)))).mkdir()
+                lines.append(f"{name} => {self.said(name, folder)}\n")
+        self.module.with_name("refusals.txt").write_text("".join(lines), encoding="utf-8")
