@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from earlyexit.errors import InputError
 from offramp.load.arrivals import Modulated, parse_arrivals, unit_points
-from tests.offramp.load.drawn import draw, per_second, trace
+from tests.offramp.load.drawn import draw, per_second
 
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"
 
@@ -77,75 +74,3 @@ def test_a_higher_rate_draws_the_same_points_closer_together() -> None:
 def test_points_go_on_where_the_first_draw_falls_short() -> None:
     halves = unit_points(100.0, lambda num: np.full(num, 0.5))  # 100 + 40 + 16 at first, which reach 78
     assert halves.tolist() == [0.5 * k for k in range(1, 200)]
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        pytest.param("posson:9", "no such process 'posson'; allowed: poisson:RATE, uniform:RATE", id="process"),
-        pytest.param("", "no such process ''", id="nothing"),
-        pytest.param("poisson", "its rate is ''; a number above 0", id="no rate"),
-        pytest.param("poisson:fast", "its rate is 'fast'", id="word"),
-        pytest.param("poisson:0", "its rate is '0'", id="zero"),
-        pytest.param("poisson:-5", "its rate is '-5'", id="negative"),
-        pytest.param("uniform:nan", "its rate is 'nan'", id="nan"),
-        pytest.param("uniform:inf", "its rate is 'inf'", id="infinite"),
-        pytest.param("poisson:5,cv=2", "no such key 'cv'; allowed: poisson:RATE", id="key of another"),
-        pytest.param("poisson:5,2", "its rate is '5,2'", id="two rates"),
-        pytest.param("gamma:5", "cv= is missing", id="missing key"),
-        pytest.param("gamma:5,cv=0", "cv is '0'; a number above 0", id="cv of 0"),
-        pytest.param("gamma:5,cv=1000", "cv=1000; allowed: 0.01 to 100", id="cv too high"),
-        pytest.param("gamma:5,cv=1,cv=2", "cv= is given twice", id="twice"),
-        pytest.param("mmpp:5,peak=9,calm_s=1", "burst_s= is missing", id="missing length"),
-        pytest.param(
-            "mmpp:1000,peak=12000,calm_s=10,burst_s=1", "above the mean and at most 11000/s", id="calm below 0"
-        ),
-        pytest.param("mmpp:1000,peak=900,calm_s=10,burst_s=1", "above the mean and at most 11000/s", id="low peak"),
-        pytest.param("trace:", "the file is missing", id="no file"),
-        pytest.param("trace:gone.txt", "gone.txt: no such file", id="file not there"),
-    ],
-)
-def test_words_that_say_no_arrivals_are_refused_in_one_line(spec: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_arrivals(spec)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        pytest.param("1 2", ",rate=0", "rate is '0'; a number above 0", id="rate"),
-        pytest.param("1 2", ",from=-1", "from='-1'; a second of the trace", id="negative from"),
-        pytest.param("1 2", ",from=nan", "from='nan'; a second of the trace", id="nan from"),
-        pytest.param("1 2", ",from=2", "from=2 is beyond the trace's 2 s", id="from beyond counts"),
-        pytest.param("0.5\n1.5", ",from=1.6", "from=1.6 is beyond the trace's 1.5 s", id="from beyond seconds"),
-        pytest.param("1 2", ",to=2", "no such key 'to'", id="key"),
-        pytest.param("1 2", ",gaps=1", "gaps='1'; allowed: cut, keep", id="gaps"),
-        pytest.param("0.5\n1.5", ",gaps=keep", "gaps= is for counts per second", id="gaps of seconds"),
-        pytest.param("f,minute_1\na,3", ",gaps=cut", "gaps= is for counts per second", id="gaps of minutes"),
-    ],
-)
-def test_wrong_keys_of_a_trace_are_refused(tmp_path: Path, text: str, options: str, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_arrivals(trace(tmp_path, text) + options)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("duration_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_duration_must_be_finite_and_above_0(duration_s: float) -> None:
-    with pytest.raises(InputError, match="a finite one above 0 is needed"):
-        draw("poisson:5", duration_s)
-
-
-@pytest.mark.parametrize(
-    "spec", ["poisson:3e6", "uniform:3e6", "gamma:3e6,cv=2", "mmpp:3e6,peak=4e6,calm_s=10,burst_s=1"]
-)
-def test_more_arrivals_than_fit_are_refused_before_they_are_drawn(spec: str) -> None:
-    with pytest.raises(InputError, match=r"about 3e\+08 arrivals in one draw; at most 200,000,000 are drawn"):
-        draw(spec, 100.0)
-
-
-def test_more_changes_of_state_than_fit_are_refused_too() -> None:
-    with pytest.raises(InputError, match="changes between calm and burst in one draw"):
-        draw("mmpp:1,peak=2,calm_s=1e-9,burst_s=1e-9", 100.0)

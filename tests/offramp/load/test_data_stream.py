@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.errors import DataError
 from offramp.load.data_stream import stream_lines, stream_texts
 
 
@@ -31,29 +30,6 @@ def test_a_list_of_a_clinc150_file_is_named_by_part(tmp_path: Path) -> None:
 def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
     assert list(stream_texts(tmp_path / "t.csv", ["body"])) == [("a",)]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", b"id,body\n1,a\n", "no column 'text'; there are id, body"),
-        ("t.csv", b"text,label\na,x\nb\n", "t.csv:3: the row does not have 2 columns"),
-        ("t.jsonl", b'{"text": "a"}\n{"text": 5}\n', "t.jsonl:2: 'text' is not a string"),
-        ("t.csv", b"text\na\n\xff\n", "t.csv:3: not UTF-8"),
-        ("t.jsonl", b'{"text": "a"}\n{"te', "t.jsonl:2: not JSON"),
-        ("t.txt", b"a\n\xff\n", "t.txt: not UTF-8"),
-        ("t.xml", b"", "unknown ending '.xml'; known: .csv, .tsv, .jsonl, .txt"),
-    ],
-)
-def test_what_holds_no_text_is_refused_at_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        list(stream_texts(tmp_path / name, ["text"]))
-
-
-def test_a_file_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
-        stream_texts(tmp_path / "gone.csv", ["text"])
 
 
 def test_no_more_lines_are_taken_than_are_asked_for() -> None:

@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from earlyexit.clock import ManualClock
-from earlyexit.errors import InputError
 from offramp.client.protocol import NoReply, Outcome, Reply
 from offramp.load.generator import Generator
 from offramp.load.run import LoadConfig, RequestRecord, run_load, send_times_s
@@ -244,25 +243,6 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
     assert report.lateness_p99_s is None
     assert report.achieved_rps == report.goodput_rps == pytest.approx(6 / report.duration_s)
     assert json.loads(json.dumps(report.to_json()))["answers_by_exit"] == {"1": 4, "2": 2}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rate_rps": None},
-        {"rate_rps": 1.0, "concurrency": 1},
-        {"rate_rps": 1.0, "send_times_s": [1.0, 2.0, 3.0]},
-        {"rate_rps": None, "send_times_s": [1.0, 2.0]},
-        {"rate_rps": None, "send_times_s": [0.0, 0.0, 0.0]},
-        {"inputs": []},
-        {"labels": ["a"]},
-        {"keys": ["k"]},
-    ],
-    ids=str,
-)
-def test_a_load_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        config_of(**changes)
 
 
 async def test_class_maps_of_a_run_are_not_kept() -> None:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.errors import DataError, InputError
 from offramp.load.arrivals import CountReplay, StampReplay, parse_arrivals
 from tests.data import data_folder
 from tests.offramp.load.drawn import draw, per_second, trace
@@ -68,8 +67,6 @@ def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
     kept = parse_arrivals(spec + ",gaps=keep,from=30.5").process
     assert isinstance(kept, CountReplay)
     assert (len(kept.counts_B), kept.start_s) == (136, 30.5)
-    with pytest.raises(InputError, match="from=66 is in a gap that ends the trace"):
-        parse_arrivals(spec + ",from=66")
 
 
 def test_whole_numbers_are_counts_or_times_as_the_caller_says_and_it_is_noted(tmp_path: Path) -> None:
@@ -80,10 +77,6 @@ def test_whole_numbers_are_counts_or_times_as_the_caller_says_and_it_is_noted(tm
     assert timed.notes[0] == f"{spec}: read as the times of 3 requests"
     assert draw(f"times:{spec},unit=ms", 3.0).tolist() == [0.0, 1.0]
     assert draw(f"times:{spec}", 3000.0).tolist() == [0.0, 1000.0]
-    with pytest.raises(InputError, match="unit='m'; allowed: s, ms"):
-        parse_arrivals(f"times:{spec},unit=m")
-    with pytest.raises(InputError, match="no such key 'unit'"):
-        parse_arrivals(f"trace:{spec},unit=ms")
 
 
 def test_a_rate_multiplies_counts_and_moves_times_closer_together(tmp_path: Path) -> None:
@@ -106,8 +99,6 @@ def test_recorded_seconds_begin_where_they_say(tmp_path: Path) -> None:
     assert draw(spec, 7.0).tolist() == [2.0, 4.0, 6.0]
     dates = trace(tmp_path, "1700000000.0\n1700000001.5\n")
     assert draw(dates + ",from=1700000000", 2.0).tolist() == [0.0, 1.5]
-    with pytest.raises(DataError, match="the first request is at second 1700000000; say from=1700000000"):
-        parse_arrivals(dates)
 
 
 def test_a_rate_fits_the_next_recorded_arrivals_to_the_duration(tmp_path: Path) -> None:
@@ -164,22 +155,6 @@ def test_replayed_seconds_ascend_within_the_duration_and_are_as_many_as_asked_fo
     assert ((arrivals_s_N >= 0) & (arrivals_s_N < duration_s)).all()
     if rate_per_s is not None:
         assert len(arrivals_s_N) == round(rate_per_s * duration_s)
-
-
-def test_replays_of_more_arrivals_than_fit_are_refused_too(tmp_path: Path) -> None:
-    for text in ("2 4", "0.5\n1.5"):
-        spec = trace(tmp_path, text)
-        with pytest.raises(InputError, match="at most 200,000,000 are drawn"):
-            draw(spec, 1e9)
-        with pytest.raises(InputError, match="at most 200,000,000 are drawn"):
-            draw(spec + ",rate=3e8", 1.0)
-
-
-def test_a_window_without_arrivals_is_refused(tmp_path: Path) -> None:
-    counts, seconds = trace(tmp_path, "0 5"), trace(tmp_path, "5.0\n6.0", name="seconds")
-    for spec in (counts, counts + ",rate=9", seconds, seconds + ",rate=0.1"):
-        with pytest.raises(DataError, match="the trace has no arrivals in the 1 s drawn"):
-            draw(spec, 1.0)
 
 
 def test_the_twitter_trace_is_scaled_without_its_gaps() -> None:

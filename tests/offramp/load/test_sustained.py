@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from earlyexit.errors import InputError
 from offramp.load.sustained import Bounds, Ending, Measured, Search, Sustaining, Verdict
 
 Server = Callable[[float, int], Verdict]
@@ -133,19 +132,3 @@ def test_a_start_outside_the_bounds_is_moved_to_them() -> None:
     bounds = Bounds(low_per_s=10.0, high_per_s=20.0)
     assert Search(start_per_s=50.0, bounds=bounds).next_rate() == 20.0
     assert Search(start_per_s=5.0, bounds=bounds).next_rate() == 10.0
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        pytest.param(lambda: Bounds(low_per_s=2.0, high_per_s=1.0), id="low above high"),
-        pytest.param(lambda: Bounds(low_per_s=1.0, high_per_s=2.0, resolution=0.0), id="no resolution"),
-        pytest.param(lambda: Sustaining(slo_s=0.0), id="no SLO"),
-        pytest.param(
-            lambda: Search(start_per_s=1.0, bounds=Bounds(low_per_s=1.0, high_per_s=2.0), growth=1.0), id="no growth"
-        ),
-    ],
-)
-def test_what_contradicts_itself_is_refused(build: Callable[[], object]) -> None:
-    with pytest.raises(InputError):
-        build()

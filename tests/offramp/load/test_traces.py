@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.errors import DataError
 from offramp.load.traces import CountTrace, StampTrace, gaps, in_gaps, read_counts, read_trace
 from tests.data import data_folder
 
@@ -56,14 +55,6 @@ def test_the_caller_may_say_what_whole_numbers_are(tmp_path: Path) -> None:
     assert timed.arrivals_s_N.tolist() == counted.counts_B.tolist() == [0.0, 3.0, 12.0]
 
 
-def test_tables_are_what_they_are_whatever_the_caller_says(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="counts per minute; the seconds of single requests are needed"):
-        read_trace(write(tmp_path, FUNCTIONS + "f,a,60,0\n"), "times")
-    rows = "2024-05-10 00:00:00\n2024-05-10 00:00:01"
-    with pytest.raises(DataError, match="seconds of single requests; counts per second or minute are needed"):
-        read_trace(write(tmp_path, "TIMESTAMP\n" + rows), "counts")
-
-
 def test_functions_are_added_by_the_minute(tmp_path: Path) -> None:
     assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
     assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
@@ -89,81 +80,6 @@ def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:
     assert gaps(per_second_S).tolist() == [[0, 60], [230, 300]]
     assert np.flatnonzero(~in_gaps(per_second_S)).tolist() == list(range(60, 230))
     assert gaps(np.ones(3)).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(" \n", "trace: empty; a trace is needed", id="empty"),
-        pytest.param("0 0 0", "trace: no requests: every count is 0", id="zeros"),
-        pytest.param("3\n4 -1", "trace:2: '-1' is negative", id="negative count"),
-        pytest.param("3\n\n4 1.5", "trace:3: '1.5' is no whole number of requests", id="half a request"),
-        pytest.param("3 4 nan", "trace:1: 'nan' is no whole number of requests (value 3 of the file)", id="nan count"),
-        pytest.param("3\nmany", "trace:2: 'many' is no number; allowed are counts per second, the seconds", id="word"),
-        pytest.param("0.5\n-0.1", "trace:2: '-0.1' is no second; finite ones, 0 or above", id="negative second"),
-        pytest.param("0.5\nnan", "trace:2: 'nan' is no second", id="nan second"),
-        pytest.param("0.5\n\ninf", "trace:3: 'inf' is no second", id="infinite second"),
-        pytest.param("0.5\n2.5\n2.4", "trace:3: '2.4' is before the line above it", id="unsorted"),
-        pytest.param("0.5\n0.5", "trace: 2 requests at one instant have no rate", id="one instant"),
-        pytest.param(
-            "a,b\n1,2",
-            "trace: columns a, b; allowed are counts per second, the seconds of requests, one a line, and",
-            id="columns",
-        ),
-        pytest.param(
-            "1,2\n3,4",
-            "trace: columns 1, 2; allowed are counts per second, the seconds of requests, one a line",
-            id="rows of numbers",
-        ),
-        pytest.param(FUNCTIONS, "trace: no requests", id="no function"),
-        pytest.param(FUNCTIONS + "f,a,1,2\nf,a,1", "trace:3: the row does not have 4 columns", id="short row"),
-        pytest.param(FUNCTIONS + "f,a,1,-2", "trace:2: '-2' is no count", id="negative minute"),
-        pytest.param(FUNCTIONS + "f,a,1,x", "trace:2: 'x' is no number", id="word in a minute"),
-        pytest.param(LLM, "trace: no requests below the columns", id="no stamps"),
-        pytest.param(LLM + "noon,1,1", "trace:2: 'noon' is no time like 2023-11-16", id="no time"),
-        pytest.param(
-            LLM + "2023-11-16 18:00:02,1,1\n2023-11-16 18:00:01,1,1",
-            "trace:3: '2023-11-16 18:00:01' is no second",
-            id="stamps before the first",
-        ),
-        pytest.param(
-            LLM + "2023-11-16 18:00:02,1,1\n2023-11-16 18:00:04,1,1\n2023-11-16 18:00:03,1,1",
-            "trace:4: '2023-11-16 18:00:03' is before the line above it",
-            id="unsorted stamps",
-        ),
-    ],
-)
-def test_a_file_that_is_no_trace_is_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DataError) as caught:
-        read_trace(write(tmp_path, text))
-    assert str(caught.value).startswith(str(tmp_path / message.partition(":")[0]) + ":" + message.partition(":")[2])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="gone: no such file"):
-        read_trace(tmp_path / "gone")
-    with pytest.raises(DataError, match="is a folder, not a file"):
-        read_trace(tmp_path)
-    damaged = tmp_path / "damaged"
-    damaged.write_bytes(gzip.compress(b"1 2 3")[:-4])
-    with pytest.raises(DataError, match="damaged gzip"):
-        read_trace(damaged)
-    damaged.write_bytes(b"1\n\xff")
-    with pytest.raises(DataError, match="damaged:2: not UTF-8"):
-        read_trace(damaged)
-
-
-def test_seconds_are_no_counts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'0\.5' is no whole number of requests"):
-        read_counts(write(tmp_path, "0.5\n1.5"))
-
-
-def test_traces_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(DataError, match="not all 0"):
-        CountTrace(counts_B=np.zeros(3), bin_s=1.0)
-    with pytest.raises(DataError, match="ascending"):
-        StampTrace(arrivals_s_N=np.array([0.0, 2.0, 1.0]))
 
 
 def test_the_twitter_trace_is_the_one_described() -> None:
