@@ -191,11 +191,15 @@ class Dispatcher(Driver):
     # Drive
 
     def pump(self) -> bool:
+        if self.core.is_due:
+            self._plan_turn()
+        return False
+
+    def _plan_turn(self) -> None:
         # Not at once: requests that arrive in the same turn of the loop leave in the same call.
-        if not self._turn_planned and self.core.is_due:
+        if not self._turn_planned:
             self._turn_planned = True
             asyncio.get_running_loop().call_soon(self._turn)
-        return False
 
     def _turn(self) -> None:
         self._turn_planned = False
@@ -363,7 +367,8 @@ class Dispatcher(Driver):
             piece = chunk.going_on.piece
             mine = [inputs.get(sample_id, UNKNOWN) for sample_id in piece.sample_ids]
             self.do(core.go_on(call, mine, piece.next_block, piece, now_s))
-        self.do(())
+        # Even if nothing is due yet: sequences ask for their next steps before this turn comes, and it sends them.
+        self._plan_turn()
         if chunk.timings:
             inside_s = max(timing.queue_s + timing.compute_s for timing in chunk.timings)
             try:

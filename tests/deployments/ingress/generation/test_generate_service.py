@@ -68,6 +68,18 @@ async def test_a_token_is_read_before_the_next_one_is_asked_for() -> None:
         each.cancel()
 
 
+async def test_the_next_step_is_sent_in_the_loop_turn_that_asks_for_it() -> None:
+    """A busy ingress reads all of its sockets in every turn; each token would wait for that once more."""
+    scene = GenerateScene()
+    scene.replicas.holds = True
+    scene.start(1)
+    await turns()
+    scene.replicas.answer()
+    for _ in range(3):  # the reply is taken; the next step is asked for and sent; its call begins
+        await asyncio.sleep(0)
+    assert scene.replicas.log == ["r1 gets 1"] * 2
+
+
 async def _logged(stream: Stream, log: list[str]) -> None:
     await anext(stream)
     log.append("read")
