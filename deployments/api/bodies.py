@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from earlyexit.errors import InputError
 from earlyexit.named import NAME_PATTERN
 
-T = TypeVar("T", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_DIMENSIONS = 16
 KINDS = frozenset({"str", "int", "float", "bool", "constrained-str"})
@@ -105,7 +105,7 @@ class V2Reply:
     """Outputs to send as bytes behind the JSON (Triton's binary tensor extension)."""
 
 
-def validated(model: type[T], body: bytes) -> T:
+def validated(model: type[BodyT], body: bytes) -> BodyT:
     """Parses a body; raises InputError, which names the field."""
     try:
         return model.model_validate_json(body)

@@ -1,4 +1,4 @@
-"""Cuts: runnable parts of a model, pieces in, answers and survivors out; and the runner that computes batches with them.
+"""Cuts: runnable parts of a model, pieces in, answers and survivors out; and the runner that runs batches through them.
 
 Exits may share an expensive head, such as one over a vocabulary; it is computed once per batch. SmolLM2's head has a
 fifth of all weights, and a CPU reads all of them for a single row too. So inputs that leave early wait for the end of
