@@ -18,8 +18,10 @@ from deployments.api.access import Gate
 from deployments.api.bodies import InferRequest
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
+    ANYTHING,
     CALLER,
     EXIT_HEADER,
+    MAX_DIGITS,
     SCORE_HEADER,
     Api,
     Backend,
@@ -27,15 +29,17 @@ from deployments.api.endpoint import (
     Gatekeeper,
     Served,
     cross_origin,
+    formed,
     json_response,
     nowhere,
+    predict_response,
+    preferred,
     request_id,
+    v2_response,
 )
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, bound
 from deployments.api.parsing import parse_content, parse_predict, parse_v2
-from deployments.api.request_body import MAX_DIGITS
-from deployments.api.responses import ANYTHING, formed, predict_response, preferred, v2_response
 from deployments.api.server.connection import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
 from deployments.ops.tracing.tracer import Tracer

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
+from deployments.api.endpoint import LEAST_BYTES, takes_gzip
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.responses import LEAST_BYTES, takes_gzip
 
 REMAINING_S = "offramp-remaining-s"
 """Metadata: seconds until the deadline of the call, which Serve does not pass on."""

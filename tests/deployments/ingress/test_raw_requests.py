@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from deployments.api.endpoint import Bodies
 from deployments.api.http import build_api
-from deployments.api.request_body import Bodies
 from deployments.api.server.connection import Limits
 from deployments.api.server.server import HttpServer, Site
 from tests.deployments.ingress.api.faces import KEY, MAX_BODY_BYTES, FakeBackend, gate

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import yaml
 
+from deployments.api.endpoint import Bodies
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.api.http import HEADER_LENGTH
 from deployments.api.parsing import Signature
-from deployments.api.request_body import Bodies
 from tests.deployments.ingress.api.faces import (
     V2_INFER,
     WAYS,

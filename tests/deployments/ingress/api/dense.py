@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from deployments.api.bodies import InferRequest
+from deployments.api.endpoint import Bodies
 from deployments.api.parsing import Signature
-from deployments.api.request_body import Bodies
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.api.responses import preferred, takes_gzip
+from deployments.api.endpoint import preferred, takes_gzip
 
 JSON, PNG = "application/json", "image/png"
 
