@@ -40,7 +40,7 @@ from deployments.api.endpoint import (
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, bound
 from deployments.api.parsing import parse_content, parse_predict, parse_v2
-from deployments.api.server.connection import FastPath, Lane
+from deployments.api.server.server import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
 from deployments.ops.tracing.tracer import Tracer
 from earlyexit.clock import Clock, WallClock

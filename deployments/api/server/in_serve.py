@@ -13,8 +13,7 @@ from typing import Any
 from ray.serve.config import HTTPOptions
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from deployments.api.server.connection import Lane, Limits
-from deployments.api.server.server import BACKLOG, HttpServer
+from deployments.api.server.server import BACKLOG, HttpServer, Lane, Limits
 from deployments.local_ray.private import replace_http_server, serves_own_http_server, with_middlewares
 
 

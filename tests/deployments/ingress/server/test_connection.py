@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.api.server.connection import Connection, Limits
+from deployments.api.server.server import Connection, Limits
 from tests.deployments.ingress.server.places import GET, Place, post, serving
 
 
