@@ -17,13 +17,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
 from deployments.api.access import gate_of
-from deployments.api.bodies import InferRequest
 from deployments.api.endpoint import Bodies
 from deployments.api.generation import GenerateRequest, Stream, build_generation
 from deployments.api.grpc.methods import RpcMethods
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
-from deployments.api.parsing import Signature
+from deployments.api.parsing import InferRequest, Signature
 from deployments.api.server.in_serve import replace_server
 from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.api import live_page as pages
 from deployments.api.access import Gate
-from deployments.api.bodies import InferRequest
 from deployments.api.completions.http import GenerateRoutes
 from deployments.api.endpoint import (
     ANYTHING,
@@ -39,7 +38,7 @@ from deployments.api.endpoint import (
 )
 from deployments.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.api.operations import BYTES, FREQUENT, JSON, bound
-from deployments.api.parsing import parse_content, parse_predict, parse_v2
+from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
 from deployments.api.server.server import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
 from deployments.ops.tracing.tracer import Tracer

@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.api.bodies import PredictBody
 from deployments.api.endpoint import EXIT_HEADER, GENERATES, SCORE_HEADER
 from deployments.api.operations import BYTES, EVENTS, JSON, OBJECT, OPERATIONS, TEXT, Operation
-from deployments.api.parsing import Signature
+from deployments.api.parsing import PredictBody, Signature
 from earlyexit.network.boundary import Column
 
 SWAGGER_PAGE = """<!doctype html>

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from deployments.api.bodies import (
+from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
+from deployments.api.parsing import (
     Canary,
     DefaultVersion,
     ErrorBody,
@@ -23,7 +24,6 @@ from deployments.api.bodies import (
     V2Model,
     V2Server,
 )
-from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody, OpenAiError
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from deployments.api.bodies import InferRequest
+from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ingress.dispatcher import Dispatcher, Later, on_loop
 from deployments.settings import ServeSettings

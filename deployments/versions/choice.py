@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.api.bodies import Canary, InferRequest, Version
 from deployments.api.endpoint import Served
+from deployments.api.parsing import Canary, InferRequest, Version
 from deployments.ingress.core.outcomes import bucket_of
 from deployments.wire.messages import BUCKET
 from earlyexit.clock import Clock

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.api.bodies import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.api.endpoint import Api, Backend, json_response
+from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.versions.repository import Repository
 from deployments.versions.versions import Versions
 

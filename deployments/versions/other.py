@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.api.bodies import InferRequest
+from deployments.api.parsing import InferRequest
 from deployments.versions.choice import Tally
 from earlyexit.errors import DeadlineError, OfframpError, VersionUnavailableError
 from earlyexit.network.boundary import Answer

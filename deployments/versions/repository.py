@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
-from deployments.api.bodies import LoadParameters, validated
+from deployments.api.parsing import LoadParameters, validated
 from deployments.local_ray.applications import (
     APPLICATIONS,
     check_devices,

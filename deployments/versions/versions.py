@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from statistics import fmean
 from typing import Any
 
-from deployments.api.bodies import Canary, InferRequest
 from deployments.api.endpoint import Served
+from deployments.api.parsing import Canary, InferRequest
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Fork, Tally, Traffic, compared_figures, version_figures
 from deployments.versions.other import IngressLink, VersionFacts, connected

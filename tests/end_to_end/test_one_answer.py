@@ -18,10 +18,9 @@ import pytest
 import tritonclient.http as triton
 from PIL import Image
 
-from deployments.api.bodies import InferRequest
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.parsing import Signature, packed
+from deployments.api.parsing import InferRequest, Signature, packed
 from deployments.local_ray.ports import free_port
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import Answer

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.api.bodies import InferRequest
+from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore

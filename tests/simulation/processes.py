@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.api.bodies import InferRequest
 from deployments.api.generation import GenerateRequest, GenerateService
+from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle

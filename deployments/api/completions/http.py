@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from deployments.api.access import Gate
-from deployments.api.bodies import validated
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
 from deployments.api.completions.forms import ChatForm, CompletionForm, Form, GenerateForm, Stretch, Telling
 from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, request_id
 from deployments.api.events import Departure, EventStream
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
+from deployments.api.parsing import validated
 from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec

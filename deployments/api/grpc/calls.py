@@ -12,12 +12,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from deployments.api.access import ALL_CALLERS, Gate
-from deployments.api.bodies import InferRequest, V2Reply
 from deployments.api.endpoint import FAILED, GONE, Api, Backend, failure_of, log_error, own_id, retry_after, v2_columns
 from deployments.api.grpc.messages import ONE_OF, message_class
 from deployments.api.grpc.server import REMAINING_S
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
-from deployments.api.parsing import GivenTensor, Signature, packed, v2_reply, v2_request
+from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_reply, v2_request
 from deployments.ops.tracing.spans import RequestRecord
 from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords

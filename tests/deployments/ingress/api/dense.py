@@ -9,9 +9,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from deployments.api.bodies import InferRequest
 from deployments.api.endpoint import Bodies
-from deployments.api.parsing import Signature
+from deployments.api.parsing import InferRequest, Signature
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task

@@ -14,13 +14,13 @@ import grpc
 import httpx
 
 from deployments.api.access import Gate, KeyRing, RateLimits
-from deployments.api.bodies import Canary, InferRequest, LoadParameters
 from deployments.api.endpoint import Bodies, Served
 from deployments.api.generation import GenerateRequest, Stream
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.api.http import HEADER_LENGTH, build_api
 from deployments.api.live_page import Viewer
+from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
 from deployments.versions.choice import Fork
 from deployments.versions.http import VersionRoutes

@@ -9,11 +9,10 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from deployments.api.bodies import V2Reply
 from deployments.api.endpoint import v2_response
 from deployments.api.grpc.calls import CONTENTS, parse_infer
 from deployments.api.grpc.messages import message_class
-from deployments.api.parsing import GivenTensor, Signature, packed, parse_v2, read_columns, unpacked
+from deployments.api.parsing import GivenTensor, Signature, V2Reply, packed, parse_v2, read_columns, unpacked
 from earlyexit.network.boundary import DATATYPES
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, TEXT, tensor, tensors
 from tests.earlyexit.codecs.pictures import file_of, noise

@@ -17,12 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.api.bodies import InferRequest
 from deployments.api.endpoint import READ
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
 from deployments.api.http import build_api
 from deployments.api.openapi import openapi_document
+from deployments.api.parsing import InferRequest
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, values_of
 from earlyexit.tasks.base import Task

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.bodies import InferRequest
+from deployments.api.parsing import InferRequest
 from tests.deployments.ingress.api.faces import V2_INFER, WAYS, Ask, FakeBackend, client_of, infer_json, packed
 
 

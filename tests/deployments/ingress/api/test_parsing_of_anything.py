@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.api.bodies import InferRequest
-from deployments.api.parsing import parse_predict, parse_v2
+from deployments.api.parsing import InferRequest, parse_predict, parse_v2
 from earlyexit.errors import InputError
 from tests.deployments.ingress.api.faces import packed
 from tests.deployments.ingress.api.signatures import TEXT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.api.bodies import InferRequest
+from deployments.api.parsing import InferRequest
 from deployments.api.service import LAST_RESORT_S, MOST_ENCODERS, InferService
 from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings

@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from deployments.api.bodies import InferRequest
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.http import build_api
+from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules

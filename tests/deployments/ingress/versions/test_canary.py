@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.bodies import Canary
+from deployments.api.parsing import Canary
 from deployments.versions.choice import MOST_COMPARED, Traffic, draws
 from deployments.versions.store import AppStatus
 from deployments.versions.versions import LOOK_S

@@ -15,9 +15,9 @@ import httpx
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import application_config
-from deployments.api.bodies import InferRequest
 from deployments.api.endpoint import Served
 from deployments.api.http import build_api
+from deployments.api.parsing import InferRequest
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
