@@ -21,21 +21,8 @@ from optimizer.models_file import as_chain
 from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of, with_pruning
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
-from optimizer.problem import (
-    Link,
-    MaximizeRate,
-    MinimizeCost,
-    MinimizeLatency,
-    Objective,
-    PlanProblem,
-    Slo,
-    Supply,
-)
-from optimizer.problem_shape import (
-    ObjectiveDocument,
-    ProblemDocument,
-    refuse_unknown_fields,
-)
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
+from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, refuse_unknown_fields
 from optimizer.survival_file import (
     by_calibration,
     calibration_of_folder,

@@ -20,8 +20,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 from pydantic_core import to_json
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -366,26 +364,8 @@ def _authorization(scope: Scope) -> str | None:
     return None
 
 
-SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
 SCORE_HEADER, EXIT_HEADER = "X-Offramp-Score", "X-Offramp-Exit"
 """Headers of an answer that is not JSON."""
-READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
-REMEMBERED_S = 600
-
-
-def cross_origin(origins: Sequence[str]) -> Middleware:
-    """Returns the CORS middleware: it answers preflight requests, which carry no key, and adds CORS headers.
-
-    Credentials are not allowed: a page of another site sends a key itself, never a password that the browser stores.
-    """
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=list(origins),
-        allow_methods=["GET", "POST"],
-        allow_headers=list(SENT),
-        expose_headers=list(READ),
-        max_age=REMEMBERED_S,
-    )
 
 
 MAX_DIGITS = 12

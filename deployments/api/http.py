@@ -8,6 +8,7 @@ from functools import partial
 from urllib.parse import quote
 
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
@@ -27,7 +28,6 @@ from deployments.api.endpoint import (
     Endpoint,
     Gatekeeper,
     Served,
-    cross_origin,
     formed,
     json_response,
     nowhere,
@@ -164,6 +164,26 @@ class Routes:
 
     def _check_model(self, request: Request) -> None:
         self._api.check_model(request.path_params["model"], request.path_params.get("version"))
+
+
+SENT = ("Authorization", "Content-Encoding", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
+READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
+REMEMBERED_S = 600
+
+
+def cross_origin(origins: Sequence[str]) -> Middleware:
+    """Returns the CORS middleware: it answers preflight requests, which carry no key, and adds CORS headers.
+
+    Credentials are not allowed: a page of another site sends a key itself, never a password that the browser stores.
+    """
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=list(SENT),
+        expose_headers=list(READ),
+        max_age=REMEMBERED_S,
+    )
 
 
 @dataclass(frozen=True, slots=True)

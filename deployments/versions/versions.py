@@ -16,13 +16,7 @@ from deployments.versions.other import IngressLink, VersionFacts, connected
 from deployments.versions.store import IndexRow, Listed, RayStore, app_of, index_rows
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
-from earlyexit.errors import (
-    ControlRefusedError,
-    InputError,
-    OfframpError,
-    UnknownModelError,
-    VersionUnavailableError,
-)
+from earlyexit.errors import ControlRefusedError, InputError, OfframpError, UnknownModelError, VersionUnavailableError
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
 

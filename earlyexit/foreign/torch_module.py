@@ -33,15 +33,7 @@ from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_own
 from earlyexit.families.trial import layout_of
 from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, OperatorKind, Site, with_shares
-from earlyexit.foreign.model import (
-    SURE,
-    TEXT_LENGTH,
-    ForeignModel,
-    given_head,
-    longest_taken,
-    or_why,
-    the_answer,
-)
+from earlyexit.foreign.model import SURE, TEXT_LENGTH, ForeignModel, given_head, longest_taken, or_why, the_answer
 from earlyexit.foreign.torch_backbone import (
     LAYOUT_INPUTS,
     PREFIX,

@@ -16,17 +16,7 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem, device_names
-from optimizer.search.graph import (
-    ALL,
-    NONE,
-    RULES,
-    SPLIT_ENDS,
-    Graph,
-    MoveArrays,
-    Wire,
-    ranks_of,
-    wire_of,
-)
+from optimizer.search.graph import ALL, NONE, RULES, SPLIT_ENDS, Graph, MoveArrays, Wire, ranks_of, wire_of
 from optimizer.space import Space
 from optimizer.step import FloatArray, IntArray, hop_s, locate, seconds_at
 

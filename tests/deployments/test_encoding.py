@@ -26,13 +26,7 @@ from deployments.wire.encoding import (
 )
 from deployments.wire.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
 from earlyexit.engine.queue import OrderSpec
-from earlyexit.errors import (
-    DeadlineError,
-    ExecutionError,
-    MethodNotAllowedError,
-    OfframpError,
-    StageUnavailableError,
-)
+from earlyexit.errors import DeadlineError, ExecutionError, MethodNotAllowedError, OfframpError, StageUnavailableError
 from earlyexit.network.boundary import Answer, Numbers, Seen, Split, WirePiece
 from optimizer.plan import PolicySpec, Stage
 

@@ -11,12 +11,7 @@ from torch import nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
 from earlyexit.network.boundary import Encoded, Segment
-from earlyexit.network.layers import (
-    ReorderedConvolution,
-    ReorderedLinear,
-    reorder_convolutions,
-    reorder_linears,
-)
+from earlyexit.network.layers import ReorderedConvolution, ReorderedLinear, reorder_convolutions, reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy

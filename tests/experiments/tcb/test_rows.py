@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
-from experiments.studies.packing import (
-    Timed,
-    concatenated_rows,
-    outputs_of,
-    padded_rows,
-    schemes_of,
-)
+from experiments.studies.packing import Timed, concatenated_rows, outputs_of, padded_rows, schemes_of
 from experiments.tcb_device import Cost
 from tests.earlyexit.network.models import SMALL, small
 

@@ -17,10 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from deployments.api.endpoint import READ
 from deployments.api.grpc.calls import Rpcs
 from deployments.api.grpc.messages import message_class
-from deployments.api.http import build_api
+from deployments.api.http import READ, build_api
 from deployments.api.openapi import openapi_document
 from deployments.api.parsing import InferRequest
 from earlyexit.errors import OfframpError
