@@ -28,8 +28,7 @@ from deployments.api.server.server import Site, StandaloneServer
 from deployments.api.service import InferService
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
-from deployments.ingress.crossing import encoder_of
-from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.dispatcher import Dispatcher, encoder_of
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
 from deployments.local_ray.ports import take_listener

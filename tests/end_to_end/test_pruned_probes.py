@@ -18,8 +18,7 @@ from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
-from deployments.ingress.crossing import encoder_of
-from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.dispatcher import Dispatcher, encoder_of
 from deployments.ingress.link import LinkTransport
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.host import OpenCall, StageHost, chunks_by_call

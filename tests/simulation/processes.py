@@ -13,8 +13,7 @@ from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
-from deployments.ingress.crossing import sample_id_of
-from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.dispatcher import Dispatcher, sample_id_of
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost

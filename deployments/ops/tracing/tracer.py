@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from deployments.ingress.core.inputs import WHOLE, PendingInput
-from deployments.ingress.crossing import serial_and_attempt
+from deployments.ingress.dispatcher import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
 from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Visit, request_spans
 from deployments.settings import ServeSettings

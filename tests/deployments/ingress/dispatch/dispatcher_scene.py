@@ -13,8 +13,7 @@ import numpy as np
 from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacements
-from deployments.ingress.crossing import encoder_of
-from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.dispatcher import Dispatcher, encoder_of
 from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, GoingOn, IngressReport, StageCall, Timing
 from earlyexit.clock import ManualClock

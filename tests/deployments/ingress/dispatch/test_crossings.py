@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deployments.ingress.core.inputs import WHOLE, PendingInput
-from deployments.ingress.crossing import Cuts, serial_and_attempt
+from deployments.ingress.dispatcher import Cuts, serial_and_attempt
 from deployments.wire.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Encoded, Split, WirePiece
