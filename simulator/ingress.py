@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 
 from deployments.ingress.core.calls import Action, Answered, Call, Dropped, HungUp, Retried, SendCall, weigh
-from deployments.ingress.core.ingress_core import HANG_S, IngressCore
+from deployments.ingress.core.ingress_core import HANG_S, Driver, IngressCore
 from deployments.ingress.core.inputs import PendingInput, Rules
-from deployments.ingress.driver import Driver
 from earlyexit.engine.queue import Member
 from earlyexit.errors import DeadlineError, OfframpError
 from optimizer.placement import PlacedPlan

@@ -30,10 +30,9 @@ from deployments.ingress.core.calls import (
     placements_of,
     weigh,
 )
-from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Settle
 from deployments.ingress.core.routes import KVPlacement, KVPlacements
-from deployments.ingress.driver import Driver
 from deployments.ingress.link import LinkTransport
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock

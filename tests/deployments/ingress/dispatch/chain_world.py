@@ -14,10 +14,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 from deployments.ingress.core.calls import Action, Answered, Dropped, HungUp, Retried, SendCall, weigh
-from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules
 from deployments.ingress.dispatcher import CrossingEncoder, NetworkEntry
-from deployments.ingress.driver import Driver
 from deployments.replica.host import OpenCall, chunks_by_call
 from deployments.wire.messages import Assignment, Chunk
 from earlyexit.clock import ManualClock
