@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ray.serve.metrics import Counter, Gauge
 
+from deployments.ingress.core.calls import LATENCY_ENDS_S, latencies_within
 from deployments.ingress.core.generation import GenerationLoop
-from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
 from deployments.metrics import Totals, le, tags
 from deployments.wire.messages import IngressReport
 from earlyexit.network.chain import Chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
+from deployments.ingress.core.calls import LATENCY_ENDS_S, latencies_within
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.network.chain import Chain
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.api.endpoint import Served
 from deployments.api.parsing import Canary, InferRequest, Version
-from deployments.ingress.core.outcomes import bucket_of
+from deployments.ingress.core.calls import bucket_of
 from deployments.wire.messages import BUCKET
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError

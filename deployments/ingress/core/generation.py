@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from deployments.ingress.core.admission import Admission
+from deployments.ingress.core.calls import LONGEST_RETRY_S, bucket_of
 from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
-from deployments.ingress.core.outcomes import LONGEST_RETRY_S, bucket_of
 from deployments.ingress.core.routes import KVPlacement, SequenceNumbers
 from earlyexit.errors import AdmissionError, StageUnavailableError
 from optimizer.plan import Plan

@@ -31,6 +31,8 @@ from deployments.ingress.core.calls import (
     Calls,
     Dropped,
     HungUp,
+    IngressCounts,
+    Outcomes,
     Pause,
     Retried,
     SendCall,
@@ -38,7 +40,6 @@ from deployments.ingress.core.calls import (
     picked,
 )
 from deployments.ingress.core.inputs import Chain, Chains, Inputs, PendingInput, Rules
-from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import KVPlacement, PlanRoute, lay_out
 from deployments.ingress.core.steps import Steps

@@ -11,9 +11,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deployments.ingress.core.calls import Actions, Call, Calls, Retried, SendCall
+from deployments.ingress.core.calls import Actions, Call, Calls, Outcomes, Retried, SendCall
 from deployments.ingress.core.inputs import DUE, Chains, Inputs, PendingInput, Rules
-from deployments.ingress.core.outcomes import Outcomes
 from deployments.ingress.core.probes import ExitObservations, Watch
 from deployments.ingress.core.routes import ChainRoute, KVPlacement, lost
 

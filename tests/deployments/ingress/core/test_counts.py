@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from deployments.ingress.core.ingress_core import own_plan
-from deployments.ingress.core.outcomes import (
+from deployments.ingress.core.calls import (
     LATENCY_ENDS_S,
     LONGEST_RETRY_S,
     AnswerRate,
@@ -15,6 +14,7 @@ from deployments.ingress.core.outcomes import (
     bucket_of,
     latencies_within,
 )
+from deployments.ingress.core.ingress_core import own_plan
 from deployments.wire.messages import BUCKET
 from optimizer.placement import initial_placement, parse_placed
 from optimizer.plan import PolicySpec, early_exit_plan

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.calls import weigh
+from deployments.ingress.core.calls import LONGEST_RETRY_S, weigh
 from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
-from deployments.ingress.core.outcomes import LONGEST_RETRY_S
 from deployments.ingress.core.routes import PARTS, SequenceNumbers
 from earlyexit.errors import (
     AdmissionError,

@@ -21,8 +21,8 @@ import uvicorn
 
 from deployments.api.http import build_api
 from deployments.api.live_page import Feed, Viewer
+from deployments.ingress.core.calls import bucket_of
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.outcomes import bucket_of
 from deployments.ops.dashboard.poller import SnapshotPoller
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.wire.controller_link import ControllerLink

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from deployments.ingress.core.outcomes import bucket_of
+from deployments.ingress.core.calls import bucket_of
 from deployments.versions.choice import (
     Tally,
     VersionTally,
