@@ -27,7 +27,6 @@ from earlyexit.network.store import read_card
 from optimizer.placement import initial_placement
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
-
 PULL_S = 2.0
 """How long a new replica waits to hear from the controller what it is to do."""
 

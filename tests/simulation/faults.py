@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from deployments.controller.act import ControlLoop
-from deployments.ingress.core import outcomes
+from deployments.ingress.core import calls
 from deployments.ingress.core.calls import Call, Calls, HungUp, Pause
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Chain
@@ -25,7 +25,7 @@ Fault = Callable[[], AbstractContextManager[Any]]
 
 def settle_twice() -> AbstractContextManager[Any]:
     """An input that has its outcome gets another one."""
-    return patch.object(outcomes, "_settled_now", lambda inputs: [True] * len(inputs))
+    return patch.object(calls, "_settled_now", lambda inputs: [True] * len(inputs))
 
 
 def lose_on_hang_up() -> AbstractContextManager[Any]:
