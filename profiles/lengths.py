@@ -112,19 +112,24 @@ def read_lengths(path: Path) -> npt.NDArray[np.int64]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise DataError(f"{path}: cannot be read: {reason}") from error
-    found = [_length_at(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    found = [
+        parse_length(line.strip(), f"{path}:{number}", "a length")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
     if not found:
         raise DataError(f"{path}:1: holds no lengths; needed: the tokens of an input on each line")
     return np.array(found, dtype=np.int64)
 
 
-def _length_at(path: Path, number: int, line: str) -> int:
+def parse_length(word: str, where: str, name: str) -> int:
+    """Returns a length of a file; raises DataError that begins with `where` for a word that is none."""
     try:
-        return check_length(float(line), "a length")
+        return check_length(float(word), name)
     except ValueError as error:
-        raise DataError(f"{path}:{number}: {line.strip()!r} is no length; needed: tokens of an input") from error
+        raise DataError(f"{where}: {name} is {word!r}; needed: a number of tokens") from error
     except DataError as error:
-        raise DataError(f"{path}:{number}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from earlyexit.data.images import check_file
 from earlyexit.data.text_tables import csv_rows
 from earlyexit.errors import DataError
-from profiles.lengths import Lengths, check_length
+from profiles.lengths import Lengths, parse_length
 
 PROMPT, ANSWER = "ContextTokens", "GeneratedTokens"
 GROUPS = 32
@@ -21,21 +21,13 @@ Pairs = tuple[tuple[int, int], ...]
 def read_sequences(path: Path) -> Pairs:
     """All rows of a table with these two columns; raises DataError naming file, line and what is wrong."""
     check_file(path)
-    rows = csv_rows(path, (PROMPT, ANSWER))
-    found = tuple((_tokens(path, line, row, PROMPT), _tokens(path, line, row, ANSWER)) for line, row in rows)
+    found = tuple(
+        (parse_length(row[PROMPT], f"{path}:{line}", PROMPT), parse_length(row[ANSWER], f"{path}:{line}", ANSWER))
+        for line, row in csv_rows(path, (PROMPT, ANSWER))
+    )
     if not found:
         raise DataError(f"{path}:1: holds no sequences below its columns")
     return found
-
-
-def _tokens(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
-    word = row[name]
-    try:
-        return check_length(float(word), name)
-    except ValueError as error:
-        raise DataError(f"{path}:{line}: {name} is {word!r}; needed: a number of tokens") from error
-    except DataError as error:
-        raise DataError(f"{path}:{line}: {error}") from error
 
 
 def grouped(tokens: Sequence[int]) -> Lengths:

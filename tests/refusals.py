@@ -17,6 +17,8 @@ class Refusals:
     """The cases of a test module, whose messages `refusals.txt` beside it holds."""
 
     module: Path
+    name: str
+    """The module's `__name__`, which depends on how it is run: messages say HERE."""
     cases: Mapping[str, Case]
     files: Mapping[str, FileCase]
 
@@ -35,7 +37,8 @@ class Refusals:
                     (folder / file_name).write_bytes(content if isinstance(content, bytes) else content.encode())
                 read(folder / file_name)
         except Exception as error:
-            return f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace("\n", " ")
+            message = str(error).replace(str(folder), "FOLDER").replace(str(self.module), "THIS FILE")
+            return f"{type(error).__name__}: {message}".replace("\n", " ").replace(self.name, "HERE")
         return "nothing is refused"
 
     def recorded(self) -> dict[str, str]:

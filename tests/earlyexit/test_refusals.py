@@ -54,8 +54,8 @@ from earlyexit.training.augmentation import Augmentation
 from earlyexit.words import alpha_for, check_prune, pruned
 from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, write_scenes
 from tests.earlyexit.tasks.maps import BODY, STREET, png_of, png_with_large_text
+from tests.refusals import Case, FileCase, Refusals
 
-GOLDEN = Path(__file__).with_name("refusals.txt")
 LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)
 SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
 ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])
@@ -103,7 +103,7 @@ def pruned_words(importance: list[float], alpha: float) -> str:
     return pruned("a", np.array([[0, 1]]), np.array(importance), alpha)
 
 
-CASES: dict[str, Callable[[], object]] = {
+CASES: dict[str, Case] = {
     # Orders and slots
     "order: eta of nothing": lambda: OrderSpec(name="das", eta=0.0),
     "order: q out of range": lambda: OrderSpec(name="das", q=-0.5),
@@ -320,7 +320,7 @@ def write_turned(path: Path) -> None:
 
 
 DEEP = "\n" + "[" * 3000 + "]" * 3000
-FILES: dict[str, tuple[Callable[[Path], object], str, str | bytes | None]] = {
+FILES: dict[str, FileCase] = {
     "table: no text": (labelled, "d.csv", "words,label\na,x\n"),
     "table: no label": (labelled, "d.tsv", "text\tclass\na\tx\n"),
     "table: column twice": (labelled, "d.csv", "text,label,text\na,x,b\n"),
@@ -406,41 +406,17 @@ FILES: dict[str, tuple[Callable[[Path], object], str, str | bytes | None]] = {
 }
 
 
-def said(case: str, folder: Path) -> str:
-    """The class and the message of the error of a case."""
-    try:
-        if case in CASES:
-            CASES[case]()
-        else:
-            read, name, content = FILES[case]
-            if content is not None:
-                (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-            read(folder / name)
-    except Exception as error:
-        message = str(error).replace(str(folder), "FOLDER").replace(__file__, "THIS FILE")
-        return f"{type(error).__name__}: {message.replace(chr(10), ' ')}".replace(__name__, "HERE")
-    return "nothing is refused"
+REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 
 
-def golden() -> dict[str, str]:
-    lines = GOLDEN.read_text(encoding="utf-8").splitlines()
-    return dict(line.split(" => ", 1) for line in lines)
-
-
-@pytest.mark.parametrize("case", [*CASES, *FILES])
+@pytest.mark.parametrize("case", REFUSALS.names)
 def test_what_is_refused_is_told_in_the_recorded_words(case: str, tmp_path: Path) -> None:
-    assert said(case, tmp_path) == golden()[case]
+    assert REFUSALS.said(case, tmp_path) == REFUSALS.recorded()[case]
 
 
 def test_no_other_case_is_recorded() -> None:
-    assert list(golden()) == [*CASES, *FILES]
-    assert not [case for case, message in golden().items() if "nothing is refused" in message]
+    REFUSALS.check_recorded()
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        written: list[str] = []
-        for each in (*CASES, *FILES):
-            (place := Path(made, str(len(written)))).mkdir()
-            written.append(f"{each} => {said(each, place)}\n")
-        GOLDEN.write_text("".join(written), encoding="utf-8")
+    REFUSALS.write()

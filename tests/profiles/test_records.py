@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -187,25 +188,91 @@ def test_nested_survival_has_all_ramps_active() -> None:
     assert RECORDS.nested_survival({1: 0.75, 3: 0.8}) == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
 
 
-def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
-    timed = replace(RECORDS, times_s_N=np.array([5.0, 6.0, 7.5, 9.0]))
-    part = timed.subset(np.array([3, 1]))
-    assert part.times_s_N is not None
-    assert part.times_s_N.tolist() == [9.0, 6.0]
-    timed.save(tmp_path / "r.npz")
+OF_INPUTS: dict[str, Any] = {
+    "times_s_N": np.array([5.0, 6.0, 7.5, 9.0]),
+    "tokens_N": np.array([10, 20, 30, 40]),
+    "sequences_N": np.array([0, 0, 1, 1]),
+    "tallies_NE": np.arange(24).reshape(4, 3, 2),
+    "end_losses_N": np.array([0.0, 1.0, 1.0, 0.0]),
+    "end_true_losses_N": np.array([1.0, 0.0, 1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", OF_INPUTS)
+def test_what_is_known_of_inputs_stays_with_them_in_subsets_and_files(tmp_path: Path, name: str) -> None:
+    replace(RECORDS, **{name: OF_INPUTS[name]}).subset(np.array([3, 1])).save(tmp_path / "r.npz")
     loaded = ExitRecords.load(tmp_path / "r.npz")
-    assert_equal(loaded, timed)
-    np.testing.assert_array_equal(loaded.times_s_N, timed.times_s_N)
+    assert loaded.sample_ids == ("d", "b")
+    np.testing.assert_array_equal(getattr(loaded, name), OF_INPUTS[name][[3, 1]])
 
 
-def test_tokens_stay_with_their_inputs(tmp_path: Path) -> None:
-    records = replace(RECORDS, tokens_N=np.array([10, 20, 30, 40]))
-    some = records.subset(np.array([2, 0])).tokens_N
-    assert some is not None
-    assert some.tolist() == [30, 10]
-    records.save(tmp_path / "exits.npz")
-    loaded = ExitRecords.load(tmp_path / "exits.npz").tokens_N
-    assert loaded is not None
-    assert loaded.tolist() == [10, 20, 30, 40]
+def test_survival_may_count_tokens() -> None:
     # a and c leave after block 1, b after block 3, d after the last: of 100 tokens 60 and 40 reach blocks 2 and 4.
-    assert records.outcome({1: 0.75, 3: 0.8}).survival_by(np.array([10, 20, 30, 40])) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
+    tokens_N = np.array([10, 20, 30, 40])
+    assert RECORDS.outcome({1: 0.75, 3: 0.8}).survival_by(tokens_N) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
+
+
+# Losses at the end, harm, and what is left of some ramps.
+
+# Two ramps; the full model answers 0, 1, 2, 2 where 0, 1, 0, 1 is right.
+EARLY_WRONG = ExitRecords.of_answers(
+    np.column_stack([np.array([[0, 1], [0, 1], [0, 2], [1, 0]]), np.array([0, 1, 2, 2])]),
+    score="confidence",
+    num_blocks=6,
+    ramps=(1, 3),
+    sample_ids=("a", "b", "c", "d"),
+    scores_NR=np.array([[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]], dtype=np.float32),
+    truth_N=np.array([0, 1, 0, 1]),
+)
+WITH_END = replace(EARLY_WRONG, end_losses_N=np.array([0.0, 1.0, 1.0, 0.0]))
+
+
+def test_harm_is_to_be_wrong_where_the_full_model_is_right() -> None:
+    harmed = EARLY_WRONG.of_harm()
+    # The full model is right about a and b alone, so only their early answers can do harm.
+    assert harmed.losses_NR.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
+    assert EARLY_WRONG.losses_NR.tolist() == [[0, 1], [1, 0], [1, 0], [1, 1]]
+    assert (harmed.losses_NR <= EARLY_WRONG.losses_NR).all()
+    assert harmed.worst_losses_N({1: 0.0, 3: 0.0}).tolist() == [1, 1, 0, 0]
+
+
+def test_harm_of_losses_in_between_is_what_is_lost_beyond_the_full_model() -> None:
+    truth_NE = np.array([[0.5, 0.2, 0.3], [0.1, 0.4, 0.4]])
+    records = replace(EARLY_WRONG.subset(np.array([0, 1])), zero_one=False, true_losses_NE=truth_NE)
+    assert records.of_harm().losses_NR == pytest.approx(np.array([[0.2, 0.0], [0.0, 0.0]]))
+
+
+def test_who_goes_to_the_end_pays_what_the_end_costs() -> None:
+    assert WITH_END.outcome({1: 0.75}).losses_N.tolist() == [0, 1, 1, 0]  # a and c leave; b pays the end, d's is free
+    assert EARLY_WRONG.outcome({1: 0.75}).losses_N.tolist() == [0, 0, 1, 0]
+
+
+def test_the_end_harms_only_where_the_full_model_is_right() -> None:
+    harmed = WITH_END.of_harm()
+    assert harmed.end_losses_N is not None
+    assert harmed.end_losses_N.tolist() == [0, 1, 0, 0]
+
+
+def test_the_worst_of_all_subsets_counts_the_end() -> None:
+    thresholds = {1: 0.6, 3: 0.6}
+    each = [
+        WITH_END.outcome({ramp: thresholds[ramp] for ramp in subset}).losses_N
+        for subset in chain.from_iterable(combinations((1, 3), size) for size in range(3))
+    ]
+    assert WITH_END.worst_losses_N(thresholds).tolist() == np.max(each, axis=0).tolist() == [1, 1, 1, 0]
+
+
+def test_records_of_some_ramps_are_those_of_a_model_without_the_others() -> None:
+    shares = replace(
+        EARLY_WRONG, score="share", confidences={1: 0.5, 3: 0.6}, tallies_NE=np.arange(24).reshape(4, 3, 2)
+    )
+    left = shares.of_ramps({3})
+    assert (left.ramps, left.confidences, left.num_blocks) == ((3,), {3: 0.6}, 6)
+    assert left.scores_NR.tolist() == shares.scores_NR[:, [1]].tolist()
+    assert left.answers().tolist() == shares.answers()[:, [1, 2]].tolist()
+    assert left.tallies_NE is not None
+    assert left.tallies_NE[0].tolist() == [[2, 3], [4, 5]]
+    for thresholds in ({}, {3: 0.7}):
+        assert left.outcome(thresholds).exits_N.tolist() == shares.outcome(thresholds).exits_N.tolist()
+        assert left.outcome(thresholds).accuracy == shares.outcome(thresholds).accuracy
+    assert shares.of_ramps(()).outcome({}).mean_blocks == 6

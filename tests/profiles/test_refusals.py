@@ -399,7 +399,7 @@ FILES: dict[str, FileCase] = {
     "sequences: no token": (read_sequences, "s.csv", f"{TRACE}\nx,5,0\n"),
     "sequences: a short row": (read_sequences, "s.csv", f"{TRACE}\nx,5\n"),
 }
-REFUSALS = Refusals(module=Path(__file__), cases=CASES, files=FILES)
+REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 
 
 @pytest.mark.parametrize("case", REFUSALS.names)

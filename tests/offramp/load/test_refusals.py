@@ -179,7 +179,7 @@ FILES: dict[str, FileCase] = {
     "arrays: of other names": (lambda path: stream_inputs(path, {"a": "a"}), "x.npz", npz(b=[1])),
     "texts: pairs in lines": (lambda path: stream_texts(path, ["a", "b"]), "t.txt", ""),
 }
-REFUSALS = Refusals(module=Path(__file__), cases=CASES, files=FILES)
+REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 
 
 @pytest.mark.parametrize("case", REFUSALS.names)
