@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from earlyexit.errors import ModelFolderError, OverloadedError
-from earlyexit.families.decoder import DecoderConfig, Llama
+from earlyexit.families.decoder import Llama
 from earlyexit.named import Fill
 from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
@@ -173,32 +172,6 @@ def test_a_decoder_without_a_store_says_so(reference: LlamaForCausalLM) -> None:
 def test_a_sequences_number_travels_in_two_halves(number: int) -> None:
     high, low, *others = np.array(run_of(number, 5, 9, 3), dtype=np.int32).tolist()
     assert (sequence_of(high, low), *others) == (number, 5, 9, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "type 'linear' are not served",
-        ),
-        ({"attention_bias": True}, "a Llama with biases, or another activation than silu, is not served"),
-        ({"hidden_act": "gelu"}, "a Llama with biases, or another activation than silu, is not served"),
-    ],
-    ids=["stretched positions", "biases", "gelu"],
-)
-def test_a_llama_of_another_make_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelFolderError, match=said):
-        Llama().from_transformers(hf_decoder(**changes))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [({"num_heads": 4, "num_kv_heads": 3}, "4 heads cannot share 3 keys"), ({"head_size": 7}, "a head has 7")],
-)
-def test_sizes_that_contradict_each_other_are_refused(sizes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelFolderError, match=said):
-        DecoderConfig(**sizes)
 
 
 def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> None:

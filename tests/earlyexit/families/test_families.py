@@ -147,20 +147,3 @@ def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
     first, same, other = (torch.nn.utils.parameters_to_vector(model.parameters()) for model in models)
     assert first.equal(same)
     assert not first.equal(other)
-
-
-def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelFolderError, match=r"'gpt2'; known: bert, .*, roberta, t5, vgg, or your own as module:"):
-        find_family("gpt2")
-
-
-@pytest.mark.parametrize("at", [(-1,), (1, 3)], ids=["before the first block", "after the last block"])
-def test_ramps_out_of_range_are_refused(at: tuple[int, ...]) -> None:
-    with pytest.raises(ModelFolderError, match="ramps can sit after blocks 0 to 2, not"):
-        random_model(SMALL, ramps=RampOptions(at=at))
-
-
-def test_a_length_beyond_the_positions_is_refused() -> None:
-    pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=False))
-    with pytest.raises(ModelFolderError, match="max_length 33 is beyond the backbone's 32 positions"):
-        with_ramps(pretrained, "bert", ("a", "b"), max_length=33)

@@ -14,7 +14,6 @@ from torch.nn.functional import conv2d
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
-from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import cifar_layout
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
@@ -104,8 +103,6 @@ def test_a_state_dict_alone_without_prefixes_is_the_same_network(checkpoint: Pat
 
 def test_depths_are_of_the_family() -> None:
     assert [cifar_layout(depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
-    with pytest.raises(ModelFolderError, match=r"a depth of 6n \+ 2 layers is needed \(20, 32, 44, 56, 110\), not 18"):
-        cifar_layout(18)
 
 
 FIRST_CARD = """{
@@ -155,24 +152,6 @@ def test_folders_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> N
     save_file(weights, tmp_path / "model.safetensors")
     expected = reference_logits({name: tensor.double() for name, tensor in state.items()}, images(5)).float()
     torch.testing.assert_close(uncut_logits(load_model(tmp_path), images(5)), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(
-            {"state_dict": {"w": torch.zeros(1)}},
-            "holds no network that is known; its tensors are w. Known: ResNet-18, 34, .*6n",
-            id="another network",
-        ),
-        pytest.param([1], "holds no state dict", id="a list"),
-        pytest.param({"state_dict": {"w": 3}}, "holds no state dict", id="numbers"),
-    ],
-)
-def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: object, message: str) -> None:
-    torch.save(content, tmp_path / "x.th")
-    with pytest.raises(ModelFolderError, match=message):
-        load_pretrained(str(tmp_path / "x.th"))
 
 
 @pytest.fixture(scope="module")

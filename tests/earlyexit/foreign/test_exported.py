@@ -223,40 +223,6 @@ def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
     assert len(names) == 1
 
 
-def test_a_cut_that_forgets_a_tensor_is_refused() -> None:
-    graph = read("pictures")
-    inside = next(each.name for each in graph.module.graph.nodes if "batch_norm" in each.name)
-    with pytest.raises(ModelFolderError, match="is not all that the blocks after it need: 'image' too"):
-        graph.cut([(inside,)])
-
-
-def test_what_has_no_row_per_input_does_not_cross() -> None:
-    graph = read("texts")
-    weight = next(each.name for each in graph.module.graph.nodes if "transpose" in each.name)
-    with pytest.raises(ModelFolderError, match="what crosses has a row per input, or one per token"):
-        graph.spec(weight)
-
-
-def test_longer_inputs_than_the_module_takes_are_refused() -> None:
-    graph = read("texts")
-    with pytest.raises(GraphError, match="takes inputs of at most 24 tokens, not 30"):
-        cut_at(graph, max_length=30)
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "why"),
-    [
-        ("placed_from_2", "position_ids", "positions begin at 0"),
-        ("placed_second_texts", "token_type_ids", "types of tokens are 0"),
-        ("placed_left", "attention_mask", "a mask is 1 for every token, and 0 behind the last"),
-    ],
-)
-def test_a_module_that_is_to_be_fed_otherwise_is_refused(name: str, other: str, why: str) -> None:
-    graph = read(name)
-    with pytest.raises(GraphError, match=f"its example of '{other}' is not what it is fed, .*; {why}"):
-        cut_at(graph)
-
-
 def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
     assert taken("indexed").backbone.inputs[0].below == foreign.VOCABULARY
 

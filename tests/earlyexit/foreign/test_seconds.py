@@ -18,8 +18,7 @@ from earlyexit.foreign.onnx_model import read_onnx
 from earlyexit.foreign.torch_module import read_torch
 from tests.earlyexit.foreign.flows import flow_of
 from tests.earlyexit.foreign.found import model_file
-from tests.earlyexit.foreign.test_onnx_file import beside
-from tests.earlyexit.foreign.tiny import graph_of, saved, weight
+from tests.earlyexit.foreign.tiny import beside, graph_of, saved, weight
 
 
 def site(*tensors: str) -> Site:

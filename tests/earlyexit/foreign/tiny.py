@@ -51,3 +51,22 @@ def saved(folder: Path, model: Any, name: str = "model.onnx") -> Path:
     path = folder / name
     onnx.save(model, path)
     return path
+
+
+def beside(tensor: Any, location: str) -> Any:
+    """A stored tensor whose values lie in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def two_layers(first: Any, inputs: Any = "x") -> Any:
+    return graph_of([("MatMul", "x w", "a"), ("MatMul", "a v", "y")], [inputs], ["y"], [first, weight("v", 6, 2)])
+
+
+def branching(op: str) -> Any:
+    """A node that runs a graph of its own."""
+    body = helper.make_graph([helper.make_node("Relu", ["x"], ["z"])], "body", [], [])
+    names = {"If": ("then_branch", "else_branch")}.get(op, ("body",))
+    return helper.make_node(op, ["x"], ["y"], name=f"the_{op}", **dict.fromkeys(names, body))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Encoded, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, random_model
 from earlyexit.network.model import EarlyExitModel
@@ -15,9 +14,7 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from tests.earlyexit.network.models import SMALL, small
-
-GONE = object()
-"""Stands for a key that a card does not have."""
+from tests.earlyexit.network.refusals import GONE, OLD, change_card
 
 
 @pytest.fixture
@@ -26,13 +23,6 @@ def folder(small_model: EarlyExitModel, tmp_path: Path) -> Path:
     small_model.temperatures_E.copy_(torch.tensor([0.5, 1.0, 2.0, 4.0]))
     save_model(small_model, tmp_path / "model")
     return tmp_path / "model"
-
-
-def change_card(folder: Path, **changes: Any) -> None:
-    path = folder / "model.json"
-    card = json.loads(path.read_text(encoding="utf-8"))
-    changed = {name: value for name, value in {**card, **changes}.items() if value is not GONE}
-    path.write_text(json.dumps(changed), encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
@@ -83,72 +73,13 @@ def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path)
     load_model(folder)
 
 
-REFUSED = {
-    "another schema": ({"schema_version": 3}, "schema_version: Input should be 2"),
-    "unknown key": ({"colour": "red"}, "colour: Extra inputs"),
-    "another ramp": (
-        {"ramp_style": "deep"},
-        r"ramp_style: Input should be 'adapted', 'bridge', .*'light', .*, 'vocabulary' or 'vocabulary-bias'",
-    ),
-    "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first', 'last' or 'grid'"),
-    "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),
-    "no length": ({"codec": {"name": "text", "max_length": 0}}, "codec: .*max_length must be"),
-    "no list": ({"task": {"name": "label", "label_names": "ab"}}, "task: .*must be a list"),
-    "nothing crosses": ({"boundaries": []}, "boundaries are those of 0 blocks, num_blocks is 4"),
-    "a name that is a path": ({"name": "../x"}, "name: String should match pattern"),
-    "one label": (
-        {"task": {"name": "label", "label_names": ["a"]}},
-        "task 'label' does not take .*at least two different labels",
-    ),
-    "weights of more ramps": ({"ramps": [0, 1]}, r"model\.safetensors does not fit model\.json"),
-    "weights of more labels": (
-        {"task": {"name": "label", "label_names": ["a", "b"]}},
-        r"model\.safetensors does not fit model\.json",
-    ),
-    "unknown family": ({"family": "gpt2"}, "unknown model family 'gpt2'"),
-    "unknown sizes": ({"backbone": {"width": 32}}, "no bert backbone can be built"),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_card_that_is_none_or_fits_nothing_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
-    change_card(folder, **changes)
-    with pytest.raises(ModelFolderError, match=message):
-        load_model(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("model.json", None, r"is not a model folder: it has no model\.json"),
-        ("model.json", b"{", r"model\.json: the file: Invalid JSON"),
-        ("model.safetensors", None, r"model\.safetensors does not fit model\.json"),
-        ("model.safetensors", b"", r"model\.safetensors does not fit model\.json"),
-        ("model.safetensors", b"not weights at all", r"model\.safetensors does not fit model\.json"),
-    ],
-    ids=["no card", "a card that is not JSON", "no weights", "empty weights", "other bytes"],
-)
-def test_a_folder_whose_files_cannot_be_read_is_refused(
-    folder: Path, name: str, content: bytes | None, message: str
-) -> None:
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
-    with pytest.raises(ModelFolderError, match=message):
-        load_model(folder)
-
-
 # Folders that an earlier version wrote: their cards knew texts and labels only.
-
-OLD_BACKBONE = {**SMALL, "position_offset": 0, "activation": "gelu", "norm_eps": 1e-12}
 
 
 @pytest.fixture
 def old(folder: Path) -> Path:
     """The small model's weights beside a card of the first schema."""
-    facts = {"label_names": ["a", "b", "c"], "max_length": 24, "backbone": OLD_BACKBONE}
-    gone = dict.fromkeys(("codec", "task", "boundaries", "inputs"), GONE)
-    change_card(folder, schema_version=1, **facts, **gone)
+    change_card(folder, **OLD)
     return folder
 
 
@@ -182,24 +113,3 @@ def test_sizes_that_an_old_card_leaves_out_are_the_familys(old: Path, tmp_path: 
     save_model(random_model(sizes), tmp_path / "new")
     found = [read_card(folder).bytes_per_input(0, 1, float_bytes=4) for folder in (old, tmp_path / "new")]
     assert found == [768 * 4] * 2
-
-
-OLD_REFUSED = {
-    "a network of one's own": (
-        {"family": "word_network:build", "backbone": {"width": 48}},
-        "did not note what its blocks give: train it again",
-    ),
-    **{f"no {name}": ({name: GONE}, name) for name in ("label_names", "max_length", "num_blocks", "backbone", "ramps")},
-    "blocks in words": ({"num_blocks": "four"}, "num_blocks"),
-    "no number of blocks": ({"num_blocks": None}, "num_blocks"),
-    "a list for a backbone": ({"backbone": [1]}, "backbone"),
-    "a length in words": ({"max_length": "long"}, "max_length"),
-    "a number for labels": ({"label_names": 3}, "label_names"),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), OLD_REFUSED.values(), ids=OLD_REFUSED)
-def test_an_old_card_that_lacks_something_is_refused(old: Path, changes: dict[str, Any], message: str) -> None:
-    change_card(old, **changes)
-    with pytest.raises(ModelFolderError, match=message):
-        read_card(old)

@@ -1,0 +1,89 @@
+"""Checkpoints, state dicts and sizes of networks that are refused, each read into a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from earlyexit.families import find_family
+from earlyexit.families.decoder import DecoderConfig, Llama
+from earlyexit.families.resnet import cifar_layout
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.families.checkpoints import hf_model
+from tests.earlyexit.families.decoders import hf_decoder
+from tests.earlyexit.families.published import PublishedResNet, PublishedVgg
+from tests.earlyexit.network.models import SMALL
+
+Read = Callable[[Path], object]
+STRETCHED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+
+
+def weights(content: object) -> Read:
+    def read(folder: Path) -> object:
+        torch.save(content, folder / "x.pth")
+        return load_pretrained(str(folder / "x.pth"))
+
+    return read
+
+
+def changed(make: Callable[[], torch.nn.Module], name: str, tensor: Tensor | None) -> Read:
+    """A published network with another tensor of this name, or without it."""
+
+    def read(folder: Path) -> object:
+        state = make().state_dict() | {name: tensor}
+        return weights({each: found for each, found in state.items() if found is not None})(folder)
+
+    return read
+
+
+def resnet(name: str, tensor: Tensor | None) -> Read:
+    return changed(lambda: PublishedResNet(18, width=8, classes=5), name, tensor)
+
+
+def vgg(name: str, tensor: Tensor | None) -> Read:
+    return changed(lambda: PublishedVgg(11, norms=False, shrunk=16, hidden=24, classes=5), name, tensor)
+
+
+def llama(**changes: Any) -> Read:
+    return lambda _: Llama().from_transformers(hf_decoder(**changes))
+
+
+def ramps_at(*at: int) -> Read:
+    return lambda _: random_model(SMALL, ramps=RampOptions(at=at))
+
+
+def longer_than_its_positions(_: Path) -> object:
+    pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=False))
+    codec = {"name": "text", "max_length": 33}
+    return add_ramps(pretrained, name="m", family="bert", codec=codec, task=LabelTask(("a", "b")), ramps=RampOptions())
+
+
+REFUSED: dict[str, Read] = {
+    "weights: no bias": resnet("fc.bias", None),
+    "weights: a region's first": resnet("layer2.0.conv1.weight", None),
+    "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
+    "weights: one side": resnet("layer1.0.conv1.weight", torch.ones(8)),
+    "weights: two numbers": resnet("fc.bias", torch.ones(2)),
+    "weights: no last bias": vgg("classifier.6.bias", None),
+    "weights: no first": vgg("features.0.weight", None),
+    "weights: a layer's number": vgg("classifier.0.weight", torch.tensor(1.0)),
+    "weights: tensors without names": weights({1: torch.ones(1)}),
+    "weights: a list": weights([1]),
+    "weights: numbers": weights({"state_dict": {"w": 3}}),
+    "weights: MobileNet's": weights({"features.0.0.weight": torch.zeros(3), "classifier.1.weight": torch.zeros(3)}),
+    "resnet: depth": lambda _: cifar_layout(18),
+    "family: unknown": lambda _: find_family("gpt2"),
+    "family: a ramp before the first block": ramps_at(-1),
+    "family: a ramp after the last block": ramps_at(1, 3),
+    "family: beyond its positions": longer_than_its_positions,
+    "llama: stretched positions": llama(rope_parameters=STRETCHED),
+    "llama: biases": llama(attention_bias=True),
+    "llama: gelu": llama(hidden_act="gelu"),
+    "decoder: heads that cannot share": lambda _: DecoderConfig(num_heads=4, num_kv_heads=3),
+    "decoder: half of a number": lambda _: DecoderConfig(head_size=7),
+}

@@ -1,0 +1,165 @@
+"""Torch modules and ONNX files that are refused, each read into a folder; `refusals.txt` has the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from earlyexit.families import find_family
+from earlyexit.foreign.onnx_model import read_onnx
+from earlyexit.foreign.torch_module import TorchModel, read_torch
+from earlyexit.network.checkpoint import random_model
+
+Read = Callable[[Path], object]
+HAS_ONNX = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
+NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
+CARD = {"sha256": "", "inputs": [{"name": "x"}], "cuts": [[{"name": "y"}]], "outputs": "logits"}
+
+
+def module(name: str) -> TorchModel:
+    return read_torch(f"tests.earlyexit.foreign.{name}")
+
+
+def traced(name: str) -> Read:
+    return lambda _: module(f"networks:{name}")
+
+
+def node_of(model: TorchModel, part: str) -> str:
+    """The first node whose name has a part."""
+    return next(str(each.name) for each in model.module.graph.nodes if part in each.name)
+
+
+def cut_inside_a_block() -> object:
+    model = module("modules:pictures")
+    return model.cut([(node_of(model, "batch_norm"),)])
+
+
+def cut_at_a_weight() -> object:
+    model = module("modules:texts")
+    return model.spec(node_of(model, "transpose"))
+
+
+def taken_module(name: str, **codec: int) -> Read:
+    return lambda folder: module(f"modules:{name}").take((), codec, folder)
+
+
+def modules() -> dict[str, Read]:
+    names = ["fixed", "mixes", "branches", "alone", "no_examples", "empty_examples", "fails", "no_module", "nothing"]
+    return {
+        **{f"module: {name}": traced(name) for name in names},
+        "module: a cut that forgets a tensor": lambda _: cut_inside_a_block(),
+        "module: a cut at a weight": lambda _: cut_at_a_weight(),
+        "module: longer inputs": taken_module("texts", max_length=30),
+        "module: other positions": taken_module("placed_from_2"),
+        "module: other types of tokens": taken_module("placed_second_texts"),
+        "module: another mask": taken_module("placed_left"),
+    }
+
+
+def graph_card(**changes: Any) -> Read:
+    return lambda folder: find_family("onnx").build(CARD | changes, folder)
+
+
+def onnx_files() -> dict[str, Read]:
+    """No files where onnx is not installed."""
+    if not HAS_ONNX:
+        return {}
+    from tests.earlyexit.foreign import onnx_graphs, tiny
+    from tests.earlyexit.foreign.onnx_graphs import pictures_graph, words_graph
+
+    def taken(
+        make: Callable[[], Any], cuts: Sequence[Sequence[str]] = (), codec: dict[str, Any] = NUMBERS, **asked: Any
+    ) -> Read:
+        def read(folder: Path) -> object:
+            graph = onnx_graphs.read_graph(onnx_graphs.saved(make(), folder / "from"), **asked)
+            return graph.take(cuts, codec, folder)
+
+        return read
+
+    def numbers(body: str, *, inputs: str = "float[B, 4] x", gives: str = "float[B, 4] logits", **options: Any) -> Read:
+        text = f"numbers ({inputs}) => ({gives}) {{ {body} }}"
+        return taken(lambda: onnx_graphs.small_graph(text, w=(4, 4), b=(4,)), **options)
+
+    def pictures(*cuts: str, **options: Any) -> Read:
+        settings: dict[str, Any] = {"codec": onnx_graphs.CODEC, "pixels": onnx_graphs.PIXELS} | options
+        return taken(pictures_graph, [[each] for each in cuts], **settings)
+
+    def words(*cuts: Sequence[str], codec: dict[str, Any] = onnx_graphs.TEXT) -> Read:
+        return taken(words_graph, cuts, codec)
+
+    def small(nodes: Sequence[Any]) -> Read:
+        return lambda folder: read_onnx(tiny.saved(folder, tiny.graph_of(nodes, ["x"], ["y"])))
+
+    def written(content: bytes) -> Read:
+        def read(folder: Path) -> object:
+            (folder / "model.onnx").write_bytes(content)
+            return read_onnx(folder / "model.onnx")
+
+        return read
+
+    def outside(place: str) -> Read:
+        return lambda folder: read_onnx(tiny.saved(folder, tiny.two_layers(tiny.beside(tiny.weight("w", 4, 6), place))))
+
+    def damaged(folder: Path) -> object:
+        path = onnx_graphs.saved(pictures_graph(), folder / "from")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        return onnx_graphs.pictures_taken(path, folder)
+
+    two = "other = Relu(x) logits = Gemm(other, w, b)"
+    both = "float[B, 4] logits, float[B, 4] other"
+    return {
+        "onnx: empty": written(b""),
+        "onnx: a text": written(b"hello, I am a text"),
+        "onnx: zeros": written(bytes(100)),
+        "onnx: no message": written(b"\xff" * 50),
+        "onnx: damaged": damaged,
+        "onnx: no file": lambda folder: read_onnx(folder / "model.onnx"),
+        "onnx: a folder": read_onnx,
+        "onnx: nothing gives it": small([("Add", "x b", "y"), ("Relu", "y", "b")]),
+        **{f"onnx: {op}": small([tiny.branching(op)]) for op in ("If", "Loop", "Scan")},
+        **{
+            f"onnx: weights at {place!r}": outside(place)
+            for place in ("../w.bin", "/etc/passwd", "a/../../w.bin", "", ".")
+        },
+        "onnx: a skip that was forgotten": pictures("c1"),
+        "onnx: cuts out of order": pictures("r1", "r0"),
+        "onnx: two cuts at one place": pictures("r1", "r1"),
+        "onnx: a cut at no tensor": pictures("r9"),
+        "onnx: a cut at the layout": words(["h0", "bias_B1T"]),
+        "onnx: no row per input": numbers(
+            "t = Transpose(x) r = Relu(t) s = Transpose(r) logits = Gemm(s, w, b)", cuts=[["r"]]
+        ),
+        "onnx: unknown operator": numbers("hidden = odd.ops.Fold(x) logits = Gemm(hidden, w, b)"),
+        "onnx: one number": numbers(
+            "one = Constant <value_ints = [1]> () logits = ReduceSum(x, one)", gives="float[B, 1] logits"
+        ),
+        "onnx: a map": numbers(
+            "two = Constant <value_ints = [2]> () logits = Unsqueeze(x, two)", gives="float[B, 4, 1] logits"
+        ),
+        "onnx: its size": numbers("logits = Shape(x)", gives="int64[2] logits"),
+        "onnx: whole numbers": numbers("logits = Cast <to = 7> (x)", gives="int64[B, 4] logits"),
+        "onnx: two outputs": numbers(two, gives=both),
+        "onnx: no such output": numbers(two, gives=both, output="answer"),
+        "onnx: images of another size": pictures(codec=onnx_graphs.CODEC | {"height": 16}),
+        "onnx: texts": pictures(codec=onnx_graphs.TEXT),
+        "onnx: one mean": pictures(pixels={"mean": [0.5]}),
+        "onnx: another order": pictures(pixels={"order": "GRB"}),
+        "onnx: whole numbers scaled": taken(
+            lambda: onnx_graphs.bytes_graph("NCHW"), codec=onnx_graphs.CODEC, pixels={"std": (0.2, 0.2, 0.2)}
+        ),
+        "onnx: columns": taken(pictures_graph),
+        "onnx: an input more": numbers("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] x, float[B, 4] y"),
+        "onnx: doubles": numbers("r = Relu(x) logits = Gemm(r, w, b)", inputs="double[B, 4] x"),
+        "onnx: pairs": words(codec={"name": "text_pair", "max_length": 16}),
+        "onnx: longer": words(codec={"name": "text", "max_length": 64}),
+        "onnx: sizes alone": lambda _: random_model(CARD, family="onnx"),
+        "onnx: an empty card": lambda folder: find_family("onnx").build({}, folder),
+        "onnx: a cut of nothing": graph_card(cuts=[[]]),
+        "onnx: no input": graph_card(inputs=[]),
+        "onnx: another folder": graph_card(file="../graph.onnx"),
+    }
+
+
+REFUSED = modules() | onnx_files()

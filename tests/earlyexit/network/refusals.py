@@ -1,0 +1,105 @@
+"""Cards and folders of models that are refused, each loaded from a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from earlyexit.network.boundary import Encoded
+from earlyexit.network.model import check_inputs
+from earlyexit.network.store import load_model, read_card, save_model
+from tests.earlyexit.network.models import SMALL, small
+
+Read = Callable[[Path], object]
+GONE = object()
+"""Stands for a key that a card does not have."""
+OLD_BACKBONE = {**SMALL, "position_offset": 0, "activation": "gelu", "norm_eps": 1e-12}
+OLD = {
+    **{"schema_version": 1, "label_names": ["a", "b", "c"], "max_length": 24, "backbone": OLD_BACKBONE},
+    **dict.fromkeys(("codec", "task", "boundaries", "inputs"), GONE),
+}
+"""What a card of the first schema has otherwise: it knew texts and labels only."""
+AB = {"name": "label", "label_names": ["a", "b"]}
+
+
+def change_card(folder: Path, **changes: Any) -> None:
+    """Change a model's card; what is `GONE` goes."""
+    path = folder / "model.json"
+    card = json.loads(path.read_text(encoding="utf-8"))
+    changed = {name: value for name, value in {**card, **changes}.items() if value is not GONE}
+    path.write_text(json.dumps(changed), encoding="utf-8")
+
+
+def card(**changes: Any) -> Read:
+    def read(folder: Path) -> object:
+        save_model(small(), folder)
+        change_card(folder, **changes)
+        return load_model(folder)
+
+    return read
+
+
+def old_card(**changes: Any) -> Read:
+    def read(folder: Path) -> object:
+        save_model(small(), folder)
+        change_card(folder, **OLD | changes)
+        return read_card(folder)
+
+    return read
+
+
+def file(name: str, content: bytes | None) -> Read:
+    """A folder in which a file has another content, or which lacks it."""
+
+    def read(folder: Path) -> object:
+        save_model(small(), folder)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        return load_model(folder)
+
+    return read
+
+
+def inputs(count: int, dtype: type[np.generic], rows: int) -> Read:
+    return lambda _: check_inputs(small(), Encoded(3, (np.zeros(rows, dtype),) * count))
+
+
+REFUSED: dict[str, Read] = {
+    "inputs: two tensors": inputs(2, np.int32, 3),
+    "inputs: another dtype": inputs(1, np.int64, 3),
+    "inputs: rows": inputs(1, np.int32, 2),
+    "card: another schema": card(schema_version=3),
+    "card: unknown key": card(colour="red"),
+    "card: another ramp": card(ramp_style="deep"),
+    "card: another pooling": card(pooling="max"),
+    "card: a codec without a name": card(codec={"max_length": 8}),
+    "card: no length": card(codec={"name": "text", "max_length": 0}),
+    "card: no list": card(task={"name": "label", "label_names": "ab"}),
+    "card: nothing crosses": card(boundaries=[]),
+    "card: a name that is a path": card(name="../x"),
+    "card: one label": card(task={"name": "label", "label_names": ["a"]}),
+    "card: unknown family": card(family="gpt2"),
+    "card: unknown sizes": card(backbone={"width": 32}),
+    "card: weights of more ramps": card(ramps=[0, 1]),
+    "card: weights of more labels": card(task=AB),
+    "old card: a network of one's own": old_card(family="word_network:build", backbone={"width": 48}),
+    **{
+        f"old card: no {name}": old_card(**{name: GONE})
+        for name in ("label_names", "max_length", "num_blocks", "backbone", "ramps")
+    },
+    "old card: blocks in words": old_card(num_blocks="four"),
+    "old card: no number of blocks": old_card(num_blocks=None),
+    "old card: a list for a backbone": old_card(backbone=[1]),
+    "old card: a length in words": old_card(max_length="long"),
+    "old card: a number for labels": old_card(label_names=3),
+    "folder: no card": file("model.json", None),
+    "folder: a card that is not JSON": file("model.json", b"{"),
+    "folder: no weights": file("model.safetensors", None),
+    "folder: empty weights": file("model.safetensors", b""),
+    "folder: other weights": file("model.safetensors", b"not weights at all"),
+}
