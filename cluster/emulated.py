@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.engine.device import Runner, warm_up_length
+from earlyexit.engine.device import Payload, Runner, Step, warm_up_length
 from earlyexit.engine.engine import Batch, Dispatch
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Payload, Step
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Budget, Lengths, Seen, Split, Value, WirePiece, values_of

@@ -28,7 +28,7 @@ from deployments.wire.encoding import (
     from_ingress,
 )
 from deployments.wire.messages import Address, Chunk, StageCall
-from earlyexit.engine.release import Release
+from earlyexit.engine.device import Release
 from earlyexit.named import HopDtype
 
 

@@ -15,10 +15,22 @@ from deployments.replica.build import policy_for, warm_up
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, GoingOn, ReplicaReport, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
-from earlyexit.engine.device import Deliver, Device, DeviceThreads, OnBatch, Runner, ignore, ignore_batch
+from earlyexit.engine.device import (
+    Answered,
+    Deliver,
+    Device,
+    DeviceThreads,
+    Observed,
+    OnBatch,
+    Release,
+    Runner,
+    Step,
+    Survivors,
+    ignore,
+    ignore_batch,
+)
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import NO_SEQUENCE, Member
-from earlyexit.engine.release import Answered, Observed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError
 from earlyexit.named import HopDtype

@@ -25,8 +25,8 @@ from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, ReplicaReport
 from earlyexit.clock import MonotonicClock
+from earlyexit.engine.device import Answered, Release, Survivors
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Answered, Release, Survivors
 from earlyexit.network.store import read_card
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.placement import initial_placement

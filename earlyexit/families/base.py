@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from earlyexit.engine.device import Memory
 from earlyexit.errors import ModelFolderError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.named import Fill, NamedSpec
@@ -18,7 +19,6 @@ from earlyexit.network.boundary import Boundary
 from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
-from earlyexit.sequences.memory import Memory
 
 JsonDict = dict[str, Any]
 

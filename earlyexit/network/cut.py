@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.engine.device import warm_up_length
+from earlyexit.engine.device import Memory, Step, warm_up_length
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Step
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import AfterAnswer, Answer, Seen, Segment, Split, WirePiece, values_of
 from earlyexit.network.model import (
@@ -42,7 +41,6 @@ from earlyexit.network.piece import (
 )
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.foresight import Foreseen
-from earlyexit.sequences.memory import Memory
 from earlyexit.tasks.base import Task
 
 

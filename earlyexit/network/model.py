@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from earlyexit.engine.device import Memory
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone
@@ -26,7 +27,6 @@ from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import BridgeRamp, Ramp
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.ramps.vocabulary import ForeseeingRamp, NormedRamp, VocabularyHead
-from earlyexit.sequences.memory import Memory
 from earlyexit.tasks.base import Task
 
 

@@ -1,18 +1,10 @@
-"""What a network keeps of sequences between their inputs, such as keys and values, and when it is freed.
-
-The code above the network does not know what is kept. Sequences have numbers. The memory of a sequence lives from its
-first input until the sender ends the sequence, and longer only while a batch computes with it. This needs no torch.
-"""
+"""How much of a replica's memory sequences have, and the error of a sequence that is lost. This needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from earlyexit.engine.release import PayloadT
-from earlyexit.errors import OfframpError, SequenceLostError
-from earlyexit.network.boundary import WirePiece
+from earlyexit.errors import SequenceLostError
 
 PAGE_TOKENS = 16
 """The page size of vLLM: on average half a page of each sequence is reserved and never used."""
@@ -32,34 +24,6 @@ class MemoryUse:
     num_pages: int = 0
     page_tokens: int = 0
     """Tokens of a page."""
-
-
-class Memory(Protocol[PayloadT]):
-    """What a network keeps of sequences.
-
-    Not thread-safe: `admit`, `end` and `use` are called with the device's lock held. A running batch, and `take_along`,
-    use only the memory of their own inputs' sequences, which `SequencePins` keeps from being ended meanwhile.
-    """
-
-    def admit(self, wire: WirePiece, sequences: Sequence[int]) -> list[OfframpError | None]:
-        """Reserve all memory that a sequence may need with its first input; returns for each input an error or None.
-
-        OverloadedError where there is no room now, InputError where there never is, SequenceLostError where earlier
-        tokens of the sequence are unknown.
-        """
-        ...
-
-    def end(self, sequence: int) -> None:
-        """Free the memory of a sequence, if there is any."""
-        ...
-
-    def take_along(self, piece: PayloadT) -> PayloadT:
-        """Returns survivors that go on elsewhere, with earlier tokens that wait here for the same block."""
-        ...
-
-    def use(self) -> MemoryUse:
-        """Returns how much memory is used."""
-        ...
 
 
 def lost(sequence: int, why: str) -> SequenceLostError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from earlyexit.engine.device import Memory
 from earlyexit.named import Fill
 from earlyexit.network.chain_network import AnyNetwork, ChainNetwork
 from earlyexit.network.piece import Piece
-from earlyexit.sequences.memory import PAGE_TOKENS, Memory
+from earlyexit.sequences.memory import PAGE_TOKENS
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.device import Answered, Device, Release, Runner
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.piece import Piece

@@ -29,10 +29,9 @@ from tokenizers import Tokenizer
 
 from earlyexit.backends.backends import open_segments
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.named import Fill

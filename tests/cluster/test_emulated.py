@@ -9,9 +9,8 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Failed, Release, Step
 from earlyexit.engine.engine import BatchEngine
-from earlyexit.engine.release import Answered, Failed, Release, Step
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece

@@ -8,9 +8,8 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import Batch, BatchEngine, Dispatch
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split

@@ -26,7 +26,7 @@ from deployments.wire.messages import Chunk, StageCall
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.engine.release import Release
+from earlyexit.engine.device import Release
 from earlyexit.network.boundary import Answer
 from earlyexit.network.chain_network import ChainNetwork, load_network
 from earlyexit.network.store import read_card

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from earlyexit.codecs.base import Codec
-from earlyexit.engine.device import Runner
+from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Step
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Encoded, Lengths, Numbers, Seen, Split, WirePiece
 from earlyexit.sequences.kv import KvShape, KvStore

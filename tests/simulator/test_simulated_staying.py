@@ -9,10 +9,9 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.plan import Plan

@@ -16,8 +16,8 @@ from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import MonotonicClock
+from earlyexit.engine.device import Release
 from earlyexit.engine.engine import Dispatch
-from earlyexit.engine.release import Release
 from earlyexit.network.boundary import Split, WirePiece
 from optimizer.plan import PolicySpec, Stage
 from profiles.records import ExitRecords

@@ -9,8 +9,8 @@ import torch
 from cluster.emulated import EmulatedPiece
 from deployments.replica.host import OpenCall, chunks_by_call, split_runs
 from deployments.wire.messages import Chunk, SplitRun
+from earlyexit.engine.device import Answered, Observed, Survivors
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Observed, Survivors
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Seen
 from earlyexit.network.piece import Piece

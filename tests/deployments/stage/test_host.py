@@ -14,9 +14,8 @@ from cluster.emulated import EmulatedPiece, RecordedRunner
 from deployments.replica.host import BROKEN_AFTER, NOTHING, WINDOW_S, Contention, StageHost
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Runner
+from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Step
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.network.boundary import Split

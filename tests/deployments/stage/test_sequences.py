@@ -20,8 +20,8 @@ from deployments.replica.host import OpenCall, StageHost, chunks_by_call
 from deployments.settings import ServeSettings
 from deployments.wire.messages import Assignment, Chunk, StageCall
 from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.engine.device import Release
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Release
 from earlyexit.errors import InputError, OverloadedError, SequenceLostError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.network.boundary import Encoded, Split, entering

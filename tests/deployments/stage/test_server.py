@@ -13,8 +13,8 @@ from deployments.replica.call_server import CallServer
 from deployments.replica.host import OpenCall, StageHost
 from deployments.wire.encoding import Begin, Part, Refused, encode
 from deployments.wire.messages import Address
+from earlyexit.engine.device import Answered, Failed, Release, Survivors
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Failed, Release, Survivors
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import Answer, Numbers, values_of
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns

@@ -11,10 +11,9 @@ import torch
 
 from earlyexit.backends.captured import MOST_TOKENS, CapturedSegments, CudaRecorder, Recorder, Shape, Work
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.device import Answered, Device, Release, Runner
 from earlyexit.engine.engine import BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Budget, Segment, Split
 from earlyexit.network.cut import cut_out

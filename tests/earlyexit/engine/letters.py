@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from earlyexit.clock import Clock, ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Failed, Memory, Observed, Release, Step, Survivors
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Failed, Observed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
-from earlyexit.sequences.memory import Memory
 
 EVERYONE = "*"
 NUM_BLOCKS = 4

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Failed, Observed, Release, Survivors
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Failed, Observed, Release, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.errors import OfframpError, OverloadedError, SequenceLostError
 from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device, Runner
+from earlyexit.engine.device import Answered, Device, Observed, Release, Runner, Step
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Observed, Release, Step
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.cut import TorchRunner

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine.device import Device, DeviceThreads
+from earlyexit.engine.device import Answered, Device, DeviceThreads, Failed, Release, Step, Survivors
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Failed, Release, Step, Survivors
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.cut import TorchRunner

@@ -9,10 +9,9 @@ from itertools import pairwise
 import pytest
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Answered, Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, Encoded, Split
 from earlyexit.network.cut import TorchRunner

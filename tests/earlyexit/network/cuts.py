@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from earlyexit.engine.release import Step
+from earlyexit.engine.device import Step
 from earlyexit.network.boundary import Answer, Encoded
 from earlyexit.network.cut import Cut, cut_out
 from earlyexit.network.model import EarlyExitModel, SegmentRunner, from_wire

@@ -9,9 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from earlyexit.engine.device import Runner
+from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
-from earlyexit.engine.release import Step
 from earlyexit.named import HopDtype
 from earlyexit.network.boundary import Answer, Lengths, Seen, Split, WirePiece
 from earlyexit.network.chain import Chain

@@ -21,10 +21,9 @@ from deployments.replica.host import OpenCall, chunks_by_call
 from deployments.wire.messages import Assignment, Chunk
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.engine.device import Device
+from earlyexit.engine.device import Device, Release
 from earlyexit.engine.engine import Batch, BatchEngine
 from earlyexit.engine.queue import Member
-from earlyexit.engine.release import Release
 from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Answer, WirePiece
 from earlyexit.network.chain import Chain
