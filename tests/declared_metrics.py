@@ -11,7 +11,7 @@ from ray.util.metrics import Metric
 
 from deployments.controller.controller import ControlMetrics
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
-from deployments.metrics import IngressMetrics
+from deployments.ingress_deployment import IngressMetrics
 from deployments.replica.replica import StageMetrics
 from deployments.versions.metrics import VersionMetrics
 from earlyexit.network.chain import Chain
