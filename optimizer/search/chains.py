@@ -604,9 +604,7 @@ class ChainSearch:
         found = self._alone(self._for_mixtures(self.graph, self._prices, self._bounded.value))
         if self.goal == "cost":
             return self._cheapest(found)
-        high = self._bounded.value
-        found = self._alone(self._at_rates(self.graph, self._prices, self.cluster.count_C, high), found)
-        return self._fastest(found, high)
+        return self._fastest(found, self._bounded.value)
 
     def _cheapest(self, found: tuple[Found, ...]) -> Searched:
         """The cheapest chain of the rate that is asked for."""
@@ -746,7 +744,7 @@ class ChainSearch:
             if bounded is None:
                 continue
             prices = self._prices_on(names, bounded.prices)
-            low = sum(alone.get(name, 0.0) for name in names) if len(names) <= self._most_chains else 0.0
+            low = sum(alone.get(name, 0.0) for name in names)
             chains = [] if is_whole else self._for_mixtures(part, prices, bounded.value)
             chains += self._at_rates(part, prices, self.cluster.count_C, bounded.value, low)
             if len(names) == 1 and self.goal == "rate":

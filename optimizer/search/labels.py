@@ -25,9 +25,7 @@ from optimizer.search.prices import UnitPrices, cheapest_ways
 from optimizer.step import FloatArray, IntArray
 
 MOST_STAGES = 6
-"""Of chains for mixtures; longer ones are searched with whole replicas only."""
-FEW = 100
-"""Labels of a node that go on, of any types, once there are too many."""
+"""Longer chains are not searched, even where the problem allows them."""
 CLOSED = -1
 """The device of a label whose last stage ends at its node."""
 # Columns of a label's whole numbers.
@@ -92,8 +90,8 @@ def search(
 ) -> tuple[float, int, ChainLabels, IntArray]:
     """Returns the least price of dropped labels (inf: none), the number of labels, all of them, and the ended ones.
 
-    Of a node's labels that are compared with each other, the cheapest `most_alike` are kept; one of each, and few in
-    all, once there are `most_labels`.
+    Of a node's labels that are compared with each other, the cheapest `most_alike` are kept; one of each, once there
+    are `most_labels` in all.
     """
     to_end = _priced(moves, limits, rows)
     end, slots = moves.first_move_P.size - 2, max(MOST_STAGES, limits.count_C.size)
@@ -107,11 +105,6 @@ def search(
             continue
         missed, kept_L = undominated(head_P[node], labels, most_alike if count < most_labels else 1)
         dropped = min(dropped, missed)
-        if count > most_labels and kept_L.size > FEW and not limits.is_whole:
-            price_L = labels.real_LF[kept_L, TOTAL]
-            order_L = np.argsort(price_L)
-            dropped = min(dropped, price_L[order_L[FEW]])
-            kept_L = kept_L[order_L[:FEW]]
         for label in kept_L:
             for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
                 if labels.whole_LI[label, DEVICE] not in (CLOSED, moves.device_M[move]):
@@ -145,7 +138,7 @@ def _follow(
     whole_LI = labels.whole_LI
     target, end, is_first = moves.to_M[move], head_P.size - 1, whole_LI[label, DEVICE] == CLOSED
     stages = whole_LI[label, STAGES] + (1 if is_first else 0)
-    if stages > MOST_STAGES and not limits.is_whole:
+    if stages > MOST_STAGES:
         return count
     _pass(moves, limits, labels.real_LF[label], is_first, move, now_F)
     if target == end and now_F[RAMPS] > limits.most_ramps:
