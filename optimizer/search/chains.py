@@ -65,10 +65,6 @@ FEW_LABELS = 20_000
 """Of a search without prices, which is complete where it needs no more."""
 FEW_MOVES = 5_000
 """Of a graph on which it is tried."""
-MANY_MOVES, COARSE_BLOCKS = 20_000, 6
-"""Of a graph whose first prices are found with splits between some boundaries only, and how many parts these make."""
-MOST_OF_ALL = 1_000
-"""Columns of a master problem of every chain."""
 MOST_COLUMNS = 200
 """Of one master problem."""
 ALIKE = 8
@@ -99,8 +95,8 @@ ROUNDS = 4
 MOST_SPLITS = 2_000_000
 """Of a graph that is searched whole; else only the ramps of the relaxation's plan begin splits."""
 RANKS_NEAR = 2
-NODES, SECONDS = 2_000, 10.0
-"""Of one master problem: the tree bounds it, so that a busy machine finds the same plan."""
+SECONDS = 1.0
+"""Of one master problem."""
 SLO_RESOLUTION = 1e-3
 SOLVED = 2e-4
 """Of values that are one where several chains are mixed: HiGHS is asked for half of it."""
@@ -109,8 +105,7 @@ SAME = 1e-11
 MOST_TRIED = 200
 """Chains of one search that are evaluated as plans."""
 MOST_CHAINS = 20_000
-"""Of one search that are read; fewer for mixtures."""
-MOST_FOR_MIXTURES = 1_000
+"""Of one search that are read."""
 MOST_OTHERS = 8
 RATE_RESOLUTION = 0.01
 LEAST_RATE = 1e-3
@@ -179,12 +174,9 @@ class Labelled:
     ends_L: IntArray
     """The ended ones, cheapest first."""
 
-    def chains(self, most: int = MOST_CHAINS) -> list[PricedChain]:
-        """The cheapest chains, or some of them."""
-        ends_L = self.ends_L
-        if len(ends_L) > most:
-            ends_L = ends_L[np.argsort(self.labels.real_LF[ends_L, TOTAL], kind="stable")[:most]]
-        return [chain_of(self.graph, self.labels, int(label)) for label in ends_L]
+    def chains(self) -> list[PricedChain]:
+        """The cheapest chains."""
+        return [chain_of(self.graph, self.labels, int(label)) for label in self.ends_L[:MOST_CHAINS]]
 
 
 def _near(prices: Prices) -> Iterator[Prices]:
@@ -225,8 +217,6 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision:
     searched = _best_of(problem, space)
     if searched.bound is None:
         return _why_none(problem, space)
-    if not searched.found and problem.most_chains > 1:
-        return solve_chains(replace(problem, most_chains=1), space)
     if not searched.found:
         raise PlanError(f"no plan was found, though there may be one: none is better than {searched.bound:.6g}")
     best, value = searched.found[0], sought(problem, searched.found[0].figures)
@@ -421,7 +411,7 @@ class ChainSearch:
         planes = self._planes(self.names, "rate")
         if planes.least_latency_s() > self.limit_s * (1 + TOLERANCE):
             return None
-        bounded = planes.highest_rate(enough=math.inf if rate is None else rate, start=self._coarse_prices())
+        bounded = planes.highest_rate(enough=math.inf if rate is None else rate)
         if bounded.value <= 0 or (rate is not None and bounded.value < rate * (1 - TOLERANCE)):
             return None
         if rate is None:
@@ -431,25 +421,6 @@ class ChainSearch:
         if bounded.value > (most if self.goal == "cost" else self.limit_s) * (1 + TOLERANCE):
             return None
         return bounded
-
-    def _coarse_prices(self) -> Prices | None:
-        """Prices to begin with, soon found where only some splits are there; None where all are few."""
-        if not self.is_whole or self.graph.num_moves < MANY_MOVES:
-            return None
-        graph, may = self.graph, (self.space.splits_per_stage, self.space.several_stages)
-        step = -(-self.problem.num_blocks // COARSE_BLOCKS)
-        after_Q = np.array([0, *(ramp + 1 for ramp in self.problem.ramps)])
-        is_kept_P = (graph.block_P % step == 0) & (after_Q[graph.rank_P] % step == 0)
-        is_kept_P[-1] = True
-        from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(graph.moves.first_move_P))
-        coarse = graph.only(is_kept_P[from_M] & is_kept_P[graph.moves.to_M])
-        planes = self._planes(self.names, "rate")
-        planes.oracle = chains_of_graph(coarse, may_split=may[0], may_hop=may[1])
-        if planes.least_latency_s() > self.limit_s:
-            return None
-        prices = planes.highest_rate().prices
-        # A type without a price would be taken without end.
-        return prices._replace(work_C=np.maximum(prices.work_C, 1e-6 * prices.work_C.max()))
 
     @property
     def _prices(self) -> Prices:
@@ -468,12 +439,11 @@ class ChainSearch:
         if every is not None and self._most_chains == 1:
             found = self._alone(every)
             return Searched(found=found, bound=_value_of(found, self.goal) if found else None)
-        if every is not None and len(every) <= MOST_OF_ALL:
+        if every is not None and len(every) <= MOST_COLUMNS:
             return self._mixed_of_all(every)
         if self._bounded is None:
             return Searched()
-        searched = self._one() if self._most_chains == 1 else self._several()
-        return searched if searched.found or every is None else self._mixed_of_all(every)
+        return self._one() if self._most_chains == 1 else self._several()
 
     def every_chain(self) -> list[PricedChain] | None:
         """Every chain that can be part of a best plan; None where there are too many to tell."""
@@ -677,7 +647,7 @@ class ChainSearch:
                 return price
 
             answer = self._search(graph, prices, fill_rate, width=ALIKE, most_labels=MOST_LABELS, most=most)
-            best = answer.chains(MOST_FOR_MIXTURES) or best
+            best = answer.chains() or best
             if answer.num_labels > MOST_LABELS:
                 break
         return best
@@ -687,14 +657,11 @@ class ChainSearch:
         alone = self._alone(every)
         # Chains may be worth having twice: more replicas fill their own batches more slowly.
         slower = [each for each in every if any(stage.wait for stage in each.column.stages)]
-        mixture = mixed(self.problem, [*every, *slower * (self._most_chains - 1)], self.cluster, self._most_chains)
-        found = best_first([*alone, *([] if mixture is None else mixture.found)], self.goal)
-        if not found and mixture is None:
+        mixture = self._mixed([*every, *slower * (self._most_chains - 1)], self._most_chains)
+        found = best_first([*alone, *([] if mixture is None else [mixture.found])], self.goal)
+        if not found:
             return Searched()
-        # Limits are a little tighter in the program, so that it may miss what is exactly at one.
-        relaxed = self.bound() if mixture is None or not mixture.found else None
-        bounds = [bound for bound in (relaxed, None if mixture is None else mixture.bound) if bound is not None]
-        bound = (min if self.goal == "rate" else max)([*bounds] or [_value_of(found, self.goal)])
+        bound = _value_of(found, self.goal) if mixture is None else mixture.bound
         return self._with_bound(found, bound)
 
     def _with_bound(self, found: tuple[Found, ...], bound: float) -> Searched:
@@ -715,7 +682,7 @@ class ChainSearch:
             before = _value_of(found, self.goal)
             mixture = self._mixed([*chains, *used], self._most_chains)
             if mixture is not None:
-                found, used = best_first([*mixture.found, *found], self.goal), [*used, *mixture.used]
+                found, used = best_first([mixture.found, *found], self.goal), [*used, *mixture.used]
             is_proven = self._with_bound(found, bound).bound != bound
             if not found or is_proven or (turn and _value_of(found, self.goal) == before):
                 break
@@ -860,23 +827,20 @@ def chosen(chains: Sequence[PricedChain]) -> list[PricedChain]:
 class Mixed:
     """What the master problem made of chains."""
 
-    found: tuple[Found, ...]
-    """None where HiGHS found none in time, or what it found breaks a promise by its own tolerance."""
+    found: Found
     bound: float
     """No mixture of these chains is better."""
     used: tuple[PricedChain, ...] = ()
 
 
 def mixed(problem: PlanProblem, chains: Sequence[PricedChain], cluster: Cluster, most_chains: int) -> Mixed | None:
-    """The best mixture of chains that HiGHS finds in time; None where there is proven to be none."""
+    """The best mixture of chains that HiGHS finds in time, if it keeps every promise."""
     if not chains:
         return None
     demand = Demand(limit_s=problem.slo.limit_s, rate_per_s=problem.asked_per_s, most_chains=most_chains)
-    mixture = solve_master([each.column for each in chains], [demand], cluster, seconds=SECONDS, nodes=NODES)
-    if mixture is None:
+    mixture = solve_master([each.column for each in chains], [demand], cluster, seconds=SECONDS)
+    if mixture is None or not mixture.replicas:
         return None
-    if not mixture.replicas:
-        return Mixed(found=(), bound=mixture.bound)
     stages = tuple(
         stage
         for q, replicas in mixture.replicas.items()
@@ -885,7 +849,7 @@ def mixed(problem: PlanProblem, chains: Sequence[PricedChain], cluster: Cluster,
     shares = tuple(mixture.rates[q] for q in mixture.replicas) if problem.asked_per_s is not None else ()
     found = kept(problem, stages, tuple(share / sum(shares) for share in shares))
     used = tuple(chains[q] for q in mixture.replicas)
-    return Mixed(found=() if found is None else (found,), bound=mixture.bound, used=used)
+    return None if found is None else Mixed(found=found, bound=mixture.bound, used=used)
 
 
 def _needed(problem: PlanProblem, column: Column, replicas: Sequence[int]) -> list[int]:

@@ -31,8 +31,6 @@ Minimize = Literal["cost", "latency"]
 TOLERANCE = 1e-9
 # Limits that the solver may miss by its own tolerance are this much tighter in the program than in the problem.
 TIGHTER = 1e-6
-INFEASIBLE = 2
-"""Of `scipy.optimize.milp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +222,8 @@ class _Program:
         units = zip(self.unit_Q, self.columns, strict=True)
         return float(max(unit / self.demands[column.model].weight for unit, column in units))
 
-    def solved(self, options: Mapping[str, float]) -> tuple[FloatArray | None, float] | None:
-        """Values of the variables, and the proven bound of the objective as the program counts it.
-
-        No values where the solver found none in time; None where it proved that there are none.
-        """
+    def solved(self, seconds: float, gap: float) -> tuple[FloatArray, float] | None:
+        """Values of the variables, and the proven bound of the objective as the program counts it."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 
@@ -241,12 +236,9 @@ class _Program:
                 integrality=np.array(self.whole, dtype=int),
                 bounds=Bounds(np.zeros(len(self.cost)), np.array(self.upper)),
                 constraints=LinearConstraint(matrix, np.array(lower), np.array(upper)),
-                options=dict(options),
+                options={"time_limit": seconds, "mip_rel_gap": gap},
             )
-        if answer.status == INFEASIBLE:
-            return None
-        bound = answer.mip_dual_bound
-        return answer.x, -math.inf if bound is None else float(bound)
+        return None if answer.x is None else (answer.x, float(answer.mip_dual_bound))
 
 
 def solve_master(
@@ -256,13 +248,10 @@ def solve_master(
     *,
     minimize: Minimize = "cost",
     seconds: float = 5.0,
-    nodes: int | None = None,
     gap: float = 1e-4,
     whole_replicas: bool = True,
 ) -> Mixture | None:
-    """The best mixture that HiGHS finds in `seconds`, or with `nodes` of its tree; None: it proves that there is none.
-
-    Where it finds none in time, the mixture is empty.
+    """The best mixture that HiGHS finds in `seconds`; None where it finds none.
 
     Where models ask for no rate, the smallest of their rates over weight is maximised, whatever `minimize` says.
     Without `whole_replicas` only devices that pools of stages share are whole: that bounds what whole ones can do.
@@ -282,22 +271,18 @@ def solve_master(
         whole_replicas=whole_replicas,
     )
     program.build()
-    options = {"time_limit": seconds, "mip_rel_gap": gap} | ({} if nodes is None else {"node_limit": nodes})
-    solved = program.solved(options)
+    solved = program.solved(seconds, gap)
     if solved is None:
         return None
     values, bound = solved
-    is_share = any(demand.rate_per_s is None for demand in demands)
-    bound = -bound * program.share_unit if is_share else bound
-    if values is None:
-        return Mixture(rates={}, replicas={}, bound=bound)
     replicas = {
         q: tuple(round(values[y]) for y in places)
         for q, places in enumerate(program.replicas_Q)
         if values[q] * unit_Q[q] > TIGHTER * most_Q[q] and all(round(values[y]) > 0 for y in places)
     }
     rates = {q: float(values[q] * unit_Q[q]) for q in replicas}
-    return Mixture(rates=rates, replicas=replicas, bound=bound)
+    is_share = any(demand.rate_per_s is None for demand in demands)
+    return Mixture(rates=rates, replicas=replicas, bound=-bound * program.share_unit if is_share else bound)
 
 
 @contextmanager
