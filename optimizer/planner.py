@@ -2,45 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from optimizer.decision import Decision, NoPlan, Strategy
-from optimizer.evaluate import evaluate
+from earlyexit.errors import PlanError
+from optimizer.chains import solve_chains
+from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.evaluate import evaluate, merit, sought
+from optimizer.exact.solve import solve_exactly
 from optimizer.generation.solve import solve_generation
 from optimizer.pame.solve import solve_pame
-from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem
-from optimizer.search.chains import bound_of, solve_chains
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+from optimizer.scale.solve import bound_at_scale, solve_at_scale
+from optimizer.soonest.solve import bound_soonest, solve_soonest
 from optimizer.space import SPACES, Space
 from optimizer.subsets import best_of_networks
 from optimizer.tokens import in_tokens, with_budgets
 
+Planner = Callable[[PlanProblem, Space], Decision | None]
+"""None where it cannot tell."""
 
-def solve(problem: PlanProblem, space: Space | Strategy = "best") -> Decision:
+PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
+    MaximizeRate: (solve_exactly, solve_at_scale),
+    MinimizeCost: (solve_exactly, solve_at_scale),
+    MinimizeLatency: (solve_soonest,),
+}
+"""By what is sought. Asked one after the other, until one proves its answer."""
+OF_STRATEGIES: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
+"""Of strategies that choose by a rule of their own, whatever is sought."""
+
+
+def solve(
+    problem: PlanProblem, space: Space | Strategy = "best", planners: tuple[Planner, ...] | None = None
+) -> Decision:
     """The best plan of a space, or of a strategy's, proven so or with a gap, or what keeps it from having one.
 
     Raises PlanError where no plan is found and none is ruled out.
     """
     space = space if isinstance(space, Space) else SPACES[space]
     if problem.generation is not None:
-        return solve_generation(problem, space, lambda steps, part: solve_chains(steps, _sensible(steps, part)))
+        return solve_generation(problem, space, _exactly)
     if problem.networks:
-        return best_of_networks(problem, partial(_solve, space=space), partial(_bound, space=space))
-    return _solve(problem, space)
+        return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
+    return _solve(problem, space, planners)
+
+
+def _exactly(problem: PlanProblem, space: Space) -> Decision:
+    """Of steps; raises PlanError where a problem is too large for that."""
+    decision = solve_exactly(problem, _sensible(problem, space))
+    if decision is None:
+        raise PlanError("generation is planned exactly, and here are too many devices, ramps or batch sizes for that")
+    return decision
 
 
 def _bound(problem: PlanProblem, space: Space) -> float | None:
     """What no plan of a space is better than, soon told; None: there is none."""
-    return bound_of(problem, _sensible(problem, space))
+    if isinstance(problem.objective, MinimizeLatency):
+        return bound_soonest(problem, space)
+    return bound_at_scale(problem, _sensible(problem, space))
 
 
-def _solve(problem: PlanProblem, space: Space) -> Decision:
+def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
     """Of a problem whose networks are all used."""
     if problem.lengths is not None:
-        return _of_inputs(problem, _solve(in_tokens(problem), space))
-    if space.strategy == "pame":
-        return solve_pame(problem, space)
-    return solve_chains(problem, _sensible(problem, space))
+        return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
+    space = _sensible(problem, space)
+    several = min(problem.most_chains, space.most_chains) > 1 and not problem.networks
+    if planners is None and several and not isinstance(problem.objective, MinimizeLatency):
+        decision = solve_chains(problem, space)
+        if decision is not None:
+            return decision
+    best: Decision | None = None
+    usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
+    for planner in usual if planners is None else planners:
+        decision = planner(problem, space)
+        best = _together(problem, best, decision) if isinstance(best, Planned) else decision
+        if isinstance(best, NoPlan) or (best is not None and best.gap == 0):
+            break
+    assert best is not None, "the last planner always tells"
+    return best
 
 
 def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:
@@ -66,3 +107,13 @@ def _sensible(problem: PlanProblem, space: Space) -> Space:
     if isinstance(problem.objective, MinimizeLatency) or "stop" in space.after_answer:
         return space
     return replace(space, ramps="none")
+
+
+def _together(problem: PlanProblem, first: Planned, second: Decision | None) -> Planned:
+    """The better of two plans, and the tighter of two bounds."""
+    assert isinstance(second, Planned), "there is a plan, so none is ruled out"
+    better, other = sorted((first, second), key=lambda each: merit(problem, each.figures), reverse=True)
+    tighter = min if isinstance(problem.objective, MaximizeRate) else max
+    bound = tighter(first.bound, second.bound)
+    gap = gap_between(sought(problem, better.figures), bound)
+    return replace(better, bound=bound, gap=gap, candidates=(*better.candidates, other.stages, *other.candidates))

@@ -1,8 +1,8 @@
 """PPipe's 48 problems (USENIX ATC '25): several models, each in several pipelines, on two types of GPUs.
 
 Every pipeline that keeps a model's SLO, and that no other of the same sequence of types beats, is a column; the master
-problem (`optimizer.search.master`) gives it GPUs. Beside it are PPipe's own planner (v4, Gurobi), its baseline without
-splits (bl), and DART-r.
+problem (`optimizer.master`) gives it GPUs. PPipe's own planner (v4, Gurobi) is beside it, its baseline without splits
+(bl), and DART-r.
 
     python -m experiments.planning.ppipe [--data FOLDER] [--json]
 """
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import require_data
-from optimizer.search.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
+from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
 
 MICRO = 1e-6
 

@@ -11,7 +11,7 @@ from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.pame.times import seconds_of
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
-from optimizer.search.chains import solve_chains
+from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
 
 AS_GIVEN = SearchOptions(kept=None)
@@ -35,7 +35,7 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_G
             "strategy pame needs the distribution of batches, where survival has only their mean; give survival from "
             "exit records, or `batches`"
         )
-    stock = solve_chains(problem, replace(space, ramps="none"))
+    stock = solve_soonest(problem, replace(space, ramps="none"))
     if isinstance(stock, NoPlan):
         return replace(stock, strategy=space.strategy)
     [stage] = stock.stages
@@ -44,7 +44,7 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_G
     search = exits_for(problem, stage, options) if known else None
     exits = () if search is None else search.ramps
     found = _with_exits(problem, stock, exits)
-    best = solve_chains(problem, space)
+    best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "there is a plan, so none is ruled out"
     value = found.figures.mean_latency_s
     return Planned(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -12,10 +11,11 @@ import pytest
 
 from optimizer.compiled import compiled
 from optimizer.decision import Decision, Planned
+from optimizer.exact.solve import solve_exactly
 from optimizer.kernels import PARTS, small_problem
-from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.search.chains import searches_of
+from optimizer.scale.solve import solve_at_scale
+from optimizer.soonest.solve import solve_soonest
 from optimizer.space import SPACES
 
 ADD = """
@@ -98,16 +98,11 @@ def in_whole_numbers(problem: PlanProblem) -> PlanProblem:
     "objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000.0), MinimizeLatency(rate_per_s=1000.0)], ids=str
 )
 def test_whole_numbers_are_planned_by_what_is_compiled_for_others(objective: Objective) -> None:
+    planners = (solve_soonest,) if isinstance(objective, MinimizeLatency) else (solve_exactly, solve_at_scale)
     asked = replace(small_problem(), budget_usd_per_hour=20.0, objective=objective)
-
-    def plan(problem: PlanProblem) -> None:
-        solve(problem)
-        [*searches] = searches_of(problem, SPACES["best"])
-        for search in searches:
-            search.few_moves = search.most_splits = 0
-            search.best(0.0 if search.goal == "rate" else math.inf)
-
-    plan(asked)
+    for planner in planners:
+        planner(asked, SPACES["best"])
     before = signatures()
-    plan(in_whole_numbers(asked))
+    for planner in planners:
+        planner(in_whole_numbers(asked), SPACES["best"])
     assert signatures() == before

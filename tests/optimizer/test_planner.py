@@ -10,9 +10,9 @@ import pytest
 
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.exact.solve import SLO_RESOLUTION
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.search.chains import SLO_RESOLUTION
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
 from tests.optimizer.brute_force import Twin

@@ -12,7 +12,8 @@ from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import LEAST_BLOCK_S, MOST_BLOCK_S, MinimizeCost, MinimizeLatency, Slo
 from optimizer.problem_shape import LEAST_RATE
-from optimizer.search.chains import searches_of
+from optimizer.soonest.bound import Allowance, best_row
+from optimizer.soonest.tables import tables_of
 from optimizer.space import SPACES
 from tests.optimizer.test_problem_file import GOOD, OBJECTIVE, TABLE, read, refused
 
@@ -59,6 +60,6 @@ def test_the_most_extreme_seconds_that_are_allowed_are_planned_for(
 
 def test_a_bound_is_given_where_numbers_are_too_far_apart_for_the_linear_program(tmp_path: Path) -> None:
     problem = replace(read(tmp_path, GOOD), objective=MinimizeLatency(rate_per_s=50.0), slo=Slo(latency_s=1e-300))
-    stops, _ = searches_of(problem, SPACES["best"])
-    patient, _ = searches_of(replace(problem, slo=Slo(latency_s=1.0)), SPACES["best"])
-    assert stops.bound() is None or stops.bound() >= (patient.bound() or 0.0)  # type: ignore[operator]  # is there
+    tables = tables_of(problem, SPACES["best"], "stop")
+    least = best_row(tables, Allowance.of(problem)).least
+    assert least >= best_row(tables, replace(Allowance.of(problem), latency_s=np.inf)).least

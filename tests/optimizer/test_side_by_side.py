@@ -10,12 +10,12 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 import pytest
 
+from optimizer.chains import SOLVED
 from optimizer.decision import Planned
 from optimizer.evaluate import sought, violations
 from optimizer.plan import chains_of
 from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
-from optimizer.search.chains import SOLVED
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.layouts import layouts
 from tests.optimizer.random_problems import random_problem

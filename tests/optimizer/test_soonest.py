@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,8 @@ from optimizer.evaluate import evaluate, violations
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
 from optimizer.problem_file import read_problem
-from optimizer.search.chains import RATE_RESOLUTION, searches_of
+from optimizer.soonest.search import WIDTHS
+from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
 from optimizer.space import SPACES
 from profiles.table import LatencyTable
 from tests.optimizer.answers import AGREE, Answers, chunks, in_space, within
@@ -222,13 +222,13 @@ def test_twelve_blocks_are_proven_best(name: str) -> None:
 def test_a_search_that_is_too_narrow_tells_its_gap() -> None:
     problem = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
     asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000))
-    stops, _ = searches_of(asked, SPACES["best"])
-    stops.widths = (1,)
-    narrow = stops.best(math.inf)
-    assert narrow.found
-    assert narrow.bound is not None
+    narrow = solve_soonest(asked, SPACES["best"], widths=(20,))
+    assert isinstance(narrow, Planned)
     best_s = planned(asked).figures.mean_latency_s
-    assert narrow.bound <= best_s * (1 + AGREE) <= narrow.found[0].figures.mean_latency_s * (1 + 2 * AGREE)
+    assert narrow.bound <= best_s * (1 + AGREE) <= narrow.figures.mean_latency_s * (1 + 2 * AGREE)
+    assert narrow.gap == pytest.approx(narrow.figures.mean_latency_s / narrow.bound - 1)
+    assert narrow.gap > 0
+    assert len(WIDTHS) > 1
 
 
 def test_a_model_that_is_too_large_is_refused() -> None:

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from optimizer.decision import NoPlan, Planned, gap_between
-from optimizer.evaluate import sought, violations
+from optimizer.decision import NoPlan, Planned
+from optimizer.evaluate import evaluate, violations
+from optimizer.exact.intervals import ExactSearch
+from optimizer.exact.solve import solve_exactly
+from optimizer.moves import build_graph
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.search.chains import Searched, searches_of
-from optimizer.space import SPACES
+from optimizer.scale.solve import solve_at_scale
 from profiles.table import LatencyTable
-from tests.optimizer.random_problems import random_problem
+
+FEW = 40
+"""Labels, of the hundreds that the problem below takes."""
 
 
 def problem() -> PlanProblem:
@@ -36,60 +40,38 @@ def problem() -> PlanProblem:
     )
 
 
-def searched(asked: PlanProblem, **effort: object) -> Searched:
-    """What one search finds that may do less than it would."""
-    [search] = searches_of(asked, SPACES["best"])
-    for name, value in effort.items():
-        setattr(search, name, value)
-    return search.best(0.0 if search.goal == "rate" else math.inf)
+def test_a_search_that_gives_up_says_so_and_keeps_a_bound() -> None:
+    search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=FEW)
+    answer = search.highest_rate()
+    best = solve(problem())
+    assert isinstance(best, Planned)
+    assert not answer.proven
+    assert answer.bound >= best.figures.rate_per_s
 
 
-EFFORTS = [
-    pytest.param({"few_moves": 0}, id="not every chain at once"),
-    pytest.param({"few_moves": 0, "widths": (1,)}, id="one label of a kind"),
-    pytest.param({"most_splits": 0}, id="few splits"),
-    pytest.param({"most_splits": 0, "widths": (1,)}, id="few splits, one label of a kind"),
-]
+def test_a_search_with_room_enough_proves_its_plan() -> None:
+    answer = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True).highest_rate()
+    assert answer.proven
+    assert answer.found is not None
+    assert answer.bound == answer.found.figures.rate_per_s
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
 @pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
-def test_with_less_effort_there_is_still_a_plan_and_a_true_bound(
-    objective: MaximizeRate | MinimizeCost, effort: dict[str, object]
+def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
+    objective: MaximizeRate | MinimizeCost,
 ) -> None:
     asked = replace(problem(), objective=objective)
-    best, answer = solve(asked), searched(asked, **effort)
-    assert isinstance(best, Planned)
-    assert best.gap == 0
-    assert answer.found
-    assert answer.bound is not None
-    found, value = sought(asked, answer.found[0].figures), sought(asked, best.figures)
-    assert violations(asked, answer.found[0].chain, answer.found[0].figures) == []
+    exact, given_up = solve(asked), solve(asked, planners=(partial(solve_exactly, most_labels=FEW), solve_at_scale))
+    assert isinstance(exact, Planned)
+    assert isinstance(given_up, Planned)
+    assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
     if isinstance(objective, MinimizeCost):
-        assert answer.bound <= value * (1 + 1e-9) <= found * (1 + 2e-9)
+        assert given_up.bound <= exact.figures.usd_per_hour * (1 + 1e-9)
+        assert given_up.figures.usd_per_hour <= given_up.bound * (1 + given_up.gap) * (1 + 1e-9)
     else:
-        assert answer.bound >= value * (1 - 1e-9) >= found * (1 - 2e-9)
-    assert gap_between(found, answer.bound) < 0.5
-
-
-@pytest.mark.parametrize("seed", range(0, 60, 2))
-def test_bounds_hold_on_small_problems_whatever_the_effort(seed: int) -> None:
-    asked = random_problem(seed)
-    best = solve(asked)
-    value = sought(asked, best.figures) if isinstance(best, Planned) else None
-    for effort in ({"few_moves": 0}, {"few_moves": 0, "widths": (1,)}, {"most_splits": 0}):
-        if not list(searches_of(asked, SPACES["best"])):
-            assert value is None
-            continue
-        answer = searched(asked, **effort)
-        assert value is not None or not answer.found
-        if value is None:
-            continue
-        assert answer.bound is not None, effort
-        is_cost = isinstance(asked.objective, MinimizeCost)
-        assert answer.bound <= value * (1 + 1e-6) if is_cost else answer.bound >= value * (1 - 1e-6), effort
-        for each in answer.found:
-            assert violations(asked, each.chain, each.figures) == []
+        assert given_up.bound >= exact.figures.rate_per_s * (1 - 1e-9)
+        assert given_up.figures.rate_per_s >= given_up.bound * (1 - given_up.gap) * (1 - 1e-9)
+    assert 0 <= given_up.gap < 0.5
 
 
 def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:

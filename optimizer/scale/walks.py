@@ -19,6 +19,7 @@ What is relaxed, and why no plan is better than the bound:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,79 +28,50 @@ import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem
-from optimizer.search.graph import ALL, NONE, SPLIT_ENDS, Wire, ranks_of, wire_of
-from optimizer.search.prices import Prices, Walk, nowhere
-from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
+from optimizer.scale.tables import Tables, crosses_after, hop_seconds
+from optimizer.split_times import ALL, NONE, SPLIT_ENDS
+from optimizer.step import FloatArray, IntArray, seconds_at
 
 # What a walk does after a block: with RAMP added, the ramp there is active.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
 
 
-class Tables(NamedTuple):
-    """A problem as arrays: devices C, batch sizes G, blocks N, ramps E, ranks Q (0: no ramp yet)."""
+class Walk(NamedTuple):
+    """The account of one relaxed plan."""
 
-    sizes_CG: FloatArray
-    num_sizes_C: IntArray
-    block_s_CNG: FloatArray
-    ramp_s_CEG: FloatArray
-    share_Q: FloatArray
-    after_Q: IntArray
-    cell_CGQQ: IntArray
-    """Where in the measured sizes a batch is that entered at one rank and has passed another."""
-    part_CGQQ: FloatArray
-    wire: Wire
+    work_C: FloatArray
+    """W: device seconds per input."""
+    hop_work_C: FloatArray
+    latency_s: float
+    """Without first splits' waits."""
+    fill: float
+    """What these waits are at one input per second."""
+    stages_C: FloatArray
 
 
-def tables_of(problem: PlanProblem, names: tuple[str, ...], batch: int | None = None) -> Tables:
-    """The named devices' figures; with `batch`, splits of that size only."""
-    share_Q, after_Q, _ = ranks_of(problem)
-    latency = [problem.latency[name] for name in names]
-    num_sizes = max(len(table.batches) for table in latency)
-    shape = len(names), problem.num_blocks, num_sizes
-    sizes_CG, num_sizes_C = np.zeros((len(names), num_sizes)), np.array([len(table.batches) for table in latency])
-    block_s_CNG, ramp_s_CEG = np.zeros(shape), np.zeros((len(names), max(1, len(problem.ramps)), num_sizes))
-    for device, table in enumerate(latency):
-        count = len(table.batches)
-        sizes_CG[device, :count] = table.batches
-        block_s_CNG[device, :, :count] = table.block_s_NB
-        ramp_s_CEG[device, : len(problem.ramps), :count] = table.ramp_s_EB
-    cell_CGQQ, part_CGQQ = _located(sizes_CG, num_sizes_C, share_Q)
-    return Tables(
-        sizes_CG if batch is None else np.where(sizes_CG == batch, sizes_CG, 0.0),
-        num_sizes_C, block_s_CNG, ramp_s_CEG, share_Q, after_Q, cell_CGQQ, part_CGQQ,
-        wire_of(problem),
-    )  # fmt: skip
+def nowhere(num_devices: int) -> Walk:
+    """The account of no walk."""
+    nothing_C = np.zeros(num_devices)
+    return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
 
 
-@compiled
-def _located(sizes_CG: FloatArray, num_sizes_C: IntArray, share_Q: FloatArray) -> tuple[IntArray, FloatArray]:
-    num_ranks = share_Q.size
-    cell_CGQQ = np.zeros((*sizes_CG.shape, num_ranks, num_ranks), dtype=np.int64)
-    part_CGQQ = np.zeros((*sizes_CG.shape, num_ranks, num_ranks))
-    for device in range(sizes_CG.shape[0]):
-        sizes_G = sizes_CG[device, : num_sizes_C[device]]
-        for size in range(sizes_G.size):
-            for entry in range(num_ranks):
-                if share_Q[entry] <= 0:
-                    continue
-                for rank in range(entry, num_ranks):
-                    cell, part = locate(sizes_G, batch_inside(share_Q, entry, rank, sizes_G[size]))
-                    cell_CGQQ[device, size, entry, rank] = cell
-                    part_CGQQ[device, size, entry, rank] = part
-    return cell_CGQQ, part_CGQQ
+class Prices(NamedTuple):
+    """Of device seconds, hops, latency and dollars; and what is paid for a stage on a device that plans must use."""
 
+    work_C: FloatArray
+    hop_C: FloatArray
+    latency: float
+    usd: float
+    stage_C: FloatArray
 
-@compiled
-def hop_seconds(tables: Tables, block: int, device: int, size: int, entry: int, rank: int) -> float:
-    """T_x after a block, of a split's batch that has passed a rank."""
-    leaving = batch_inside(tables.share_Q, entry, rank, tables.sizes_CG[device, size])
-    return hop_s(tables.wire.delay_s, tables.wire.bytes_N[block], leaving, tables.wire.bandwidth)
-
-
-@compiled
-def crosses_after(tables: Tables, block: int) -> bool:
-    """Whether another network begins behind a block."""
-    return bool(tables.wire.end_N[block] == block + 1 and block + 1 < tables.wire.bytes_N.size)
+    def between(self, other: Prices) -> Prices:
+        return Prices(
+            (self.work_C + other.work_C) / 2,
+            (self.hop_C + other.hop_C) / 2,
+            (self.latency + other.latency) / 2,
+            (self.usd + other.usd) / 2,
+            (self.stage_C + other.stage_C) / 2,
+        )
 
 
 class Choices(NamedTuple):
@@ -242,7 +214,7 @@ def _fill_starts(
                 if allowed.may_split and further_price < room.further_KQC[block, rank, device]:
                     room.further_KQC[block, rank, device] = further_price
                     choices.further_size_KQC[block, rank, device] = size
-                first_price = here[0, device, size, rank, rank] + prices.latency * wait_s
+                first_price = here[0, device, size, rank, rank] + prices.latency * wait_s - prices.stage_C[device]
                 if (allowed.may_hop or block == 0) and first_price < room.first_KQ[block, rank]:
                     room.first_KQ[block, rank] = first_price
                     choices.first_size_KQ[block, rank] = size
@@ -257,6 +229,8 @@ def account_of(tables: Tables, choices: Choices) -> tuple[Walk, IntArray]:
     further, entry, rank = 0, 0, 0
     device, size = choices.first_device_KQ[0, 0], choices.first_size_KQ[0, 0]
     latency_s, fill = 0.0, tables.sizes_CG[device, size]
+    stages_C = np.zeros(num_devices)
+    stages_C[device] = 1.0
     on_N = np.zeros(num_blocks, dtype=np.int64)
     for block in range(num_blocks):
         per_input = tables.share_Q[entry] / tables.sizes_CG[device, size]
@@ -285,7 +259,12 @@ def account_of(tables: Tables, choices: Choices) -> tuple[Walk, IntArray]:
             latency_s += after_s
             fill += tables.sizes_CG[device, size] / tables.share_Q[rank]
             further, entry = 0, rank
-    return Walk(work_C, hop_work_C, latency_s, fill, 0.0, 0.0, 0.0), on_N
+            stages_C[device] += 1.0
+    return Walk(work_C, hop_work_C, latency_s, fill, stages_C), on_N
+
+
+Oracle = Callable[[Prices, float], tuple[float, Walk]]
+"""From prices, and the rate at which batches fill, to the price of the cheapest walk, and that walk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

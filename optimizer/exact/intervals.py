@@ -1,0 +1,187 @@
+"""Exact search on a graph of splits: the highest rate, or the least cost, with proof.
+
+E3's recursion (figure 6) fixes the batch that a rate allows and minimizes the longest cycle time. Here batches, ramps
+and several splits per stage are free, and waiting for a batch depends on the rate that the plan will reach, so a rate
+is sought for which a plan exists: from above, interval by interval. In an interval (x, y] stages must do x while
+batches fill as fast as at y; where not even that has a plan, no plan has a rate in the interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from optimizer.decision import Found, kept
+from optimizer.evaluate import merit
+from optimizer.exact.priced import LEAST_USD, NARROW, RESOLUTION, Chain, PricedGraph
+from optimizer.exact.prices import SLACK
+from optimizer.step import FloatArray
+
+# Relative widths: of what is prepared at once, and of the intervals in it, which are searched where prices alone do not
+# rule them out. The wider, the more labels.
+REGION = 0.1
+WIDE = 0.01
+# Costs that are told apart.
+MOST_LEVELS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The best plan that was found, and what is proven."""
+
+    found: Found | None
+    """None where no plan keeps the promises; or where none was found and nothing is proven."""
+    bound: float
+    """No plan has a higher rate, or costs less."""
+    proven: bool
+    """Whether nothing better exists than what was found."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ExactSearch(PricedGraph):
+    """One graph, asked once for its best plan."""
+
+    met: list[Found] = field(default_factory=list)
+    """Plans met on the way, best last."""
+
+    def highest_rate(self, *, any_plan: bool = False) -> Searched:
+        """The plan of the highest rate; `any_plan` stops at the first."""
+        high, width = self._most_rate(), REGION
+        while not self._too_slow_at(high):
+            low = high * (1 - width)
+            if self._priced_out(low, high):
+                high, width = low, min(2 * width, 0.5)
+                continue
+            part = replace(self, graph=self._affordable(low, high))
+            answer = part._highest_rate_between(low, high, any_plan=any_plan)
+            if answer.found is not None or not answer.proven:
+                return answer
+            high, width = low, REGION
+        return Searched(found=None, bound=0.0, proven=True)
+
+    def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Searched:
+        best: Found | None = None
+        width = WIDE
+        while high > low:
+            required = max(high * (1 - width), low)
+            if self._priced_out(required, high):
+                high = required
+                continue
+            chains = self._chains(required, high)
+            if chains is None:
+                width = self._after_too_many_labels((high - required) / high)
+                if self._labels_allowed > self.most_labels:
+                    return Searched(found=best, bound=high, proven=False)
+                continue
+            better = self._best_rate(chains, low)
+            if better is not None:
+                best, low = better, better.figures.rate_per_s * (1 + RESOLUTION)
+                width = max(high - low, 0.0) / high / 2
+                if any_plan:
+                    return Searched(found=best, bound=high, proven=False)
+            elif not chains or high - required <= RESOLUTION * high:
+                high, width = required, min(2 * width, WIDE)
+            else:  # plans, but their batches do not fill as fast as hoped
+                width = min(width, (high - required) / high) / 4
+        if best is None:
+            return Searched(found=None, bound=low, proven=True)
+        best = self._cheapest_at(best)
+        return Searched(found=best, bound=best.figures.rate_per_s, proven=True)
+
+    def least_cost(self, rate_per_s: float) -> Searched:
+        """The cheapest plan of a rate.
+
+        Plans with one split per stage are soon searched. What is left is to ask for a plan below their cost: at costs
+        that whole devices can have, and from the bottom, because labels grow with what may be spent.
+        """
+        quick = replace(self, may_split=False).least_cost(rate_per_s) if self.may_split else None
+        above = quick.found if quick else None
+        least_usd = self._least_usd(rate_per_s)
+        most_usd = min(self._budget(), sum(supply.count * supply.usd_per_hour for supply in self._supplies()))
+        levels = self._attainable_usd(least_usd, most_usd)
+        levels = levels[levels < above.figures.usd_per_hour * (1 - RESOLUTION)] if above else levels
+        width = REGION
+        while len(levels):
+            budget = _spent_at_once(levels, width)
+            if self._priced_out(rate_per_s, rate_per_s, budget):
+                width = min(2 * width, 1.0)
+            else:
+                part = replace(self, graph=self._affordable(rate_per_s, rate_per_s, budget))
+                answer = part._least_cost_among(rate_per_s, levels[levels <= budget])
+                if answer.found is not None or not answer.proven:
+                    return replace(answer, found=answer.found or above)
+            levels = levels[levels > budget]
+        bound = above.figures.usd_per_hour if above else math.inf
+        return Searched(found=above, bound=bound, proven=True)
+
+    def _least_cost_among(self, rate_per_s: float, levels: FloatArray) -> Searched:
+        width = WIDE
+        while len(levels):
+            budget = _spent_at_once(levels, width)
+            hopeless = self._priced_out(rate_per_s, rate_per_s, budget)
+            chains = [] if hopeless else self._chains(rate_per_s, rate_per_s, budget)
+            if chains is None:
+                width = self._after_too_many_labels(width)
+                if self._labels_allowed > self.most_labels:
+                    return Searched(found=None, bound=float(levels[0]), proven=False)
+                continue
+            found = self._kept(chains)
+            if found:
+                self.met.extend(found)
+                best = self._quicker(found[-1], rate_per_s)
+                return Searched(found=best, bound=best.figures.usd_per_hour, proven=True)
+            levels, width = levels[levels > budget], min(2 * width, WIDE)
+        return Searched(found=None, bound=math.inf, proven=True)
+
+    def _attainable_usd(self, least_usd: float, most_usd: float) -> FloatArray:
+        """What whole devices can cost, ascending; or evenly close values where there are too many."""
+        supplies = self._supplies()
+        if math.prod(supply.count + 1 for supply in supplies) > MOST_LEVELS:
+            least_usd = max(least_usd, most_usd * 1e-6, LEAST_USD)
+            steps = math.ceil(math.log(max(most_usd / least_usd, 1.0)) / math.log1p(NARROW)) + 1
+            return np.geomspace(least_usd * (1 + NARROW), max(most_usd, least_usd * (1 + NARROW)), steps)
+        usd = np.zeros(1)
+        for supply in supplies:
+            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
+        return np.maximum(usd[(usd >= least_usd * (1 - RESOLUTION)) & (usd <= most_usd * (1 + RESOLUTION))], LEAST_USD)
+
+    def _best_rate(self, chains: list[Chain], above: float) -> Found | None:
+        faster = [each for each in self._kept(chains) if each.figures.rate_per_s > above]
+        self.met.extend(faster)
+        return faster[-1] if faster else None
+
+    def _cheapest_at(self, best: Found) -> Found:
+        """Of the plans with the best rate, the cheapest, where that is soon found; of these a quick one."""
+        rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour
+        chains = self._chains(rate * (1 - RESOLUTION), rate, usd * (1 - RESOLUTION)) if usd else None
+        return self._quicker(min([best, *self._as_fast(chains, rate)], key=_cost_then_latency), rate)
+
+    def _quicker(self, best: Found, rate_per_s: float) -> Found:
+        """A plan as fast and as cheap, in half of the latency, and again: many plans differ in nothing else."""
+        while True:
+            usd, latency_s = best.figures.usd_per_hour, best.figures.latency_s / 2
+            chains = self._chains(rate_per_s * (1 - RESOLUTION), rate_per_s, usd, latency_s)
+            quicker = min(self._as_fast(chains, rate_per_s), key=_cost_then_latency, default=best)
+            if quicker.figures.latency_s > latency_s * (1 + SLACK):
+                return best
+            best = quicker
+
+    def _as_fast(self, chains: list[Chain] | None, rate_per_s: float) -> list[Found]:
+        return [each for each in self._kept(chains or []) if each.figures.rate_per_s >= rate_per_s * (1 - RESOLUTION)]
+
+    def _kept(self, chains: list[Chain]) -> list[Found]:
+        """Those that keep every promise, best last."""
+        problem = self.graph.problem
+        found = [each for each in (kept(problem, chain) for chain in chains) if each]
+        return sorted(found, key=lambda each: merit(problem, each.figures))
+
+
+def _spent_at_once(levels: FloatArray, width: float) -> float:
+    """The highest of the costs that a relative width above the lowest reaches."""
+    return float(levels[levels <= levels[0] * (1 + width)][-1])
+
+
+def _cost_then_latency(found: Found) -> tuple[float, float]:
+    return found.figures.usd_per_hour, found.figures.latency_s

@@ -1,0 +1,177 @@
+"""Labels of the search for a plan, and which of them are worth keeping: kernels.
+
+A *closed* label stands between two stages: devices used, latency so far. An *open* label is inside a stage, whose
+replicas are not counted yet: its work so far, its latency without the waits of further splits, and those waits'
+batches, which the replicas multiply later.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from optimizer.compiled import compiled
+from optimizer.exact.prices import Limits
+from optimizer.step import FloatArray, IntArray
+
+DEVICE, USED, PARENT, MOVE, NEXT = 0, 1, 2, 3, 4
+"""Columns of `whole_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
+the move that led here; the next label of the same node."""
+LATENCY, WORK, BATCHES = 0, 1, 2
+"""Columns of `real_LF`: seconds; device seconds per input; inputs that each replica of the open stage waits for."""
+CLOSED = -1
+NOBODY = -1
+
+
+class Labels(NamedTuple):
+    """Room for labels (L); those in use come first."""
+
+    whole_LI: IntArray
+    real_LF: FloatArray
+
+
+@compiled
+def room_for(count: int) -> Labels:
+    """Empty labels."""
+    return Labels(np.empty((count, 5), dtype=np.int64), np.empty((count, 3)))
+
+
+@compiled
+def with_more_room(labels: Labels) -> Labels:
+    """The same labels in twice the room."""
+    bigger = room_for(2 * labels.whole_LI.shape[0])
+    for label in range(labels.whole_LI.shape[0]):
+        for column in range(5):
+            bigger.whole_LI[label, column] = labels.whole_LI[label, column]
+        for column in range(3):
+            bigger.real_LF[label, column] = labels.real_LF[label, column]
+    return bigger
+
+
+@compiled
+def write_label(
+    labels: Labels,
+    head_P: IntArray,
+    label: int,
+    node: int,
+    device: int,
+    used: int,
+    parent: int,
+    move: int,
+    latency_s: float,
+    work_s: float,
+    batches: float,
+) -> None:
+    """Fill one label, and put it before the others of its node."""
+    labels.whole_LI[label, DEVICE] = device
+    labels.whole_LI[label, USED] = used
+    labels.whole_LI[label, PARENT] = parent
+    labels.whole_LI[label, MOVE] = move
+    labels.whole_LI[label, NEXT] = head_P[node]
+    labels.real_LF[label, LATENCY] = latency_s
+    labels.real_LF[label, WORK] = work_s
+    labels.real_LF[label, BATCHES] = batches
+    head_P[node] = label
+
+
+@compiled
+def free_devices(used: int, radix_C: IntArray, limits: Limits, free_C: IntArray) -> float:
+    """Fill the devices left of each type; returns what the used ones cost."""
+    usd = 0.0
+    for device in range(radix_C.size - 1, -1, -1):
+        taken = used // radix_C[device]
+        used -= taken * radix_C[device]
+        free_C[device] = limits.count_C[device] - taken
+        usd += taken * limits.usd_C[device]
+    return usd
+
+
+@compiled
+def best_labels(head: int, labels: Labels, radix_C: IntArray, limits: Limits, longest_s: float) -> IntArray:
+    """The labels of one node that no other with the same devices is as good as in everything.
+
+    One that used fewer devices could beat more, but comparing all pairs was measured to cost more than it saves.
+    Where even the longest way on stays inside the limit, a label's latency no longer matters: it counts as 0.
+    """
+    count = 0
+    label = head
+    while label != NOBODY:
+        count += 1
+        label = labels.whole_LI[label, NEXT]
+    found_L = np.empty(count, dtype=np.int64)
+    group_L = np.empty(count, dtype=np.int64)
+    figures_LF = np.empty((count, 3))  # as far as they matter
+    most_replicas = limits.count_C.max()
+    label = head
+    for position in range(count):
+        found_L[position] = label
+        group_L[position] = labels.whole_LI[label, USED] * (radix_C.size + 1) + labels.whole_LI[label, DEVICE] + 1
+        latency_s, batches = labels.real_LF[label, LATENCY], labels.real_LF[label, BATCHES]
+        worst_s = latency_s + most_replicas * batches / limits.wait_rate + longest_s
+        matters = 1.0 if worst_s > limits.latency_s else 0.0
+        figures_LF[position, LATENCY] = matters * latency_s
+        figures_LF[position, WORK] = labels.real_LF[label, WORK]
+        figures_LF[position, BATCHES] = matters * batches
+        label = labels.whole_LI[label, NEXT]
+    # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
+    order_L = ordered(np.arange(count), group_L, figures_LF[:, LATENCY], figures_LF[:, WORK])
+    kept_L = np.empty(count, dtype=np.int64)
+    num_kept, first_kept = 0, 0
+    for place in range(count):
+        position = order_L[place]
+        if place == 0 or group_L[position] != group_L[order_L[place - 1]]:
+            first_kept = num_kept
+        beaten = False
+        for other in range(first_kept, num_kept):
+            if _no_worse(figures_LF, kept_L[other], position):
+                beaten = True
+                break
+        if not beaten:
+            kept_L[num_kept] = position
+            num_kept += 1
+    return found_L[kept_L[:num_kept]]
+
+
+@compiled
+def _no_worse(figures_LF: FloatArray, one: int, other: int) -> bool:
+    """Whether one label is as good as another in latency, work and batches."""
+    return bool(
+        figures_LF[one, LATENCY] <= figures_LF[other, LATENCY]
+        and figures_LF[one, WORK] <= figures_LF[other, WORK]
+        and figures_LF[one, BATCHES] <= figures_LF[other, BATCHES]
+    )
+
+
+@compiled
+def ordered(item_L: IntArray, group_I: IntArray, first_I: FloatArray, second_I: FloatArray) -> IntArray:
+    """The items (L) by group, then by the first key, then by the second; keys are looked up by item.
+
+    A merge sort: numba's own argsort takes one key, and long to compile.
+    """
+    count = item_L.size
+    here_L, there_L = item_L.copy(), np.empty(count, dtype=np.int64)
+    width = 1
+    while width < count:
+        for begin in range(0, count, 2 * width):
+            left, right = begin, min(begin + width, count)
+            middle, end = right, min(begin + 2 * width, count)
+            for position in range(begin, end):
+                take_left = left < middle
+                if take_left and right < end:
+                    one, other = here_L[left], here_L[right]
+                    if group_I[one] != group_I[other]:
+                        take_left = group_I[one] < group_I[other]
+                    elif first_I[one] != first_I[other]:
+                        take_left = first_I[one] < first_I[other]
+                    else:
+                        take_left = second_I[one] <= second_I[other]
+                if take_left:
+                    there_L[position] = here_L[left]
+                    left += 1
+                else:
+                    there_L[position] = here_L[right]
+                    right += 1
+        here_L, there_L = there_L, here_L
+        width *= 2
+    return here_L

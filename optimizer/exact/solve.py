@@ -1,0 +1,151 @@
+"""The best plan of a space, proven so, or what keeps it from having one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from optimizer.decision import Decision, Found, Planned, gap_between, rate_of, why_none
+from optimizer.evaluate import TOLERANCE, merit, sought
+from optimizer.exact.intervals import ExactSearch, Searched
+from optimizer.exact.priced import MOST_LABELS
+from optimizer.moves import build_graph, ends_of
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
+from optimizer.space import Space, parts_of
+
+# How exactly the nearest SLO is told.
+SLO_RESOLUTION = 1e-3
+# Beyond these the search would take minutes, or more bits for a set of devices than an integer has.
+MOST_SPLITS = 2_000_000
+MOST_SETS = 2**58
+
+
+def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST_LABELS) -> Decision | None:
+    """A plan, with a gap of 0 where it is proven best, or proof that there is none; None where it gives up before."""
+    if is_too_big(problem, space):
+        return None
+    answer, met = best_of(problem, space, most_labels=most_labels)
+    found = answer.found
+    if found is None and not answer.proven:
+        return None
+    if found is None:
+        return why_none(
+            problem,
+            space.strategy,
+            possible=partial(_any_plan, space=space),
+            nearest_slo_s=lambda patient: _nearest_slo_s(problem, space, patient),
+            highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
+        )
+    return Planned(
+        strategy=space.strategy,
+        stages=found.chain,
+        figures=found.figures,
+        bound=answer.bound,
+        gap=gap_between(sought(problem, found.figures), answer.bound),
+        candidates=tuple(dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)),
+    )
+
+
+def is_too_big(problem: PlanProblem, space: Space) -> bool:
+    """Whether an exact search is out of reach, by the splits to choose from, or the sets of devices in use."""
+    counts = [problem.devices[name].count + 1 for name in device_names(problem)]
+    num_sets = math.prod(counts) if space.several_stages else max(counts, default=1)
+    return num_sets > MOST_SETS or _num_splits(problem, space) > MOST_SPLITS
+
+
+def _num_splits(problem: PlanProblem, space: Space) -> int:
+    """At most so many, over all devices and batch sizes."""
+    num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
+    if not space.several_stages and not space.splits_per_stage:
+        return num_sizes
+    pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
+    if space.ramps in ("choose", "split-ends"):
+        # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
+        after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
+        num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
+        pairs = 0
+        for first in range(problem.num_blocks):
+            here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
+            pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
+    return pairs * num_sizes
+
+
+def best_of(
+    problem: PlanProblem, space: Space, *, any_plan: bool = False, most_labels: int = MOST_LABELS
+) -> tuple[Searched, list[Found]]:
+    """The best plan of all searches with what they prove together, and the good plans met on the way."""
+    cheapest = isinstance(problem.objective, MinimizeCost)
+    best: Found | None = None
+    open_bounds: list[float] = []
+    met: list[Found] = []
+    for search in _searches(problem, space, most_labels):
+        answer = _asked(search, problem, any_plan=any_plan)
+        met.extend(search.met)
+        if not answer.proven:
+            open_bounds.append(answer.bound)
+        if answer.found is not None and (
+            best is None or merit(problem, answer.found.figures) > merit(problem, best.figures)
+        ):
+            best = answer.found
+    value = sought(problem, best.figures) if best else math.inf if cheapest else 0.0
+    better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
+    bound = (min if cheapest else max)(better, default=value)
+    return Searched(found=best, bound=bound, proven=not better), met
+
+
+def _asked(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Searched:
+    """One search; where it gives up without a plan, one of the plans with one split per stage."""
+    ask = partial(_ask, problem=problem, any_plan=any_plan)
+    answer = ask(search)
+    if answer.found is None and not answer.proven and search.may_split:
+        return replace(answer, found=ask(replace(search, may_split=False)).found)
+    return answer
+
+
+def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Searched:
+    if isinstance(problem.objective, MinimizeCost):
+        return search.least_cost(problem.objective.rate_per_s)
+    return search.highest_rate(any_plan=any_plan)
+
+
+def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
+    """One per part of the space, or one per batch size where all splits share it."""
+    names = [name for name in device_names(problem) if _can_pay(problem, name)]
+    for part in parts_of(problem, space, names):
+        nodes = None if space.splits_per_stage or space.several_stages else ends_of(problem)
+        graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
+        for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
+            yield ExactSearch(
+                graph=graph if batch is None else graph.with_batch(batch),
+                may_split=space.splits_per_stage,
+                may_hop=space.several_stages,
+                most_labels=most_labels,
+            )
+
+
+def _can_pay(problem: PlanProblem, name: str) -> bool:
+    """Whether the budget pays for one device of that type."""
+    budget = problem.budget_usd_per_hour
+    return budget is None or problem.devices[name].usd_per_hour <= budget * (1 + TOLERANCE)
+
+
+def _nearest_slo_s(problem: PlanProblem, space: Space, patient: Found) -> float:
+    """The least SLO latency with a plan, not below it and at most a thousandth above; `patient` is one at any."""
+
+    def needed_s(latency_s: float, found: Found) -> float:
+        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
+
+    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
+    while above > below * (1 + SLO_RESOLUTION):
+        middle = (below * above) ** 0.5
+        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)), space)
+        below, above = (middle, above) if found is None else (below, needed_s(middle, found))
+    return above
+
+
+def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+    return best_of(problem, space, any_plan=True)[0].found

@@ -1,0 +1,308 @@
+"""The graph that plans are paths of: nodes are (block boundary, last active ramp), moves are splits.
+
+A move's figures do not depend on the rate, so the graph is built once per problem. Moves that are nowhere better than
+another between the same nodes on the same device are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import PlanError
+from earlyexit.network.split import Split
+from optimizer.compiled import compiled
+from optimizer.problem import PlanProblem, device_names
+from optimizer.space import RampRule
+from optimizer.split_times import (
+    ALL,
+    CHOOSE,
+    NONE,
+    SPLIT_ENDS,
+    DeviceSeconds,
+    Ranks,
+    least_times,
+    ranks_of,
+    seconds_of,
+)
+from optimizer.step import FloatArray, IntArray, batch_inside, hop_s
+
+FIGURES = 6
+"""Of a move that are seconds, or inputs."""
+RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
+
+
+class MoveArrays(NamedTuple):
+    """One entry per move (M), ordered by the node it leaves; a tuple, because kernels take it whole."""
+
+    first_move_P: IntArray
+    """Per node (and one past the last), its first move."""
+    to_M: IntArray
+    device_M: IntArray
+    batch_M: IntArray
+    seconds_M: FloatArray
+    """T."""
+    work_M: FloatArray
+    """Device seconds per input of the service, s(i)*T/b."""
+    wait_M: FloatArray
+    """b/s(i), in inputs: divided by the rate, the seconds until the batch is full."""
+    hop_M: FloatArray
+    """T_x of a hop after it."""
+    hop_work_M: FloatArray
+    """s(i)*T_x/b: the link's seconds per input."""
+    rank_M: IntArray
+    """Last active ramp at its end, as a rank: at the model's end one node stands for all."""
+    cross_M: FloatArray
+    """From a network's end to the next one's batches, the hop included, which `hop_M` then is not; 0 elsewhere."""
+    pooled_M: IntArray
+    """1 where its batch is filled at the ingress in the middle of a stage as well: behind a crossing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """All splits of a problem under a ramp rule."""
+
+    problem: PlanProblem
+    rule: RampRule
+    device_names: tuple[str, ...]
+    block_P: IntArray
+    rank_P: IntArray
+    moves: MoveArrays
+
+    @property
+    def num_moves(self) -> int:
+        return len(self.moves.to_M)
+
+    def with_batch(self, batch: int) -> Graph:
+        """Only the splits of one batch size."""
+        return self.only(self.moves.batch_M == batch)
+
+    def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
+        """Some of the splits."""
+        first_move_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_move_P]
+        return replace(self, moves=MoveArrays(first_move_P, *(values_M[kept_M] for values_M in self.moves[1:])))  # type: ignore[arg-type]  # mixed arrays
+
+    def split_of(self, node: int, move: int) -> Split:
+        """The split that a move from `node` stands for, with its best active ramps."""
+        problem, moves = self.problem, self.moves
+        first, entry = int(self.block_P[node]), int(self.rank_P[node])
+        end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
+        ranks = ranks_of(problem)
+        seconds = seconds_of(problem, self.device_names[moves.device_M[move]])
+        least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
+        before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
+        batch = int(moves.batch_M[move])
+        least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, least_EQ, before_Q)
+        ramps: list[int] = []
+        while last != entry:
+            ramps.append(problem.ramps[last - 1])
+            last = int(before_Q[last])
+        return Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
+
+
+class Nodes(NamedTuple):
+    """Starts of splits, in the order of their boundaries; the last is the model's end."""
+
+    block_P: IntArray
+    rank_P: IntArray
+    node_KQ: IntArray
+    """By boundary and rank; -1: none."""
+
+
+def build_graph(
+    problem: PlanProblem,
+    rule: RampRule = "choose",
+    *,
+    every_batch: bool = False,
+    nodes: Nodes | None = None,
+    most_moves: int = 20_000_000,
+) -> Graph:
+    """Every split between all nodes, or the given ones; raises PlanError for more than `most_moves`.
+
+    `every_batch` keeps batch sizes that another is better than: where all splits must share one, it may still be it.
+    """
+    nodes = nodes or all_nodes(problem)
+    names = device_names(problem)
+    wire = wire_of(problem)
+    parts = [
+        _moves_of_device(
+            device, RULES[rule], seconds_of(problem, name), ranks_of(problem), nodes, wire,
+            float(problem.slo.limit_s), every_batch, most_moves,
+        )
+        for device, name in enumerate(names)
+    ]  # fmt: skip
+    if any(len(part[0]) > most_moves for part in parts):
+        raise PlanError(f"more than {most_moves} splits to choose from")
+    whole_MI = np.concatenate([part[0] for part in parts] or [np.empty((0, 5), dtype=np.int64)])
+    whole_MF = np.concatenate([part[1] for part in parts] or [np.empty((0, FIGURES))])
+    order_M = np.argsort(whole_MI[:, 0], kind="stable")
+    whole_MI, whole_MF = whole_MI[order_M], whole_MF[order_M]
+    first_move_P = np.searchsorted(whole_MI[:, 0], np.arange(len(nodes.block_P) + 1))
+    to_M, device_M, batch_M, rank_M = (np.ascontiguousarray(whole_MI[:, column]) for column in (1, 2, 3, 4))
+    seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (
+        np.ascontiguousarray(whole_MF[:, column]) for column in range(FIGURES)
+    )
+    pooled_M = np.isin(nodes.block_P[whole_MI[:, 0]], problem.networks[:-1]).astype(np.int64)
+    moves = MoveArrays(
+        first_move_P, to_M, device_M, batch_M, seconds_M, work_M, wait_M, hop_M, hop_work_M, rank_M, cross_M, pooled_M
+    )
+    return Graph(
+        problem=problem, rule=rule, device_names=names, block_P=nodes.block_P, rank_P=nodes.rank_P, moves=moves
+    )
+
+
+def all_nodes(problem: PlanProblem) -> Nodes:
+    """Every pair of boundary and last ramp; those that nothing reaches are no start of a split, so none."""
+    share_Q, after_Q, _ = ranks_of(problem)
+    nodes = [
+        (block, rank)
+        for block in range(problem.num_blocks)
+        for rank in range(len(share_Q))
+        if after_Q[rank] <= block and share_Q[rank] > 0 and (rank == 0 or block > 0)
+    ]
+    node_KQ = np.full((problem.num_blocks + 1, len(share_Q)), -1, dtype=np.int64)
+    for node, (block, rank) in enumerate(nodes):
+        node_KQ[block, rank] = node
+    node_KQ[problem.num_blocks, :] = len(nodes)
+    nodes.append((problem.num_blocks, 0))
+    blocks, ranks = zip(*nodes, strict=True)
+    return Nodes(np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ)
+
+
+def ends_of(problem: PlanProblem) -> Nodes:
+    """Only the model's two ends: between them, plans of a single split."""
+    node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
+    node_KQ[0, 0], node_KQ[problem.num_blocks, :] = 0, 1
+    return Nodes(np.array([0, problem.num_blocks]), np.zeros(2, dtype=np.int64), node_KQ)
+
+
+class Wire(NamedTuple):
+    """What a hop goes over, and what it carries of one input after every block."""
+
+    bytes_N: FloatArray
+    bandwidth: float
+    delay_s: float
+    end_N: IntArray
+    """By block, where its network ends: no split runs further."""
+    crossing_s: float
+
+
+def wire_of(problem: PlanProblem) -> Wire:
+    """Of a problem whose networks are all used.
+
+    Here and wherever kernels take a problem's numbers, whole ones become floats: kernels are compiled for either.
+    """
+    ends = problem.networks or (problem.num_blocks,)
+    end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
+    link = problem.link
+    return Wire(
+        bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
+        bandwidth=float(link.bandwidth_bytes_per_s),
+        delay_s=float(link.delay_s),
+        end_N=end_N,
+        crossing_s=float(problem.crossing_s),
+    )
+
+
+@compiled
+def _moves_of_device(
+    device: int,
+    rule: int,
+    seconds: DeviceSeconds,
+    ranks: Ranks,
+    nodes: Nodes,
+    wire: Wire,
+    limit_s: float,
+    every_batch: bool,
+    most_moves: int,
+) -> tuple[IntArray, FloatArray]:
+    """Columns (from, to, device, batch, rank) and those of `_write_sizes`, of one device's moves."""
+    num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
+    whole = np.empty((1024, 5), dtype=np.int64)
+    real = np.empty((1024, FIGURES))
+    count = 0
+    least_BEQ = np.empty((num_sizes, num_blocks + 1, num_ranks))
+    before_Q = np.zeros(num_ranks, dtype=np.int64)
+    figures_B = np.empty((num_sizes, FIGURES))
+    kept_B = np.empty(num_sizes, dtype=np.bool_)
+    for node in range(nodes.block_P.size - 1):
+        first, entry = nodes.block_P[node], nodes.rank_P[node]
+        for size in range(num_sizes):
+            least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, least_BEQ[size], before_Q)
+        for end in range(first + 1, wire.end_N[first] + 1):
+            for rank in range(entry, num_ranks):
+                target = nodes.node_KQ[end, rank]
+                if target < 0:
+                    continue
+                _write_sizes(seconds.sizes_G, ranks.share_Q, wire, entry, rank, end, least_BEQ, figures_B)
+                for size in range(num_sizes):
+                    kept_B[size] = figures_B[size, 0] <= limit_s * (1 + 1e-9)
+                if not every_batch:
+                    _drop_worse(figures_B, kept_B)
+                for size in range(num_sizes):
+                    if not kept_B[size]:
+                        continue
+                    if count == whole.shape[0]:
+                        if count > most_moves:
+                            return whole, real
+                        whole, real = _doubled(whole, real)
+                    whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
+                    whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
+                    real[count] = figures_B[size]
+                    count += 1
+    return whole[:count], real[:count]
+
+
+@compiled
+def _write_sizes(
+    sizes_G: FloatArray,
+    share_Q: FloatArray,
+    wire: Wire,
+    entry: int,
+    rank: int,
+    end: int,
+    least_BEQ: FloatArray,
+    figures_B: FloatArray,
+) -> None:
+    """Seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
+    for size in range(sizes_G.size):
+        seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
+        if end < wire.bytes_N.size:
+            leaving = batch_inside(share_Q, entry, rank, sizes_G[size])
+            after_s = hop_s(wire.delay_s, wire.bytes_N[end - 1], leaving, wire.bandwidth)
+        crosses = end < wire.bytes_N.size and end == wire.end_N[end - 1]
+        figures_B[size, 0] = seconds
+        figures_B[size, 1] = per_input * seconds
+        figures_B[size, 2] = 1.0 / per_input
+        figures_B[size, 3] = 0.0 if crosses else after_s
+        figures_B[size, 4] = per_input * after_s
+        figures_B[size, 5] = after_s + wire.crossing_s if crosses else 0.0
+
+
+@compiled
+def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
+    """Batch sizes that are nowhere better than another one."""
+    for size in range(kept_B.size):
+        for other in range(kept_B.size):
+            if other != size and kept_B[size] and kept_B[other] and _no_worse(figures_B, other, size):
+                kept_B[size] = False
+
+
+@compiled
+def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
+    for column in range(FIGURES):  # noqa: SIM110 - kernels have no generators
+        if figures_B[size, column] > figures_B[than, column]:
+            return False
+    return True
+
+
+@compiled
+def _doubled(whole: IntArray, real: FloatArray) -> tuple[IntArray, FloatArray]:
+    rows = whole.shape[0]
+    bigger_whole, bigger_real = np.empty((2 * rows, whole.shape[1]), dtype=np.int64), np.empty((2 * rows, FIGURES))
+    bigger_whole[:rows] = whole
+    bigger_real[:rows] = real
+    return bigger_whole, bigger_real

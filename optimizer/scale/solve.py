@@ -1,0 +1,332 @@
+"""Plans for problems too big to search exactly: a good plan, a proven bound, and the gap between them.
+
+The bound is that of `optimizer.scale.bound`; its best walk says which ramps are worth having. On the splits between
+these (`optimizer.scale.graph`) prices are found once more, with hops and stages as they are, and a beam search
+(`optimizer.scale.beam`) seeks plans at one rate, or within one cost, after another: first of stages with one split
+each, then, near the best of these, of stages with several. What it finds is evaluated like every plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, rate_of, why_none
+from optimizer.evaluate import merit, sought
+from optimizer.exact.solve import best_of
+from optimizer.moves import RULES, Graph, build_graph
+from optimizer.plan import Stage
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
+from optimizer.scale.beam import (
+    Bounds,
+    Steer,
+    beam_search,
+    incoming_moves,
+    least_devices,
+    stages_at,
+)
+from optimizer.scale.bound import Bounded, CuttingPlanes
+from optimizer.scale.chains import at_rate, fastest
+from optimizer.scale.graph import nodes_around, whole_stages, window_of
+from optimizer.scale.stages import cheapest_ways, stages_of
+from optimizer.scale.tables import tables_of
+from optimizer.scale.walks import Allowed, Prices, Walks
+from optimizer.space import Space, parts_of
+
+# Shares of the bound that are tried until one has a plan.
+FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
+# Labels per node: of the beams for stages of one split each, one after the other, and of the beam near a plan.
+WIDTHS = (300, 2000)
+WIDE = 1000
+# Differences below this are not sought any more.
+COARSE, FINE = 2e-3, 4e-4
+# How near a plan others are sought, in blocks; and in the end with how many last ramps per boundary.
+WINDOWS = (3, 5)
+RANKS_NEAR = 3
+# Cutting planes that tighten the bound once a plan is known; it holds after any number.
+TIGHTENINGS = 20
+# Graphs up to this are searched whole for stages of several splits.
+FEW_MOVES = 5000
+LATENCY_STEP = 1.05
+
+
+def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
+    """What the beam finds, or the best of a single split where that is better: those are few, so it is known."""
+    decision = solve_by_beam(problem, space)
+    found = best_of(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
+    if (
+        found is None
+        or isinstance(decision, NoPlan)
+        or merit(problem, found.figures) <= merit(problem, decision.figures)
+    ):
+        return decision
+    gap = gap_between(sought(problem, found.figures), decision.bound)
+    return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
+
+
+def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
+    """What no plan of a space is better than, a rate or a cost; None: proven to have none."""
+    bounds = [bound for search in _searches(problem, space) if (bound := search.bounded()) is not None]
+    return _best_of(problem, bounds) if bounds else None
+
+
+def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
+    """A plan within a told gap of the best of a space, or proof that there is none.
+
+    Where there is none, the nearest SLO and the highest rate are ones that have a plan, not proven to be the limits.
+    Raises PlanError where no plan was found although some might exist.
+    """
+    searches = list(_searches(problem, space))
+    bounds = [bound for search in searches if (bound := search.bounded()) is not None]
+    if not bounds:
+        return why_none(
+            problem,
+            space.strategy,
+            possible=lambda other: any(search.bounded() is not None for search in _searches(other, space)) or None,
+            nearest_slo_s=lambda _: _near_slo_s(problem, space),
+            highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
+        )
+    found = [each for search in searches for each in search.plans()]
+    if not found:
+        kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
+        raise PlanError(f"no plan was found, though there may be one: plans {kind} {_best_of(problem, bounds):.6g}")
+    found.sort(key=lambda each: merit(problem, each.figures), reverse=True)
+    best = found[0]
+    value = sought(problem, best.figures)
+    bound = _best_of(problem, [*(search.tightened(value) for search in searches if search.bound), value])
+    others = dict.fromkeys(each.chain for each in found if each.chain != best.chain)
+    return Planned(
+        strategy=space.strategy,
+        stages=best.chain,
+        figures=best.figures,
+        bound=bound,
+        gap=gap_between(value, bound),
+        candidates=tuple(others),
+    )
+
+
+def _best_of(problem: PlanProblem, values: list[float]) -> float:
+    return min(values) if isinstance(problem.objective, MinimizeCost) else max(values)
+
+
+def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
+    """One per part of the space, or one per batch size where all splits share it."""
+    for part in parts_of(problem, space, device_names(problem)):
+        batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
+        for batch in batches if space.one_batch else [None]:
+            yield ScaleSearch(problem=part, space=space, batch=batch)
+
+
+@dataclass(slots=True, kw_only=True)
+class ScaleSearch:
+    """One part of a space: its bound, then its plans."""
+
+    problem: PlanProblem
+    space: Space
+    batch: int | None
+    bound: Bounded | None = None
+    _ramps: tuple[int, ...] = ()
+    _planes: CuttingPlanes | None = None
+    _met: list[Found] = field(default_factory=list)
+
+    @property
+    def _rate_per_s(self) -> float | None:
+        objective = self.problem.objective
+        return float(objective.rate_per_s) if isinstance(objective, MinimizeCost) else None
+
+    def bounded(self) -> float | None:
+        """A bound on the objective; None: proven to have no plan."""
+        names = device_names(self.problem)
+        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
+        walks = Walks.of(tables_of(self.problem, names, self.batch), allowed)
+        self._planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest, iterations=TIGHTENINGS)
+        if self._planes.least_latency_s() > self.problem.slo.limit_s * (1 + 1e-9):
+            return None
+        rate = self._rate_per_s
+        bound = self._planes.highest_rate(enough=math.inf if rate is None else rate)
+        if bound.value <= 0 or (rate is not None and bound.value < rate * (1 - 1e-9)):
+            return None
+        if rate is not None:
+            bound = self._planes.least_cost(rate, bound.prices)
+            if bound.value > self._most_usd() * (1 + 1e-9):
+                return None
+        self.bound = bound
+        walks.cheapest(bound.prices, rate or bound.value)
+        self._ramps = walks.last_ramps(self.problem)
+        return bound.value
+
+    def tightened(self, value: float) -> float:
+        """The bound on plans better than `value`: of each device that they cannot do without, they have a stage."""
+        assert self.bound is not None
+        assert self._planes is not None
+        if self._rate_per_s is not None or not self.space.several_stages:
+            return self.bound.value
+        needed = self._planes.needed_for(value, self.bound)
+        if not needed:
+            return self.bound.value
+        planes = replace(self._planes, needed=needed, iterations=TIGHTENINGS)
+        return min(self.bound.value, max(planes.tightened(self.bound).value, value))
+
+    def _most_usd(self) -> float:
+        there = sum(supply.count * supply.usd_per_hour for supply in self.problem.devices.values())
+        budget = self.problem.budget_usd_per_hour
+        return there if budget is None else min(there, budget)
+
+    def plans(self) -> list[Found]:
+        """Plans that keep every promise; none where none was found."""
+        if self.bound is None or (graph := self._graph(1)).num_moves == 0:
+            return []
+        singles = whole_stages(graph, self._rate_per_s or self.bound.value)
+        alone = self._prices(singles, may_split=False)
+        several = self._prices(graph, may_split=True) if self.space.splits_per_stage else alone
+        best = self._first(singles, alone, may_split=False)
+        if best is None and self.space.splits_per_stage:
+            best = self._first(graph, several, may_split=True)
+        if best is None:
+            return []
+        if graph.num_moves <= FEW_MOVES:
+            best = self._climb(graph, several, WIDE, best, COARSE)
+        single = best
+        for width in WIDTHS:
+            single = self._climb(singles, alone, width, single, COARSE, may_split=False)
+        best = max(best, self._polished(graph, (several, alone), single), key=self._merit)
+        around = self._graph(RANKS_NEAR)
+        self._climb(window_of(around, best.chain, 2), several, WIDE, best, FINE)
+        return self._met
+
+    def _polished(self, graph: Graph, prices: tuple[Prices, Prices], start: Found) -> Found:
+        """The best plan near one that has other stages' bounds, batches or splits."""
+        for distance in WINDOWS:
+            for each in prices:
+                start = self._climb(window_of(graph, start.chain, distance), each, WIDE, start, FINE)
+        return start
+
+    def _merit(self, found: Found) -> tuple[float, ...]:
+        return merit(self.problem, found.figures)
+
+    def _graph(self, width: int) -> Graph:
+        nodes = nodes_around(self.problem, self._ramps, width)
+        graph = build_graph(self.problem, self.space.ramps, every_batch=self.space.one_batch, nodes=nodes)
+        return graph if self.batch is None else graph.with_batch(self.batch)
+
+    def _prices(self, graph: Graph, *, may_split: bool) -> Prices:
+        assert self.bound is not None
+        oracle = stages_of(graph, may_split=may_split, may_hop=self.space.several_stages)
+        planes = CuttingPlanes(problem=self.problem, names=graph.device_names, oracle=oracle)
+        rate = self._rate_per_s
+        if rate is None:
+            return planes.tightened(self.bound).prices
+        return planes.least_cost(rate, self.bound.prices).prices
+
+    def _first(self, graph: Graph, prices: Prices, *, may_split: bool) -> Found | None:
+        assert self.bound is not None
+        for share in FIRST_SHARES:
+            level = self.bound.value * share
+            if self._rate_per_s is not None:
+                level = min(self.bound.value / share, self._most_usd())
+            found = self._seek(graph, prices, level, WIDTHS[0], may_split=may_split)
+            if found is not None:
+                return found
+        return None
+
+    def _climb(
+        self, graph: Graph, prices: Prices, width: int, best: Found, resolution: float, *, may_split: bool = True
+    ) -> Found:
+        """From a plan towards the bound, in steps halved where they find nothing."""
+        assert self.bound is not None
+        bound, share = self.bound.value, 0.5
+        while True:
+            step = (bound - sought(self.problem, best.figures)) * share
+            if abs(step) <= resolution * abs(bound):
+                return best
+            found = self._seek(
+                graph,
+                prices,
+                sought(self.problem, best.figures) + step,
+                width,
+                may_split=may_split and self.space.splits_per_stage,
+            )
+            if found is None or self._merit(found) <= self._merit(best):
+                share /= 2
+            else:
+                best = found
+
+    def _seek(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> Found | None:
+        """A plan at a rate, or within a cost."""
+        if graph.num_moves == 0:
+            return None
+        steer, price_C = self._steer(graph, prices, level)
+        may_hop, rate = self.space.several_stages, steer.rate_per_s
+        ways = cheapest_ways(graph.moves, price_C, steer.latency, rate, may_split, may_hop)
+        count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
+        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
+        bounds = Bounds(count_C, usd_C, float(self._most_usd()), float(self.problem.slo.limit_s), may_split, may_hop)
+        way = beam_search(
+            graph.moves,
+            incoming_moves(graph.moves),
+            ways,
+            least_devices(graph.moves, len(count_C)),
+            bounds,
+            steer,
+            width,
+            width // 2,
+        )
+        found = self._scored(stages_at(graph, way), rate)
+        if found is not None:
+            self._met.append(found)
+        return found
+
+    def _steer(self, graph: Graph, prices: Prices, level: float) -> tuple[Steer, np.ndarray]:
+        """Prices per replica, and per device second per input."""
+        count_C = np.array([self.problem.devices[name].count for name in graph.device_names], dtype=float)
+        usd_C = np.array([self.problem.devices[name].usd_per_hour for name in graph.device_names], dtype=float)
+        rate = self._rate_per_s
+        work_C = prices.work_C + prices.hop_C
+        if rate is not None:
+            used_C = np.maximum(work_C / rate, usd_C)
+            idle_C = used_C - usd_C
+            most = level + float(idle_C @ count_C)
+            return Steer(rate, used_C, idle_C, prices.latency, most), used_C * rate
+        budget = self.problem.budget_usd_per_hour
+        idle_C = np.maximum(work_C - prices.usd * usd_C, 0.0)
+        most = float(idle_C @ count_C) + (0.0 if budget is None else prices.usd * budget)
+        return Steer(level, work_C, idle_C, prices.latency * level, most), work_C * level
+
+    def _scored(self, stages: list[Stage], rate_per_s: float) -> Found | None:
+        """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
+        if not stages:
+            return None
+        chain = at_rate(self.problem, stages, rate_per_s)
+        faster = kept(self.problem, fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
+        return faster or kept(self.problem, chain)
+
+
+def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+    searches = [search for search in _searches(problem, space) if search.bounded() is not None]
+    found = [each for search in searches for each in search.plans()]
+    return max(found, key=lambda each: merit(problem, each.figures), default=None)
+
+
+def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
+    """An SLO latency that has a plan, none a twentieth below it having been found; None where none was found."""
+    latency_s = problem.slo.latency_s
+    step = 2.0
+    found_s = None
+    while latency_s * step <= ANY_LATENCY_S:
+        tried_s = latency_s * step
+        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=tried_s)), space)
+        if found is None and found_s is None:
+            latency_s = tried_s
+            continue
+        if found is None:
+            latency_s = tried_s
+        else:
+            found_s = min(tried_s, found.figures.latency_s / (1 - problem.slo.slack))
+        if found_s is not None and found_s <= latency_s * LATENCY_STEP:
+            return found_s
+        step = max((found_s or math.inf) / latency_s, 1.0) ** 0.5
+    return found_s

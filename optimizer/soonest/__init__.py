@@ -1,0 +1,1 @@
+"""Plans of the least mean answer time: labels block by block, pruned by prices."""

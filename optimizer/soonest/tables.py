@@ -1,0 +1,217 @@
+"""A problem as the kernels of this folder take it.
+
+Legend: R are *runs*, a batch size on a device; C devices; E *entries*, the rank at which a split is entered, as far as
+it matters (one entry where inputs stay: every batch is full); Q ranks, as in `optimizer.step`; G measured sizes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.network.split import AfterAnswer
+from optimizer.compiled import compiled
+from optimizer.moves import RULES, Wire, wire_of
+from optimizer.problem import PlanProblem, device_names
+from optimizer.space import Space
+from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
+from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
+
+MOST_STATES = 40_000_000
+"""Of a table with a number for every block and state of a split: a third of a gigabyte."""
+
+
+class RunTables(NamedTuple):
+    """Everything that does not change during a search; a tuple, because kernels take it whole."""
+
+    device_R: IntArray
+    batch_R: FloatArray
+    block_s_CGN: FloatArray
+    ramp_s_CGQ: FloatArray
+    cell_REQ: IntArray
+    """Where a run's batch lies between measured sizes, by the rank at its split's entry and the rank now."""
+    part_REQ: FloatArray
+    inside_EQ: FloatArray
+    """Of a split's batch, the share that still runs."""
+    enters_E: FloatArray
+    """Share of all inputs that run at an entry."""
+    unanswered_Q: FloatArray
+    rank_N: IntArray
+    """Of the ramp after each block; 0: there is none."""
+    after_Q: IntArray
+    wire: Wire
+    rate_per_s: float
+    count_C: IntArray
+    usd_C: FloatArray
+    ramp_budget: float
+    """0 where there is no bound: then nothing is counted."""
+    rule: int
+    stops: bool
+    may_split: bool
+    may_hop: bool
+
+
+def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, batch: int | None = None) -> RunTables:
+    """The problem on all of its devices; `batch` leaves only runs of that size."""
+    names, ranks = device_names(problem), ranks_of(problem)
+    runs = [
+        (device, size)
+        for device, name in enumerate(names)
+        for size in problem.latency[name].batches
+        if batch in (None, size)
+    ]
+    stops, share_Q = after_answer == "stop", ranks.share_Q
+    inside_EQ = _inside(share_Q) if stops else np.ones((1, len(share_Q)))
+    cell_REQ, part_REQ = _located(problem, names, runs, inside_EQ)
+    rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
+    rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
+    budget = problem.ramp_budget
+    return RunTables(
+        device_R=np.array([device for device, _ in runs], dtype=np.int64),
+        batch_R=np.array([size for _, size in runs], dtype=float),
+        block_s_CGN=_padded([problem.latency[name].block_s_NB.T for name in names]),
+        ramp_s_CGQ=_padded([_below_nothing(problem.latency[name].ramp_s_EB.T) for name in names]),
+        cell_REQ=cell_REQ,
+        part_REQ=part_REQ,
+        inside_EQ=inside_EQ,
+        enters_E=share_Q.copy() if stops else np.ones(1),
+        unanswered_Q=share_Q,
+        rank_N=rank_N,
+        after_Q=ranks.after_Q,
+        wire=wire_of(problem),
+        rate_per_s=_asked(problem),
+        count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
+        usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
+        ramp_budget=0.0 if budget is None else float(budget),
+        rule=RULES[space.ramps],
+        stops=stops,
+        may_split=space.splits_per_stage,
+        may_hop=space.several_stages,
+    )
+
+
+def num_states(tables: RunTables) -> int:
+    """Numbers in a table of all states."""
+    return len(tables.rank_N) * tables.cell_REQ.size
+
+
+def _asked(problem: PlanProblem) -> float:
+    assert problem.asked_per_s is not None, "plans answer soonest at a rate"
+    return float(problem.asked_per_s)
+
+
+def _inside(share_Q: FloatArray) -> FloatArray:
+    """What is left, after a rank, of a batch that entered at another; a split that nothing reaches counts as full."""
+    inside_EQ = np.ones((len(share_Q), len(share_Q)))
+    for entry, rank in np.ndindex(*inside_EQ.shape):
+        if share_Q[entry] > 0:
+            inside_EQ[entry, rank] = batch_inside(share_Q, entry, rank, 1.0)
+    return inside_EQ
+
+
+def _located(
+    problem: PlanProblem, names: tuple[str, ...], runs: list[tuple[int, int]], inside_EQ: FloatArray
+) -> tuple[IntArray, FloatArray]:
+    cell_REQ = np.zeros((len(runs), *inside_EQ.shape), dtype=np.int64)
+    part_REQ = np.zeros(cell_REQ.shape)
+    for run, (device, size) in enumerate(runs):
+        sizes_G = np.array(problem.latency[names[device]].batches, dtype=float)
+        for entry, rank in np.ndindex(*inside_EQ.shape):
+            if rank >= entry:
+                cell_REQ[run, entry, rank], part_REQ[run, entry, rank] = locate(
+                    sizes_G, float(size * inside_EQ[entry, rank])
+                )
+    return cell_REQ, part_REQ
+
+
+def _padded(tables: list[npt.NDArray[np.float64]]) -> FloatArray:
+    """One array of tables with different numbers of sizes."""
+    padded = np.zeros((len(tables), max(len(table) for table in tables), tables[0].shape[1]))
+    for device, table in enumerate(tables):
+        padded[device, : len(table)] = table
+    return padded
+
+
+def _below_nothing(ramp_s_GE: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """By rank: the first stands for no ramp."""
+    return np.concatenate([np.zeros((len(ramp_s_GE), 1)), ramp_s_GE], axis=1)
+
+
+@compiled
+def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """Of one batch in one block."""
+    device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
+    seconds: float = seconds_at(tables.block_s_CGN[device, :, block], cell, tables.part_REQ[run, entry, rank])
+    return seconds
+
+
+@compiled
+def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """Of one batch in the ramp after a block."""
+    device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
+    ramp_s_G = tables.ramp_s_CGQ[device, :, tables.rank_N[block]]
+    seconds: float = seconds_at(ramp_s_G, cell, tables.part_REQ[run, entry, rank])
+    return seconds
+
+
+@compiled
+def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
+    """Inputs of the service that come until a batch is full: divided by the rate, its wait."""
+    inputs: float = tables.batch_R[run] / tables.enters_E[entry]
+    return inputs
+
+
+@compiled
+def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """E3's T_x, of what is left of a batch after a block."""
+    leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
+    seconds: float = hop_s(tables.wire.delay_s, tables.wire.bytes_N[block], leaving, tables.wire.bandwidth)
+    return seconds
+
+
+@compiled
+def crosses_after(tables: RunTables, block: int) -> bool:
+    """Whether another network begins behind a block: inputs go there by the ingress, which fills its batches."""
+    return bool(tables.wire.end_N[block] == block + 1 and block + 1 < tables.rank_N.size)
+
+
+@compiled
+def after_stage_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """From a stage's last block to the next stage's batches."""
+    seconds: float = hop_seconds(tables, block, run, entry, rank)
+    return seconds + tables.wire.crossing_s if crosses_after(tables, block) else seconds
+
+
+@compiled
+def after_split_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """From a split's last block to the batches of the same stage's next split."""
+    return after_stage_s(tables, block, run, entry, rank) if crosses_after(tables, block) else 0.0
+
+
+@compiled
+def entry_of(tables: RunTables, rank: int) -> int:
+    """Of a split that is entered at a rank."""
+    return rank if tables.stops else 0
+
+
+@compiled
+def may_be_off(tables: RunTables, block: int) -> bool:
+    """Whether no ramp may be active after a block."""
+    return bool(tables.rank_N[block] == 0 or tables.rule != ALL)
+
+
+@compiled
+def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
+    """Whether a ramp may be active after a block; one that nobody would leave at stays off where there is a choice."""
+    ramp = tables.rank_N[block]
+    if ramp == 0 or tables.rule == NONE:
+        return False
+    return bool(tables.rule == ALL or tables.unanswered_Q[ramp] < tables.unanswered_Q[rank])
+
+
+@compiled
+def may_go_on(tables: RunTables, block: int, active: int) -> bool:
+    """Whether a split may go on after a block, whose ramp is active or not."""
+    return bool((active == 0 or tables.rule != SPLIT_ENDS) and not crosses_after(tables, block))

@@ -1,0 +1,186 @@
+"""Least time of every split: numba kernels over plain arrays.
+
+The least time of a split does not depend on the rate, nor on the rest of the plan: only on where it starts and ends,
+its device and batch, and the last ramps before and inside it, which fix who enters and who leaves. So the ramps inside
+are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile, this is
+a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from optimizer.compiled import compiled
+from optimizer.generation.steps import ramps_of, step_table
+from optimizer.problem import PlanProblem
+from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
+
+# Far below the steps between measured batches.
+ROUNDING = 1e-9
+CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
+"""Ramp rules: any set; every ramp of the model; no ramp; only at the ends of splits (E3 section 5.8.6)."""
+
+
+class DeviceSeconds(NamedTuple):
+    """One device's seconds, over its measured batch sizes."""
+
+    sizes_G: FloatArray
+    sums_GK: FloatArray
+    """Of all blocks before a boundary."""
+    ramp_s_EG: FloatArray
+    beside_K: FloatArray
+    """Of prompts, per step, in all blocks before a boundary; none where inputs are no steps."""
+    head_s_G: FloatArray
+    """Of the vocabulary head, behind the last block."""
+    begin_s: float
+    """Of a batch that begins behind the first block."""
+    most_batch: float
+    """The largest that a plan may have."""
+    steps: int
+    """1 where inputs are steps: what nobody is left for is not run."""
+    late_head: int
+    """1 where the vocabulary head is asked once, at a split's end, of all who leave."""
+
+
+class Ranks(NamedTuple):
+    """A problem's ramps, in order; the first rank stands for none."""
+
+    share_Q: FloatArray
+    after_Q: IntArray
+    rows_Q: FloatArray
+    """What blocks run after it, of all inputs: who is inside, and tokens that are filled in (`Generation.rows`)."""
+
+
+def seconds_of(problem: PlanProblem, device: str) -> DeviceSeconds:
+    """A device's latency as kernels take it."""
+    table, generation = problem.latency[device], problem.generation
+    body, beside_K = table, np.zeros(problem.num_blocks + 1)
+    head_s_G, begin_s, most_batch = np.zeros(len(table.batches)), 0.0, np.inf
+    ramp_s_EB, late_head = table.ramp_s_EB, False
+    if generation is not None:
+        steps, late_head = step_table(problem, device), generation.late_head
+        body, head_s_G, ramp_s_EB = steps.body, steps.head_s_B, ramps_of(table, steps, generation)
+        np.cumsum(steps.prompt_s_N / generation.num_steps, out=beside_K[1:])
+        begin_s, most_batch = float(generation.regroup_s), float(generation.batch_limit)
+    sums_GK = np.zeros((len(table.batches), len(body.block_s_NB) + 1))
+    np.cumsum(body.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
+    ramp_s_EG = np.array(ramp_s_EB, dtype=float, order="C")
+    sizes_G = np.array(table.batches, dtype=float)
+    asked = int(generation is not None), int(late_head)
+    return DeviceSeconds(sizes_G, sums_GK, ramp_s_EG, beside_K, head_s_G, begin_s, most_batch, *asked)
+
+
+def ranks_of(problem: PlanProblem) -> Ranks:
+    """Per rank, the share inside the model after it, and the first block after it."""
+    shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
+    rows = shares if problem.generation is None else [problem.generation.rows(share) for share in shares]
+    after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
+    return Ranks(np.array(shares), after_Q, np.array(rows))
+
+
+@compiled
+def _may_follow(rule: int, entry: int, before: int, rank: int) -> bool:
+    """Whether `rank` may be the next active ramp after `before` in a split entered at `entry`."""
+    if rule == 0:
+        return True
+    if rule == 1:
+        return rank == before + 1
+    if rule == 3:
+        return before == entry
+    return False
+
+
+@compiled
+def _may_end(rule: int, entry: int, last: int, end: int, after_Q: IntArray) -> bool:
+    """Whether a split may end at `end` when `last` is the last active ramp."""
+    if rule == 1:
+        return last + 1 == after_Q.size or after_Q[last + 1] > end
+    if rule == 3:
+        return last == entry or after_Q[last] == end
+    return True
+
+
+@compiled
+def some_are(steps: int, inside: float, batch: float) -> float:
+    """The chance that anybody of a batch of steps is inside, where so many are on average, each by itself; else 1."""
+    chance: float = 1.0 - max(0.0, 1.0 - inside / batch) ** batch if steps == 1 else 1.0
+    return chance
+
+
+@compiled
+def _head_s(device: DeviceSeconds, batch: float, inside: float, is_last: bool) -> float:
+    """Of the vocabulary head, at the end of a split at which so many of a batch are inside."""
+    asked = inside if is_last else 0.0
+    if device.late_head == 1:
+        asked = batch if is_last else batch - inside
+    if asked <= 0.0:
+        return 0.0
+    chance = some_are(device.steps, asked, batch)
+    cell, part = locate(device.sizes_G, asked / chance)
+    seconds: float = chance * seconds_at(device.head_s_G, cell, part)
+    return seconds
+
+
+@compiled
+def least_times(
+    rule: int,
+    first: int,
+    entry: int,
+    batch: float,
+    device: DeviceSeconds,
+    ranks: Ranks,
+    least_EQ: FloatArray,
+    before_Q: IntArray,
+) -> None:
+    """Fill `least_EQ[end, last]` with the seconds of the split first..end-1 entered at rank `entry`; inf: not allowed.
+
+    `before_Q[rank]` becomes the active ramp before `rank` in the best split that holds both.
+    """
+    sums_GK, share_Q, after_Q, rows_Q = device.sums_GK, ranks.share_Q, ranks.after_Q, ranks.rows_Q
+    num_ranks = share_Q.size
+    num_blocks = sums_GK.shape[1] - 1
+    least_EQ[:] = np.inf
+    answered = batch / share_Q[entry]
+    if batch > device.most_batch or answered * rows_Q[entry] > device.sizes_G[-1] * (1 + ROUNDING):
+        return
+    upto_Q = np.full(num_ranks, np.inf)  # seconds until just after each ramp
+    cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of what blocks run there
+    part_Q = np.zeros(num_ranks)
+    own_cell_Q = np.zeros(num_ranks, dtype=np.int64)  # of those alone who are inside
+    own_part_Q = np.zeros(num_ranks)
+    chance_Q = np.ones(num_ranks)  # that somebody is inside
+    upto_Q[entry] = 0.0 if first == 0 else device.begin_s
+    for rank in range(entry, num_ranks):
+        if rank != entry and after_Q[rank] <= first:
+            continue
+        inside = batch_inside(share_Q, entry, rank, batch)
+        chance = some_are(device.steps, inside, batch)
+        chance_Q[rank] = chance
+        if chance > 0.0:
+            own_cell_Q[rank], own_part_Q[rank] = locate(device.sizes_G, inside / chance)
+            cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch * rows_Q[rank] / share_Q[entry] / chance)
+    for rank in range(entry + 1, num_ranks):
+        end = after_Q[rank]
+        if end <= first or rule == 2:
+            continue
+        for before in range(entry, rank):
+            if upto_Q[before] == np.inf or not _may_follow(rule, entry, before, rank):
+                continue
+            start = max(first, after_Q[before])
+            ramp_s = seconds_at(device.ramp_s_EG[rank - 1], own_cell_Q[before], own_part_Q[before])
+            blocks_s = run_s(sums_GK, cell_Q[before], part_Q[before], start, end)
+            seconds = upto_Q[before] + chance_Q[before] * blocks_s + chance_Q[before] * ramp_s
+            if seconds < upto_Q[rank]:
+                upto_Q[rank] = seconds
+                before_Q[rank] = before
+    for last in range(entry, num_ranks):
+        if upto_Q[last] == np.inf:
+            continue
+        start = max(first, after_Q[last])
+        for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
+            if _may_end(rule, entry, last, end, after_Q):
+                seconds = upto_Q[last] + chance_Q[last] * run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                seconds += _head_s(device, batch, batch_inside(share_Q, entry, last, batch), end == num_blocks)
+                least_EQ[end, last] = seconds + answered * (device.beside_K[end] - device.beside_K[first])

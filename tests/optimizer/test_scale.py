@@ -1,0 +1,119 @@
+"""Plans at scale: never better than the bound, never against a promise, and near the exact planner's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate, violations
+from optimizer.exact.solve import is_too_big
+from optimizer.planner import OF_STRATEGIES, solve
+from optimizer.problem import MinimizeCost, Objective, PlanProblem
+from optimizer.scale.solve import solve_by_beam
+from optimizer.space import SPACES
+from tests.optimizer.big_cluster import BIG_CLUSTER, FAST_LINK, SLOW_LINK, bert_large_problem
+from tests.optimizer.random_problems import random_problem
+
+FEW, MANY = 5, 60
+"""Small problems by default, and in `make test-all`."""
+# Sums in another order.
+AGREE = 1e-6
+
+
+def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objective | None = None) -> PlanProblem:
+    """So many accelerators of each type, at the prices of the big cluster."""
+    devices = {name: replace(BIG_CLUSTER[name], count=count) for name, count in counts.items()}
+    return bert_large_problem(num_blocks, devices, SLOW_LINK, objective)
+
+
+@cache
+def at_scale(seed: int, strategy: Strategy) -> Decision | None:
+    """None where it says honestly that it found no plan."""
+    try:
+        return solve_by_beam(random_problem(seed), SPACES[strategy])
+    except PlanError:
+        return None
+
+
+def assert_between(problem: PlanProblem, decision: Decision, exact: Decision) -> None:
+    """The plan is no better than the exact one, and that is no better than the bound."""
+    assert isinstance(decision, Planned)
+    assert isinstance(exact, Planned)
+    assert violations(problem, decision.stages, evaluate(problem, decision.stages)) == []
+    assert decision.figures == evaluate(problem, decision.stages)
+    if isinstance(problem.objective, MinimizeCost):
+        usd = exact.figures.usd_per_hour
+        assert decision.bound <= usd * (1 + AGREE)
+        assert decision.figures.usd_per_hour >= usd * (1 - AGREE)
+    else:
+        rate = exact.figures.rate_per_s
+        assert decision.figures.rate_per_s <= rate * (1 + AGREE)
+        assert decision.bound >= rate * (1 - AGREE)
+
+
+@pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("strategy", [each for each in SPACES if each not in OF_STRATEGIES])
+def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: Strategy, seeds: range) -> None:
+    planned = 0
+    for seed in seeds:
+        problem, decision, exact = random_problem(seed), at_scale(seed, strategy), solve(random_problem(seed), strategy)
+        if isinstance(decision, NoPlan):
+            assert isinstance(exact, NoPlan), f"problem {seed} has a plan"
+        elif isinstance(decision, Planned):
+            assert_between(problem, decision, exact)
+            planned += 1
+    assert planned > 0
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "counts"),
+    [
+        pytest.param(12, {"V100": 16}, id="16 V100"),
+        pytest.param(12, {"V100": 6, "T4": 8, "A30": 15}, id="29 of three types", marks=pytest.mark.slow),
+        pytest.param(12, {"V100": 50, "T4": 50}, id="100 of two types"),
+    ],
+)
+def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
+    problem = cluster_problem(num_blocks, counts)
+    decision, exact = solve_by_beam(problem, SPACES["best"]), solve(problem)
+    assert not is_too_big(problem, SPACES["best"])
+    assert_between(problem, decision, exact)
+    assert isinstance(decision, Planned)
+    assert decision.gap == pytest.approx(1 - decision.figures.rate_per_s / decision.bound)
+    assert decision.gap < 0.1
+
+
+def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -> None:
+    fastest = solve_by_beam(cluster_problem(12, {"V100": 16}), SPACES["best"])
+    assert isinstance(fastest, Planned)
+    problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))
+    decision = solve_by_beam(problem, SPACES["best"])
+    assert isinstance(decision, NoPlan)
+    assert decision.binding == "devices"
+    assert decision.highest_rate_per_s == pytest.approx(fastest.figures.rate_per_s)
+    assert decision.nearest_slo_s is None
+
+
+@pytest.mark.parametrize("num_blocks", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_ten_thousand_devices_are_planned_near_the_bound(num_blocks: int) -> None:
+    problem = bert_large_problem(num_blocks, BIG_CLUSTER, FAST_LINK)
+    assert is_too_big(problem, SPACES["best"])
+    decision = solve(problem)
+    assert isinstance(decision, Planned)
+    assert violations(problem, decision.stages, evaluate(problem, decision.stages)) == []
+    assert decision.gap <= 0.01
+
+
+def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
+    problem = bert_large_problem(16, BIG_CLUSTER, SLOW_LINK)
+    rates = {}
+    strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
+    for strategy in strategies:
+        decision = solve(problem, strategy)
+        assert isinstance(decision, Planned)
+        rates[strategy] = decision.figures.rate_per_s
+    assert rates["serial"] >= max(rates["stock"], rates["early-exit"])
