@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import RampRule

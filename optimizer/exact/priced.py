@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.exact.labels import DEVICE, MOVE, PARENT, USED, Labels
 from optimizer.exact.prices import SLACK, Limits, affordable_moves, best_prices
 from optimizer.exact.search import search

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.network.split import Split
+from earlyexit.network.boundary import Split
 from optimizer.compiled import compiled, inlined
 from optimizer.moves import Graph, MoveArrays
 from optimizer.plan import Stage

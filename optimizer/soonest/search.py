@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from earlyexit.network.split import AfterAnswer, Split
+from earlyexit.network.boundary import AfterAnswer, Split
 from optimizer.compiled import compiled
 from optimizer.decision import Found, kept
 from optimizer.plan import Stage

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.network.split import AfterAnswer
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.compiled import compiled
 from optimizer.moves import RULES, Wire, wire_of
 from optimizer.problem import PlanProblem, device_names
