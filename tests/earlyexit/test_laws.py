@@ -12,6 +12,11 @@ import pytest
 import torch
 
 from earlyexit.backends.onnx import OnnxSegments
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Pretrained
+from earlyexit.foreign.dataflow import find_sites
+from earlyexit.foreign.torch_module import read_torch
+from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Answer, Encoded, Segment, stacked
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.network.model import EarlyExitModel
@@ -21,12 +26,42 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs, pack
 from tests.earlyexit.families.vision import MODELS, noise
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, piece_of
+from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, every_bounds, piece_of
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import random_inputs
 
 LENGTHS = (9, 1, 8, 4, 4, 7, 2, 9, 3, 1, 6, 5, 9, 2)
 NUMBER = len(LENGTHS)
+
+
+def injected(pretrained: Pretrained, family: str, codec: NamedSpec) -> EarlyExitModel:
+    """A network that somebody else trained, with untrained ramps."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = add_ramps(
+            pretrained, name="theirs", family=family, codec=codec, task=LabelTask(("a", "b", "c")), ramps=RampOptions()
+        )
+        return model.requires_grad_(False)
+
+
+def of_torch(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
+    """A torch module, cut at every site."""
+    graph = read_torch(f"tests.earlyexit.foreign.modules:{name}")
+    cuts = [site.tensors for site in find_sites(graph.flow)]
+    return injected(graph.take(cuts, {}, folder), "exported", codec)
+
+
+def of_onnx(name: str, codec: NamedSpec, folder: Path) -> EarlyExitModel:
+    """An ONNX file in three blocks."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.foreign import onnx_graphs
+
+    if name == "words":
+        path = onnx_graphs.saved(onnx_graphs.words_graph(), folder / "from")
+        return injected(onnx_graphs.words_taken(path, folder), "onnx", codec)
+    path = onnx_graphs.saved(onnx_graphs.pictures_graph(), folder / "from")
+    return injected(onnx_graphs.pictures_taken(path, folder), "onnx", codec)
 
 
 def own(name: str) -> EarlyExitModel:
@@ -49,8 +84,20 @@ NETWORKS: Mapping[str, Callable[[], EarlyExitModel]] = {
     "own, of tensors": partial(own, "tests.earlyexit.families.convolutions:build"),
     **MODELS,
 }
-each_network = pytest.mark.parametrize("name", NETWORKS)
+TEXT, IMAGE = {"name": "text", "max_length": 16}, {"name": "image", "height": 8, "width": 8}
+FOREIGN: Mapping[str, Callable[[Path], EarlyExitModel]] = {
+    "torch module, images": partial(of_torch, "pictures", IMAGE),
+    "torch module, texts": partial(of_torch, "texts", TEXT),
+    "ONNX file, images": partial(of_onnx, "pictures", IMAGE),
+    "ONNX file, texts": partial(of_onnx, "words", TEXT),
+}
+each_network = pytest.mark.parametrize("name", [*NETWORKS, *FOREIGN])
 QUICK = {"pairs", "own, of tensors", "segmentation, bridges"}
+
+
+def made(name: str, folder: Path) -> EarlyExitModel:
+    """A network by its name; what it has in files lies in the folder."""
+    return FOREIGN[name](folder) if name in FOREIGN else NETWORKS[name]()
 
 
 def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
@@ -59,8 +106,8 @@ def inputs_of(model: EarlyExitModel, count: int) -> list[Encoded]:
         return noise(model, count)
     rng = np.random.default_rng(3)
     texts = random_inputs(rng, LENGTHS[:count], least=2)
-    if model.info.family.endswith("test_own_family:build"):
-        texts = [replace(each, tensors=(each.tensors[0] % 10,)) for each in texts]
+    below = model.boundary(-1)[0].below or 10
+    texts = [replace(each, tensors=(each.tensors[0] % below,)) for each in texts]
     if len(model.boundary(-1)) == 1:
         return texts
     return [replace(each, tensors=(*each.tensors, each.tensors[0] % 2)) for each in texts]
@@ -91,21 +138,21 @@ def assert_nearly_same(task: Task, answers: dict[str, Answer], expected: dict[st
 
 
 @each_network
-def test_answers_do_not_depend_on_cuts_or_company(name: str) -> None:
-    model = NETWORKS[name]()
+def test_answers_do_not_depend_on_cuts_or_company(name: str, tmp_path: Path) -> None:
+    model = made(name, tmp_path)
     policy, encoded = some_leave(model), inputs_of(model, NUMBER)
     expected = answers_alone(model, policy, encoded)
     assert len({answer.exit for answer in expected.values()}) > min(2, len(model.ramp_indices))
     blocks = model.num_blocks
-    halves, each_block = (0, blocks // 2, blocks), tuple(range(blocks + 1))
     others = (0, 1, blocks - 1, blocks) if blocks > 2 else (0, 1, blocks)
-    for seed, bounds in enumerate([(0, blocks), halves, others, each_block]):
+    some = [(0, blocks), (0, blocks // 2, blocks), others, tuple(range(blocks + 1))]
+    for seed, bounds in enumerate(every_bounds(blocks) if blocks <= 4 else some):
         assert_nearly_same(model.task, answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected)
 
 
 @each_network
-def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str) -> None:
-    model = NETWORKS[name]()
+def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str, tmp_path: Path) -> None:
+    model = made(name, tmp_path)
     encoded = inputs_of(model, 7)
     alone = [exit_outputs(model, [each]) for each in encoded]
     for batch in (2, 7):
@@ -116,8 +163,8 @@ def test_outputs_are_the_same_in_batches_of_one_two_and_seven(name: str) -> None
 
 @each_network
 @torch.inference_mode()
-def test_hidden_states_have_the_shapes_that_boundaries_say(name: str) -> None:
-    model = NETWORKS[name]()
+def test_hidden_states_have_the_shapes_that_boundaries_say(name: str, tmp_path: Path) -> None:
+    model = made(name, tmp_path)
     values, layout = pack(inputs_of(model, 3), torch.device("cpu"))
     hidden = model.backbone.embed(values, layout)
     for block in range(model.num_blocks):
@@ -130,12 +177,16 @@ def test_hidden_states_have_the_shapes_that_boundaries_say(name: str) -> None:
 
 @each_network
 def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_same(name: str, tmp_path: Path) -> None:
-    model = NETWORKS[name]()
+    model = made(name, tmp_path)
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     assert (loaded.info, loaded.backbone.to_config()) == (model.info, model.backbone.to_config())
     found, expected = exit_outputs(loaded, inputs_of(model, 4)), exit_outputs(model, inputs_of(model, 4))
     assert all(outputs.equal(expected[block]) for block, outputs in found.items())
+    if model.backbone.float32_only:
+        with pytest.raises(ModelFolderError, match="models run in float32, not bfloat16"):
+            load_model(tmp_path / "model", dtype=torch.bfloat16)
+        return
     coarse = exit_outputs(load_model(tmp_path / "model", dtype=torch.bfloat16), inputs_of(model, 4))
     for block, outputs in expected.items():
         assert float((coarse[block].float() - outputs).abs().max()) < 0.1 * float(outputs.abs().max())
@@ -147,7 +198,7 @@ def test_a_saved_model_is_loaded_as_it_was_and_half_the_bytes_give_nearly_the_sa
 def test_onnx_runtime_gives_what_torch_gives_in_batches_of_one_two_and_seven(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
-    model = NETWORKS[name]()
+    model = made(name, tmp_path)
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
     middle = model.num_blocks // 2
     halves = (
