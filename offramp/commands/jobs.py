@@ -178,7 +178,7 @@ class IntoFolder(Job):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        """Names what the folder and the rows name, and finds packaged checkpoints, also those that fields default to."""
+        """Names what the folder and the rows name, and finds packaged checkpoints, defaults included."""
         from offramp.commands.packaged import resolve_backbone
 
         defaults = {name: field.default for name, field in cls.model_fields.items()}
