@@ -24,8 +24,10 @@ GRACE_S = 2.0
 """Grace period between SIGTERM and SIGKILL, in seconds. Ray's own processes need less."""
 GONE_S = 10.0
 """How long a killed process is waited for, in seconds."""
-SAME_S = 2.0
-"""A process has its own start within so many seconds: the system's clock may be adjusted."""
+SAME_S = 0.1
+"""A process has its own start within so many seconds, which are rounded."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Linux names each start of the machine in this file."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Identity(BaseModel):
 
     pid: int
     started_s: float
-    """Seconds since 1970."""
+    """Seconds since the machine started, which a change of the system's clock does not alter."""
 
 
 class RunNotes(BaseModel):
@@ -47,6 +49,8 @@ class RunNotes(BaseModel):
 
     run: str
     """The value of `MARK` in the run's processes."""
+    boot: str
+    """The start of the machine that the processes belong to."""
     owner: Identity
     """The `offramp serve` that started the run."""
     noted: tuple[Identity, ...] = ()
@@ -57,7 +61,7 @@ class NotedRun:
     """One run of a service: its mark, and the file that the next start finds if this one cannot end cleanly."""
 
     def __init__(self, folder: Path) -> None:
-        self._notes = RunNotes(run=uuid.uuid4().hex, owner=identity_of(psutil.Process()))
+        self._notes = RunNotes(run=uuid.uuid4().hex, boot=boot_id(), owner=identity_of(psutil.Process()))
         self._file = folder / f"{self._notes.run}.json"
         self._can_write = True
 
@@ -103,7 +107,7 @@ def clear_left() -> None:
             continue
         left = processes_of(notes)
         if left:
-            names = ", ".join(f"{each.name()} {each.pid}" for each in left)
+            names = ", ".join(f"{_name(each)} {each.pid}" for each in left)
             logger.warning("an earlier service was killed and has left processes, which are ended: %s", names)
         end(left)
         file.unlink(missing_ok=True)
@@ -111,7 +115,7 @@ def clear_left() -> None:
 
 def runs_on(notes: RunNotes) -> bool:
     """Returns whether another running service owns these processes; this one's number may have had a run before."""
-    return notes.owner.pid != os.getpid() and _find(notes.owner) is not None
+    return notes.boot == boot_id() and notes.owner.pid != os.getpid() and _find(notes.owner) is not None
 
 
 def processes_of(notes: RunNotes) -> list[psutil.Process]:
@@ -121,7 +125,7 @@ def processes_of(notes: RunNotes) -> list[psutil.Process]:
     """
     seen = {each.pid: each for each in psutil.process_iter() if _is_there(each)}
     spared = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
-    found = {each.pid for each in notes.noted if _find(each) is not None}
+    found = {each.pid for each in notes.noted if notes.boot == boot_id() and _find(each) is not None}
     found = (found | {pid for pid, each in seen.items() if _mark(each) == notes.run}) - spared
     parents = {pid: _parent(each) for pid, each in seen.items()}
     while children := {pid for pid, parent in parents.items() if parent in found} - found - spared:
@@ -154,7 +158,12 @@ def end(processes: Iterable[psutil.Process], *, grace_s: float = GRACE_S) -> Non
 
 def identity_of(process: psutil.Process) -> Identity:
     """Returns what tells a process apart from others; raises psutil.NoSuchProcess."""
-    return Identity(pid=process.pid, started_s=process.create_time())
+    return Identity(pid=process.pid, started_s=_started_s(process))
+
+
+def boot_id() -> str:
+    """Returns the name of this start of the machine."""
+    return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def notes_folder() -> Path:
@@ -175,10 +184,20 @@ def _find(identity: Identity) -> psutil.Process | None:
     """Returns a process; None if it has ended."""
     try:
         process = psutil.Process(identity.pid)
-        is_same = abs(process.create_time() - identity.started_s) < SAME_S
+        is_same = abs(_started_s(process) - identity.started_s) < SAME_S
     except psutil.NoSuchProcess:
         return None
     return process if is_same and _is_there(process) else None
+
+
+def _started_s(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()  # both move with the clock
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return "process"
 
 
 def _is_there(process: psutil.Process) -> bool:

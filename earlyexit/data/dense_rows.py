@@ -173,7 +173,7 @@ def _places(lines: Sequence[_Line], names: Sequence[str], sides: Sides, table: P
 def _rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the rows of a CSV file with these columns; raises DataError if there are none."""
     check_file(table)
-    rows = csv_rows(table, columns)
+    rows = csv_rows(table, columns, strict=True)
     first = next(rows, None)
     if first is None:
         raise DataError(f"{table}: no rows")

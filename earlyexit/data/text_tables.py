@@ -42,7 +42,7 @@ def has_column(path: Path, name: str) -> bool:
     if path.suffix not in TABLES or not path.is_file():
         return False
     with open_csv(path) as file:
-        first = file.readline()
+        first = next((line for line in file if line.strip()), "")
     if path.suffix == ".jsonl":
         row = _parse(path, 1, first.rstrip("\n"))
         return isinstance(row, dict) and name in row
@@ -107,15 +107,19 @@ def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, par
     return _clinc(path, part)
 
 
-def csv_rows(path: Path, columns: Sequence[str], *, tabs: bool = False) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_rows(
+    path: Path, columns: Sequence[str], *, tabs: bool = False, strict: bool = False
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields line and cells of the rows of a CSV file, or of a TSV file without quoting if `tabs`.
+
+    `strict` refuses quotes that are not closed or stand in the middle of a cell.
 
     Raises DataError, naming the line, if one of the columns is missing or doubled, if a row has other columns than the
     head, and for text that is not UTF-8.
     """
     quoting: Literal[0, 3] = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL  # GLUE's files contain bare quotes
     with open_csv(path) as file:
-        rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting)
+        rows = csv_cells(path, file, delimiter="\t" if tabs else ",", quoting=quoting, strict=strict)
         _, head = next(rows, (1, []))
         _check_columns(path, head, columns)
         twice = [name for name in columns if head.count(name) > 1]
@@ -126,13 +130,18 @@ def csv_rows(path: Path, columns: Sequence[str], *, tabs: bool = False) -> Itera
 
 
 def csv_cells(
-    path: Path, lines: Iterable[str], *, delimiter: str = ",", quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+    path: Path,
+    lines: Iterable[str],
+    *,
+    delimiter: str = ",",
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL,
+    strict: bool = False,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields line and cells of the rows of a table, its head first; empty rows are left out.
 
     `path` stands in messages. Raises DataError, with the line, for a row that has more or fewer cells than the head.
     """
-    reader, num_columns = csv.reader(lines, delimiter=delimiter, quoting=quoting), 0
+    reader, num_columns = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=strict), 0
     try:
         for cells in filter(None, reader):
             num_columns = num_columns or len(cells)

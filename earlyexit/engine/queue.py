@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final, Generic, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from earlyexit.errors import PlanError
-from earlyexit.network.boundary import Budget, Split
+
+if TYPE_CHECKING:  # numpy, which names and choices of orders do without
+    from earlyexit.network.boundary import Budget, Split
 
 SAME: Final = 1e-9
 """Relative difference below which numbers count as equal, because of rounding."""
@@ -325,7 +327,8 @@ def _overdue_among(
     if not since or min(since) > since_s:
         return []
     overdue = [position for position in among if since[position - among.start] <= since_s]
-    share = Budget(
+    share = replace(
+        budget,
         inputs=max(1, int(OVERDUE_SHARE * budget.inputs)),
         tokens=None if budget.tokens is None else max(1, int(OVERDUE_SHARE * budget.tokens)),
     )

@@ -34,6 +34,9 @@ class Tolerance:
     """For the values between blocks."""
     least_range: float
     """Values that differ by less count as if they had this range."""
+    by_column: bool = False
+    """Whether each column (class, channel) is held to its own largest magnitude, so that one large column, such as a
+    masked class of -1e9, hides nothing in the others. Otherwise all values are held to their common range."""
 
 
 class TrialError(Exception):
@@ -68,7 +71,7 @@ def check_alone(
         difference = _apart(trials[-1], _alone(backbone, values, layout), tolerance)
         if difference is None:
             continue
-        if backbone.max_length > 1 or _depends_on_others(backbone, values, trials[-1]):
+        if backbone.max_length > 1 or _depends_on_others(backbone, values, trials[-1], by_column=tolerance.by_column):
             raise TrialError(difference)
         _check_rows(backbone, rows, difference)
     backbone.train(training)
@@ -125,30 +128,37 @@ def _apart(together: Trial, alone: Sequence[Trial], tolerance: Tolerance) -> str
     for index, values in enumerate(together.after):
         allowed = tolerance.answer if index == last else tolerance.inside
         for k, of_batch in enumerate(values):
-            said = beyond(
-                of_batch, torch.cat([trial.after[index][k] for trial in alone]), allowed, tolerance.least_range
-            )
+            expected = torch.cat([trial.after[index][k] for trial in alone])
+            said = beyond(of_batch, expected, allowed, tolerance.least_range, by_column=tolerance.by_column)
             if said is not None:
                 count = together.layout.num_inputs
                 return f"{named(index - 1)} gives one of {count} inputs other values than alone {said}"
     return None
 
 
-def beyond(values: Tensor, expected: Tensor, allowed: float, least_range: float) -> str | None:
-    """Returns how far values are from the expected ones, where that is more than a share of their range; else None."""
+def beyond(
+    values: Tensor, expected: Tensor, allowed: float, least_range: float, *, by_column: bool = False
+) -> str | None:
+    """Returns how far values are from the expected ones, where that is more than a share of their range; else None.
+
+    `by_column`: see `Tolerance`.
+    """
     if values.shape != expected.shape:
         return f"({list(values.shape)} numbers, not {list(expected.shape)})"
     if not values.numel():
         return None
     wanted = expected.double()
-    apart, reached = float((values.double() - wanted).abs().max()), float(wanted.max() - wanted.min())
-    reached = max(least_range, reached)
-    if apart <= allowed * reached:
+    apart = (values.double() - wanted).abs()
+    reached = wanted.abs().amax(dim=0).expand_as(apart) if by_column else (wanted.max() - wanted.min()).expand_as(apart)
+    reached = reached.clamp(min=least_range)
+    if bool((apart <= allowed * reached).all()):
         return None
-    return f"(by {apart:.2g} in a range of {reached:.2g}; {100 * allowed:g}% of it is allowed)"
+    worst = (apart - allowed * reached).argmax()
+    by, of = float(apart.flatten()[worst]), float(reached.flatten()[worst])
+    return f"(by {by:.2g} in a range of {of:.2g}; {100 * allowed:g}% of it is allowed)"
 
 
-def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> bool:
+def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial, *, by_column: bool) -> bool:
     """Whether an input's values change with the inputs beside it, their number being the same."""
     others = examples(backbone.inputs, together.layout, seed=1)
     for parity in range(2):
@@ -156,7 +166,7 @@ def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> 
         mixed = tuple(_where(kept, each, other) for each, other in zip(values, others, strict=True))
         beside_others = _run(backbone, mixed, together.layout)
         for one, other in zip(together.after, beside_others.after, strict=True):
-            if any(beyond(b[kept], a[kept], SAME, 0.0) for a, b in zip(one, other, strict=True)):
+            if any(beyond(b[kept], a[kept], SAME, 0.0, by_column=by_column) for a, b in zip(one, other, strict=True)):
                 return True
     return False
 

@@ -15,12 +15,14 @@ from deployments.local_ray.processes import (
     MARK,
     Identity,
     RunNotes,
+    boot_id,
     clear_left,
     end,
     identity_of,
     noted_run,
     notes_folder,
     processes_of,
+    runs_on,
 )
 
 GONE = Identity(pid=2**22 + 1, started_s=1.0)
@@ -66,7 +68,7 @@ def known(child: Child, later_s: float = 0.0) -> Identity:
 
 def leave(folder: Path, run: str, owner: Identity = GONE, *noted: Identity) -> Path:
     file = folder / f"{run}.json"
-    file.write_text(RunNotes(run=run, owner=owner, noted=noted).model_dump_json(), encoding="utf-8")
+    file.write_text(RunNotes(run=run, boot=boot_id(), owner=owner, noted=noted).model_dump_json(), encoding="utf-8")
     return file
 
 
@@ -86,13 +88,13 @@ def test_what_a_killed_run_left_is_ended_and_forgotten(
 def test_a_run_has_what_was_noted_or_marked_and_their_children_but_not_this_process(start: Start) -> None:
     noted, marked, parent, later, other = start(), start(run="mine"), start(PARENT, run="mine"), start(), start()
     me = identity_of(psutil.Process())
-    notes = RunNotes(run="mine", owner=GONE, noted=(known(noted), known(later, -60.0), me, GONE))
+    notes = RunNotes(run="mine", boot=boot_id(), owner=GONE, noted=(known(noted), known(later, -60.0), me, GONE))
     [child] = psutil.Process(parent.pid).children()
     found = {each.pid for each in processes_of(notes)}
     assert {noted.pid, marked.pid, parent.pid, child.pid} <= found
     assert found & {os.getpid(), os.getppid()} == set()
     child.kill()
-    unmarked = RunNotes(run="none", owner=GONE, noted=(known(later, -60.0),))
+    unmarked = RunNotes(run="none", boot=boot_id(), owner=GONE, noted=(known(later, -60.0),))
     assert processes_of(unmarked) == [], "its number was used again"
     assert other.poll() is None
 
@@ -110,6 +112,19 @@ def test_a_run_of_an_earlier_process_with_this_number_is_not_this_ones(folder: P
     file = leave(folder, "mine", identity_of(psutil.Process()))
     clear_left()
     assert not file.exists()
+
+
+def test_the_clock_may_be_set_while_a_run_goes_on(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
+    owner = identity_of(psutil.Process(start().pid))
+    notes, boot_s, created_s = (
+        RunNotes(run="set", boot=boot_id(), owner=owner),
+        psutil.boot_time(),
+        psutil.Process.create_time,
+    )
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot_s + 60.0)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: created_s(process) + 60.0)
+    assert runs_on(notes)
+    assert not runs_on(notes.model_copy(update={"boot": "another"}))
 
 
 def test_a_file_of_another_program_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

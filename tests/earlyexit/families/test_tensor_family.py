@@ -117,6 +117,17 @@ class Centred(nn.Module):
         return hidden - hidden.mean(0, keepdim=True)
 
 
+class Masking(nn.Module):
+    """Never gives the last class, as models with padded classes do."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.cat([hidden[:, :-1], torch.full_like(hidden[:, -1:], self.value)], dim=1)
+
+
 class Twice(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.cat([hidden, hidden])
@@ -152,6 +163,14 @@ def of_numbers(count: int) -> list[Encoded]:
             lambda: rows_of_three(nn.Tanh(), Centred()),
             "block 1 gives one of 3 inputs other values than alone",
             id="leaks",
+        ),
+        *(
+            pytest.param(
+                lambda value=value: rows_of_three(nn.Sequential(Centred(), Masking(value))),
+                "block 0 gives one of 3 inputs other values than alone",
+                id=f"leaks beside a class of {value:g}",
+            )
+            for value in (-1e4, -1e9, float(np.finfo(np.float32).min))
         ),
         pytest.param(
             lambda: rows_of_three(Twice()),
