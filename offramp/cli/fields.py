@@ -89,9 +89,10 @@ def build(name: str, command: Command) -> Any:
         given = {
             name: value
             for name, value in values.items()
-            if value is not None and str(context_.get_parameter_source(name)) != "ParameterSource.DEFAULT"
+            if value is not None and _is_given(context_.get_parameter_source(name))
         }
-        _loaded(command.run)(validated(shape, given))
+        job = validated(shape, given)
+        _loaded(command.run)(job)  # which may take seconds to load
 
     parameters = [parameter(name, field) for name, field in fields.items()]
     context = inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -100,6 +101,10 @@ def build(name: str, command: Command) -> Any:
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name, cls=_Command, help=command.help)(run)
     return typer.main.get_command(alone)
+
+
+def _is_given(source: Any) -> bool:
+    return getattr(source, "name", None) != "DEFAULT"
 
 
 def _loaded(named: str) -> Any:

@@ -52,7 +52,8 @@ def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[Ca
 
     model_card = read_card(model)
     labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
-    has_none = is_injected(model_card.provenance) and not has_labels(data, label_column=job.label_column, part=job.part)
+    may_lack_them = is_injected(model_card.provenance) and "label_column" not in job.model_fields_set
+    has_none = may_lack_them and not has_labels(data, label_column=job.label_column, part=job.part)
     rows, held_out = job.read(data, **({"label_column": None} if has_none else labels)), None
     if job.test is not None:
         held_out = _known_rows(model, job.read(job.test, part=job.test_part, **labels))

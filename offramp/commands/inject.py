@@ -28,7 +28,7 @@ from offramp.commands.kinds import codec_for, load_codec
 from offramp.commands.output import warn
 from offramp.commands.progress import progress_bars, provenance
 from offramp.commands.train import HELD_OUT, in_place_of
-from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
+from offramp.commands.worth import outputs_of_features, warnings_on
 from optimizer.injection import balanced_cuts, worth_their_time
 from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
 
@@ -193,9 +193,8 @@ def _injected(
 def _warnings(
     model: EarlyExitModel, features: dict[int, Tensor], truth_N: ValueArray, block_s: FloatArray
 ) -> tuple[str, ...]:
-    outputs, budget = outputs_of_features(model, features), CalibrateJob().budget
-    worth = worth_on(outputs, model.task, truth_N, budget=budget, block_costs=block_s.tolist())
-    return tuple(warnings_of(worth, model.info.provenance))
+    outputs, costs = outputs_of_features(model, features), block_s.tolist()
+    return tuple(warnings_on(outputs, model.task, truth_N, model.info.provenance, block_costs=costs))
 
 
 def _cut(

@@ -29,11 +29,11 @@ from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_p
 from earlyexit.training.ramps import TrainOptions as RampTraining
 from earlyexit.training.tokens import TOKEN_OPTIONS, token_states, train_token_ramps
 from offramp.commands.calibrated import forget_calibration
-from offramp.commands.jobs import TOKEN, CalibrateJob, TrainJob, TrainOptions
+from offramp.commands.jobs import TOKEN, TrainJob, TrainOptions
 from offramp.commands.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.commands.output import make_folder, warn
 from offramp.commands.progress import progress_bars, provenance
-from offramp.commands.worth import outputs_of_features, warnings_of, worth_on
+from offramp.commands.worth import outputs_of_features, warnings_on
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,18 +112,17 @@ def _warnings(
     out: Path,
     progress: Progress,
 ) -> list[str]:
-    if model.task.large or (held_out is None and features is None):
+    if model.task.large:
         return []
-    if held_out is not None:
+    if held_out is not None and len(held_out):
         codec = find_codec(model.info.codec, out)
         targets = held_out.targets(model.task, codec)
         outputs = exit_outputs(model, held_out.encode(codec), progress=progress)
-    else:
-        assert features is not None
+    elif features is not None:
         outputs = outputs_of_features(model, features)
-    budget = CalibrateJob().budget
-    worth = worth_on(outputs, model.task, targets, budget=budget, block_costs=None)
-    return warnings_of(worth, model.info.provenance)
+    else:
+        return []
+    return warnings_on(outputs, model.task, targets, model.info.provenance, block_costs=None)
 
 
 def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:

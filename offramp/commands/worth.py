@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError
+from offramp.commands.jobs import CalibrateJob
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from optimizer.thresholds import learn_then_test
@@ -103,6 +104,23 @@ def worth_on(
     return Worth(
         accuracy=records.outcome({}).full_accuracy, constant_accuracy=constant_accuracy(task, truth_N), saved=saved
     )
+
+
+def warnings_on(
+    outputs: Mapping[int, Tensor],
+    task: Task,
+    truth_N: ValueArray,
+    model: Mapping[str, Any],
+    *,
+    block_costs: Sequence[float] | None,
+) -> list[str]:
+    """What outputs (N, C) by block say against serving a trained model with this provenance, and what to do."""
+    if not len(truth_N):
+        return []
+    if any(bool(each.isnan().any()) for each in outputs.values()):
+        return ["the model's outputs are not numbers: its training diverged; train again with a lower --learning-rate"]
+    worth = worth_on(outputs, task, truth_N, budget=CalibrateJob().budget, block_costs=block_costs)
+    return warnings_of(worth, model)
 
 
 def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], batch: int = 256) -> dict[int, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from earlyexit.data.rows import read_labelled
 from earlyexit.network.model import EarlyExitModel
@@ -19,7 +20,14 @@ from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob
-from offramp.commands.worth import Worth, calibration_warnings, constant_accuracy, warnings_of, work_share
+from offramp.commands.worth import (
+    Worth,
+    calibration_warnings,
+    constant_accuracy,
+    warnings_of,
+    warnings_on,
+    work_share,
+)
 from optimizer.calibration_file import CalibrationCard
 from profiles.table import FloatArray
 from tests.offramp.cli.runs import Captured, cells, run
@@ -147,3 +155,14 @@ def test_ramps_of_the_calibrations_beside_are_numbers_of_blocks(capsys: Captured
     said = cells(capsys.readouterr().out)
     assert "reference 3 4.10 of 6 1.0000" in said
     assert any("ramps after blocks" in line for line in said)
+
+
+def test_outputs_that_are_not_numbers_are_told_as_a_training_that_diverged() -> None:
+    outputs = {block: torch.full((3, 2), float("nan")) for block in range(2)}
+    (said,) = warnings_on(outputs, LabelTask(("a", "b")), np.zeros(3, dtype=np.int64), {}, block_costs=None)
+    assert "diverged; train again with a lower --learning-rate" in said
+
+
+def test_no_rows_held_out_say_nothing_of_a_model() -> None:
+    outputs = {block: torch.zeros((0, 2)) for block in range(2)}
+    assert warnings_on(outputs, LabelTask(("a", "b")), np.zeros(0, dtype=np.int64), {}, block_costs=None) == []
