@@ -93,7 +93,8 @@ def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json:
     """Probe rate after rate, a line each on stderr, and print the highest that passed."""
     assert config.rate_rps is not None
     start_per_s, target = config.rate_rps, Sustaining(slo_s=config.slo_s)
-    bounds = Bounds(low_per_s=start_per_s / SPAN, high_per_s=start_per_s * SPAN)
+    low_per_s = min(start_per_s, max(start_per_s / SPAN, 1 / seconds))  # below one request a probe, it only waits
+    bounds = Bounds(low_per_s=low_per_s, high_per_s=start_per_s * SPAN)
     search = Search(start_per_s=start_per_s, bounds=bounds)
     while (rate_per_s := search.next_rate()) is not None:
         probe = replace(config, rate_rps=rate_per_s, num_requests=max(1, round(rate_per_s * seconds)))
