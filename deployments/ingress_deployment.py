@@ -43,12 +43,9 @@ from deployments.ops.tracing.tracer import start_tracing
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally
-from deployments.versions.http import VersionRoutes
 from deployments.versions.metrics import VersionMetrics
-from deployments.versions.other import IngressLink, VersionFacts
-from deployments.versions.repository import RayCluster, Repository
-from deployments.versions.store import RayStore
-from deployments.versions.versions import Versions
+from deployments.versions.repository import RayCluster, Repository, VersionRoutes
+from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
 from deployments.wire.controller_link import CONTROLLER, ControllerLink
 from deployments.wire.directory import board_of
 from deployments.wire.messages import IngressReport

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -15,13 +17,14 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.api.endpoint import Served
 from deployments.api.parsing import Canary, InferRequest, Version
+from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
-from deployments.wire.messages import BUCKET
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
 from earlyexit.network.boundary import Answer, stacked
 from earlyexit.tasks.base import Task
 
+ANSWERED = "answered"
 MOST_COMPARED = 16
 """Comparisons that may run at the same time in one ingress, in case the other version is slow."""
 WHOLE = 2**32
@@ -33,51 +36,67 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 class VersionTally:
     """What was counted of the requests that were sent to one version."""
 
-    answered: int = 0
-    """Requests."""
-    errors: Counter[str] = field(default_factory=Counter)
-    """Failed requests by kind of error. Another version answered those that count as `version_unavailable`."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """Requests by outcome: `answered`, or the kind of an error. Another version answered those that count as
+    `version_unavailable`."""
     exits: Counter[int] = field(default_factory=Counter)
     """Inputs by the block after which they left."""
     latencies: Counter[int] = field(default_factory=Counter)
     """Answered requests by bucket, as in `IngressReport`."""
 
-    def add(self, other: VersionTally) -> None:
-        self.answered += other.answered
-        self.errors += other.errors
-        self.exits += other.exits
-        self.latencies += other.latencies
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of one version, as `GET /v2/models/{model}/canary` reports them."""
+        return {
+            "requests": self.requests.total(),
+            "errors": {kind: count for kind, count in self.requests.items() if kind != ANSWERED},
+            "p50_s": latency_s(self.latencies, 0.50),
+            "p99_s": latency_s(self.latencies, 0.99),
+            "exits": {str(block): self.exits[block] for block in sorted(self.exits)},
+        }
 
 
 @dataclass(slots=True)
 class Tally:
     """What one ingress has counted since the default version and the canary changed."""
 
-    versions: dict[str, VersionTally] = field(default_factory=dict)
-    same: float = 0
-    """Inputs with the same answer by both versions; an input may count in part, if the task's loss is a number."""
-    other: float = 0
-    """Inputs with different answers."""
+    versions: defaultdict[str, VersionTally] = field(default_factory=partial(defaultdict, VersionTally))
+    inputs: dict[str, float] = field(default_factory=lambda: {"same": 0, "other": 0})
+    """Inputs with the same answer by both versions, and with another. An input may count in part, if the task's loss
+    is a number."""
     failed: int = 0
     """Requests that were not compared because one of the versions did not answer."""
     skipped: int = 0
     """Requests that were not compared because `MOST_COMPARED` comparisons were running."""
 
-    def of(self, version: str) -> VersionTally:
-        return self.versions.setdefault(version, VersionTally())
-
     def compare(self, losses: Sequence[float]) -> None:
         """Counts the inputs of one request that both versions answered; see `losses_between`."""
-        self.same += len(losses) - sum(losses)
-        self.other += sum(losses)
+        self.inputs["same"] += len(losses) - sum(losses)
+        self.inputs["other"] += sum(losses)
 
     def add(self, other: Tally) -> None:
+        """Adds the counts of another ingress."""
         for version, tally in other.versions.items():
-            self.of(version).add(tally)
-        self.same += other.same
-        self.other += other.other
+            ours = self.versions[version]
+            ours.requests += tally.requests
+            ours.exits += tally.exits
+            ours.latencies += tally.latencies
+        for outcome, count in other.inputs.items():
+            self.inputs[outcome] += count
         self.failed += other.failed
         self.skipped += other.skipped
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """How far two versions agree, as the same route reports it."""
+        inputs = round(sum(self.inputs.values()))
+        return {
+            "inputs": inputs,
+            "same": self.inputs["same"],
+            "agreement": self.inputs["same"] / inputs if inputs else None,
+            "requests_failed": self.failed,
+            "requests_skipped": self.skipped,
+        }
 
 
 def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answer], their_task: Task) -> list[float]:
@@ -93,40 +112,6 @@ def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answ
         float(our_task.to_json(one.value, 0.0) != their_task.to_json(another.value, 0.0))
         for one, another in zip(ours, theirs, strict=True)
     ]
-
-
-def quantile_s(latencies: Mapping[int, int], share: float) -> float | None:
-    """Returns the latency's quantile in seconds, at most 5 % too long; None if nothing was answered."""
-    needed = share * sum(latencies.values())
-    reached = 0
-    for bucket in sorted(latencies):
-        reached += latencies[bucket]
-        if reached >= needed:
-            return float(BUCKET ** (bucket + 1))
-    return None
-
-
-def version_figures(tally: VersionTally) -> dict[str, Any]:
-    """Returns the figures of one version, as `GET /v2/models/{model}/canary` reports them."""
-    return {
-        "requests": tally.answered + sum(tally.errors.values()),
-        "errors": dict(tally.errors),
-        "p50_s": quantile_s(tally.latencies, 0.50),
-        "p99_s": quantile_s(tally.latencies, 0.99),
-        "exits": {str(block): tally.exits[block] for block in sorted(tally.exits)},
-    }
-
-
-def compared_figures(tally: Tally) -> dict[str, Any]:
-    """Returns how far two versions agree, as the same route reports it."""
-    inputs = round(tally.same + tally.other)
-    return {
-        "inputs": inputs,
-        "same": tally.same,
-        "agreement": tally.same / inputs if inputs else None,
-        "requests_failed": tally.failed,
-        "requests_skipped": tally.skipped,
-    }
 
 
 class Traffic(BaseModel):
@@ -175,26 +160,27 @@ class Fork:
         return served, answers
 
     async def _ask(self, served: Served, request: InferRequest) -> tuple[Served, list[Answer]]:
-        tally, begin_s = self.tally.of(served.version), self.clock.now_s()
+        tally, begin_s = self.tally.versions[served.version], self.clock.now_s()
         try:
             answers = await served.infer(request)
         except VersionUnavailableError as error:
-            tally.errors[error.kind] += 1
+            tally.requests[error.kind] += 1
             return self.own, await self.own.infer(request)
         except OfframpError as error:
-            tally.errors[error.kind] += 1
+            tally.requests[error.kind] += 1
             raise
-        tally.answered += 1
+        tally.requests[ANSWERED] += 1
         tally.latencies[bucket_of(self.clock.now_s() - begin_s)] += 1
         tally.exits.update(answer.exit for answer in answers)
         return served, answers
 
     def _begin_to_compare(self, request: InferRequest, served: Served, answers: list[Answer], other: Served) -> None:
-        """Asks the other version in the background: the caller has its answer."""
+        """Asks the other version in the background: the caller has its answer, and its trace may have ended."""
         if len(self.comparing) >= MOST_COMPARED:
             self.tally.skipped += 1
             return
-        task = asyncio.get_running_loop().create_task(self._compare(request, served, answers, other))
+        comparison = self._compare(request, served, answers, other)
+        task = asyncio.get_running_loop().create_task(comparison, context=Context())
         self.comparing.add(task)
         task.add_done_callback(self.comparing.discard)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ray.serve.metrics import Counter, Gauge
 
+from deployments.controller.intake import latency_s
 from deployments.metrics import Totals, tags
-from deployments.versions.choice import Tally, quantile_s
+from deployments.versions.choice import Tally
 
 QUANTILES = (0.5, 0.99)
 
@@ -30,12 +31,12 @@ class VersionMetrics:
         """Adds what a tally has counted since the last time; a new tally starts at zero."""
         if tally is not self._shown:
             self._shown, self._totals = tally, Totals()
-        for outcome, total in (("same", tally.same), ("other", tally.other), ("failed", tally.failed)):
+        for outcome, total in (tally.inputs | {"failed": tally.failed}).items():
             self._totals.grow(self._compared, total, outcome=outcome)
         for version, each in tally.versions.items():
-            for status, count in {"answered": each.answered, **each.errors}.items():
+            for status, count in each.requests.items():
                 self._totals.grow(self._requests, count, version=version, status=status)
             for quantile in QUANTILES:
-                latency_s = quantile_s(each.latencies, quantile)
-                if latency_s is not None:
-                    self._latency_s.set(latency_s, {"version": version, "quantile": f"{quantile:g}"})
+                seconds = latency_s(each.latencies, quantile)
+                if seconds is not None:
+                    self._latency_s.set(seconds, {"version": version, "quantile": f"{quantile:g}"})

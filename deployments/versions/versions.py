@@ -4,21 +4,233 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from deployments.api.endpoint import Served
 from deployments.api.parsing import Canary, InferRequest
+from deployments.local_ray.private import kv_get, kv_keys, kv_put
 from deployments.settings import ServeSettings
-from deployments.versions.choice import Fork, Tally, Traffic, compared_figures, version_figures
-from deployments.versions.other import IngressLink, VersionFacts, connected
-from deployments.versions.store import IndexRow, Listed, RayStore, app_of, index_rows
+from deployments.versions.choice import Fork, Tally, Traffic
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec
-from earlyexit.errors import ControlRefusedError, InputError, OfframpError, UnknownModelError, VersionUnavailableError
+from earlyexit.errors import (
+    ControlRefusedError,
+    DeadlineError,
+    InputError,
+    OfframpError,
+    UnknownModelError,
+    VersionUnavailableError,
+)
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard
+from earlyexit.tasks import find_task
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+LISTED = "listed/"
+TRAFFIC = "traffic/"
+
+
+STATES = {
+    "RUNNING": "READY",
+    "NOT_STARTED": "LOADING",
+    "DEPLOYING": "LOADING",
+    "DELETING": "UNLOADING",
+}
+"""Triton's states for Serve's. All others are `UNAVAILABLE`, since requests may fail."""
+
+
+class Listed(BaseModel):
+    """An application of Offramp, as its ingress announces it when it starts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    app: str
+    model: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppStatus:
+    """What Serve reports about an application."""
+
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRow:
+    """A row of the index of Triton's repository extension."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @classmethod
+    def of(cls, listed: Listed, status: AppStatus) -> IndexRow:
+        """Returns the row of an application that Serve knows."""
+        state = STATES.get(status.status, "UNAVAILABLE")
+        why = (f"{listed.app} is {status.status}", status.message)
+        reason = "" if state == "READY" else ": ".join(filter(None, why))
+        return cls(name=listed.model, version=listed.version, state=state, reason=reason)
+
+
+class RayStore:
+    """The store in Ray's GCS. Its calls block for about a millisecond, and run in threads."""
+
+    async def traffic(self, model: str) -> Traffic:
+        """Returns how the requests of a model are divided."""
+        value = await asyncio.to_thread(kv_get, TRAFFIC + model)
+        return Traffic() if value is None else Traffic.model_validate_json(value)
+
+    async def put_traffic(self, model: str, traffic: Traffic) -> None:
+        await asyncio.to_thread(kv_put, TRAFFIC + model, traffic.model_dump_json())
+
+    async def listed(self) -> list[Listed]:
+        """Returns the applications that have announced themselves, also those that are gone."""
+
+        def read() -> list[Listed]:
+            values = map(kv_get, kv_keys(LISTED))
+            return [Listed.model_validate_json(value) for value in values if value is not None]
+
+        return await asyncio.to_thread(read)
+
+    async def put_listed(self, listed: Listed) -> None:
+        await asyncio.to_thread(kv_put, LISTED + listed.app, listed.model_dump_json())
+
+    async def statuses(self) -> Mapping[str, AppStatus]:
+        from ray import serve
+
+        found = (await asyncio.to_thread(serve.status)).applications
+        return {name: AppStatus(status=each.status.value, message=each.message) for name, each in found.items()}
+
+
+ASK_S = 5.0
+"""Timeout for an ingress's facts and tallies, in seconds."""
+GRACE_S = 1.0
+"""Added to a request's own timeout, which the other ingress keeps itself unless it hangs."""
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionFacts:
+    """What an ingress tells the ingresses of other versions."""
+
+    card: ModelCard
+    version: str
+    agreement: float | None
+    """The agreement of its probes with the full model; None before the first probe."""
+
+
+class IngressLink:
+    """The ingresses of one application, through Serve's handle.
+
+    Serve lets requests wait forever for an application that is gone, so waiting requests can be given up.
+    """
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._handle: Any = None
+        self._waiting: set[asyncio.Task[list[Answer] | OfframpError]] = set()
+
+    async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
+        """Asks one ingress; raises ConnectionError if the request is given up, and whatever Serve raises.
+
+        Errors are returned as values, because Serve would wrap them in different ways.
+        """
+        task = asyncio.ensure_future(self._ask(request))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if asking is not None and asking.cancelling():  # the caller was cancelled, and not the request given up
+                raise
+            raise ConnectionError("given up") from None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._waiting)
+
+    def give_up(self) -> None:
+        """Ends all waiting requests with an error."""
+        for task in self._waiting:
+            task.cancel()
+
+    async def facts(self) -> list[VersionFacts]:
+        """Asks all ingresses what they serve."""
+        return await self._broadcast("facts")
+
+    async def tallies(self) -> list[Tally]:
+        """Asks all ingresses what they have counted."""
+        return await self._broadcast("tally")
+
+    async def _ask(self, request: InferRequest) -> list[Answer] | OfframpError:
+        answered: list[Answer] | OfframpError = await (await self._ingress()).answer.remote(request)
+        return answered
+
+    async def _broadcast(self, method: str) -> list[Any]:
+        handle = await self._ingress()
+        return list(await handle.broadcast(method).results_async(timeout_s=ASK_S))
+
+    async def _ingress(self) -> Any:
+        from ray import serve
+
+        if self._handle is None:  # created in a thread, because that waits for Serve
+            self._handle = await asyncio.to_thread(serve.get_deployment_handle, "ingress", self._app)
+        return self._handle
+
+
+class OtherVersion:
+    """Passes requests on to the ingresses of another version."""
+
+    def __init__(
+        self, facts: VersionFacts, link: IngressLink, default_timeout_s: float, *, grace_s: float = GRACE_S
+    ) -> None:
+        self.card: ModelCard = facts.card
+        self.task = find_task(facts.card.task)
+        self.version = facts.version
+        self._link = link
+        self._default_timeout_s = default_timeout_s
+        self._grace_s = grace_s
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """Raises the errors of the other version, and VersionUnavailableError if it cannot be reached."""
+        timeout_s = request.timeout_s or self._default_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s + self._grace_s):
+                answered = await self._link.answer(request)
+        except TimeoutError:
+            raise DeadlineError(f"no answer within {timeout_s:g} s") from None
+        except Exception as error:  # Ray raises different errors for an application that is gone
+            logger.warning("request %s: version %s: %r", request.request_id, self.version, error)
+            message = f"version {self.version!r} cannot be reached"
+            raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+        if isinstance(answered, OfframpError):
+            raise answered
+        return answered
+
+
+async def connected(app: str, version: str, link: IngressLink, default_timeout_s: float) -> OtherVersion:
+    """Returns the version that an application serves; raises VersionUnavailableError if no ingress answers."""
+    try:
+        [facts, *_] = await link.facts()
+    except Exception as error:
+        message = f"version {version!r} ({app}) does not answer: {error!r}"
+        raise VersionUnavailableError(message, retry_after_s=RETRY_S) from error
+    if facts.version != version:
+        raise VersionUnavailableError(f"{app} serves version {facts.version!r} now", retry_after_s=RETRY_S)
+    return OtherVersion(facts, link, default_timeout_s)
+
 
 VERSIONS_PATH = "/versions/"
 """A part of route prefixes by which only requests for one version arrive."""
@@ -26,8 +238,6 @@ LOOK_S = 1.0
 """How soon an ingress follows an order that another ingress received. Each look is one read of Ray's store."""
 
 Sleep = Callable[[float], Awaitable[object]]
-
-logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Versions:
@@ -48,8 +258,6 @@ class Versions:
         self._store = store
         self._link_to = link_to
         self._links: dict[str, IngressLink] = {}
-        self._answers: dict[str, bool] = {}
-        """Whether each application answered when it was last asked, during one look."""
         self._following = asyncio.Lock()
         self._apps: dict[str, str] = {}
         """The application that last served each version."""
@@ -75,13 +283,17 @@ class Versions:
 
     async def run(self, sleep: Sleep = asyncio.sleep) -> None:
         """Announces this version; an ingress at the root then follows the store, without an end."""
-        await self._until_done(self._register, sleep)
+        listed = Listed(app=self._app, model=self._own.card.name, version=self._own.version)
+        await self._until_done(partial(self._store.put_listed, listed), sleep)
         while self._is_root:
             await self._until_done(self._look, sleep)
             await sleep(LOOK_S)
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
-        rows = index_rows(await self._store.listed(), await self._store.statuses())
+        """Returns the versions of all models by name, without applications that Serve does not know any more."""
+        listed, statuses = await self._store.listed(), await self._store.statuses()
+        rows = [IndexRow.of(each, statuses[each.app]) for each in listed if each.app in statuses]
+        rows.sort(key=lambda row: (row.name, row.version))
         return [row for row in rows if row.state == "READY" or not ready_only]
 
     async def names(self) -> list[str]:
@@ -106,9 +318,9 @@ class Versions:
             "default": default,
             "canary": None if traffic.canary is None else traffic.canary.model_dump(),
             "versions": {
-                name: version_figures(tally.of(name)) | {"agreement": await self._agreement(name)} for name in names
+                name: tally.versions[name].figures | {"agreement": await self._agreement(name)} for name in names
             },
-            "compared": compared_figures(tally),
+            "compared": tally.compared,
         }
 
     async def set_canary(self, canary: Canary) -> None:
@@ -122,7 +334,7 @@ class Versions:
         default = traffic.default or self._own.version
         if canary.version == default:
             raise InputError(f"version {default!r} is the default; a canary is another")
-        await self._check_there(canary.version)
+        await self._check_served(canary.version)
         is_over = canary.share == 0 and canary.compare_share == 0
         await self._put(traffic.model_copy(update={"canary": None if is_over else canary}))
 
@@ -136,7 +348,7 @@ class Versions:
         Raises ControlRefusedError, UnknownModelError, VersionUnavailableError.
         """
         traffic = await self._changeable()
-        await self._check_there(version)
+        await self._check_served(version)
         is_canary = traffic.canary is not None and traffic.canary.version == version
         await self._put(Traffic(default=version, canary=None if is_canary else traffic.canary))
 
@@ -158,7 +370,7 @@ class Versions:
         if self._control != "explicit":
             raise ControlRefusedError("not by HTTP: this service's settings do not say repository.control: explicit")
 
-    async def _check_there(self, version: str) -> None:
+    async def _check_served(self, version: str) -> None:
         if version != self._own.version:
             await self._connect(version)
 
@@ -167,10 +379,6 @@ class Versions:
             await self._store.put_traffic(self._own.card.name, traffic)
             if self._is_root:
                 await self._follow(traffic)
-
-    async def _register(self) -> None:
-        listed = Listed(app=self._app, model=self._own.card.name, version=self._own.version)
-        await self._store.put_listed(listed)
 
     async def _look(self) -> None:
         async with self._following:  # else a traffic that was read before an order might be followed after it
@@ -183,11 +391,10 @@ class Versions:
 
         The traffic may not name that application any more: a canary may end, and be unloaded, before its last answer.
         """
-        self._answers.clear()
         self._fork = await self._fork_for(traffic)
         for app, link in list(self._links.items()):
-            if link.is_waited_for and not await self._is_there(app, link):
-                link.give_up()
+            if link.is_waited_for:
+                await self._give_up_if_gone(app, link)
 
     async def _fork_for(self, traffic: Traffic) -> Fork | None:
         """Returns the fork between the versions that can be reached; a change of versions starts a new tally."""
@@ -219,14 +426,12 @@ class Versions:
             logger.warning("version %s is left out: %s", version, error)
             return None
 
-    async def _is_there(self, app: str, link: IngressLink) -> bool:
-        if app not in self._answers:
-            try:
-                self._answers[app] = bool(await link.facts())
-            except Exception as error:  # Ray raises different errors for an application that is gone
-                logger.warning("what waits for %s is given up: %r", app, error)
-                self._answers[app] = False
-        return self._answers[app]
+    async def _give_up_if_gone(self, app: str, link: IngressLink) -> None:
+        try:
+            await link.facts()
+        except Exception as error:  # Ray raises different errors for an application that is gone
+            logger.warning("what waits for %s is given up: %r", app, error)
+            link.give_up()
 
     async def _until_done(self, step: Callable[[], Awaitable[None]], sleep: Sleep) -> None:
         """Retries a step while Ray is unavailable; meanwhile the last state stays in force."""
@@ -251,9 +456,7 @@ class Versions:
         return served
 
     async def _connected(self, app: str, version: str) -> Served:
-        self._answers[app] = False
         served = await connected(app, version, self._link(app), self._default_timeout_s)
-        self._answers[app] = True
         self._apps[version] = app
         ours, theirs = _inputs(self._own.card), _inputs(served.card)
         if ours != theirs:
@@ -261,12 +464,14 @@ class Versions:
         return served
 
     async def _find(self, version: str) -> str:
-        name = self._own.card.name
-        app = app_of(await self._store.listed(), await self._store.statuses(), name, version)
-        if app is None:
+        """Returns the application that serves a version, preferably a running one; raises UnknownModelError."""
+        named = self._own.card.name, version
+        listed, statuses = await self._store.listed(), await self._store.statuses()
+        apps = [each.app for each in listed if (each.model, each.version) == named and each.app in statuses]
+        if not apps:
             known = ", ".join(repr(each) for each in await self.names())
-            raise UnknownModelError(f"unknown version {version!r} of {name!r}; there are {known}")
-        return app
+            raise UnknownModelError(f"unknown version {version!r} of {named[0]!r}; there are {known}")
+        return min(apps, key=lambda app: (statuses[app].status != "RUNNING", app))
 
     def _link(self, app: str) -> IngressLink:
         if app not in self._links:
@@ -277,19 +482,14 @@ class Versions:
         """Returns the agreement with the full model by the probes of all ingresses; None before the first probe."""
         try:
             app = self._app if version == self._own.version else await self._find(version)
-            return mean_agreement(await self._link(app).facts())
+            known = [each.agreement for each in await self._link(app).facts() if each.agreement is not None]
         except Exception as error:  # the other figures are shown without it
             logger.warning("no agreement of version %s: %r", version, error)
             return None
+        return fmean(known) if known else None
 
 
 def _inputs(card: ModelCard) -> str:
     """Describes the rows of a model's inputs, which are passed on unchanged from one version to another."""
     columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in make_codec(card.codec).inputs)
     return f"{card.input_kind!r} inputs, {', '.join(columns)}"
-
-
-def mean_agreement(facts: Iterable[VersionFacts]) -> float | None:
-    """Returns the mean over the ingresses that have seen a probe; None if there is none."""
-    known = [each.agreement for each in facts if each.agreement is not None]
-    return fmean(known) if known else None

@@ -23,10 +23,8 @@ from deployments.api.live_page import Viewer
 from deployments.api.parsing import Canary, InferRequest, LoadParameters
 from deployments.keys import AccessSettings
 from deployments.versions.choice import Fork
-from deployments.versions.http import VersionRoutes
-from deployments.versions.repository import Repository
-from deployments.versions.store import IndexRow
-from deployments.versions.versions import Versions
+from deployments.versions.repository import Repository, VersionRoutes
+from deployments.versions.versions import IndexRow, Versions
 from earlyexit.clock import ManualClock
 from earlyexit.network.boundary import Answer
 from earlyexit.network.store import ModelCard

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
 from deployments.ops.tracing.otlp import OtlpExporter
 from deployments.ops.tracing.spans import (
@@ -21,10 +23,12 @@ from deployments.ops.tracing.spans import (
     request_spans,
 )
 from deployments.ops.tracing.tracer import Tracer
+from deployments.versions.choice import Fork, Tally
 from deployments.wire.messages import Chunk, SplitRun, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
-from earlyexit.network.boundary import Encoded
+from earlyexit.network.boundary import Answer, Encoded
+from tests.deployments.ingress.versions.version_world import FakeServed, a_request
 from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
@@ -80,6 +84,30 @@ def test_a_request_is_exported_once_and_its_inputs_are_then_forgotten() -> None:
     assert scene.tracer.begin("POST /other", {}, {}) is None  # not sampled
     scene.tracer.follow([scene.flight(1)])
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+
+
+class Followed(FakeServed):
+    """A version whose inputs a tracer follows, as those of this ingress."""
+
+    def __init__(self, scene: Scene, serial: int) -> None:
+        super().__init__(version=str(serial))
+        self._tracer, self._input = scene.tracer, scene.flight(serial)
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self._tracer.follow([self._input])
+        return await super().infer(request)
+
+
+async def test_a_comparison_with_another_version_is_not_part_of_the_requests_trace() -> None:
+    scene = Scene()
+    own, other = Followed(scene, 1), Followed(scene, 2)
+    sides: dict[str, Any] = {"own": own, "default": other, "canary": own, "share": 1.0, "compare_share": 1.0}
+    fork = Fork(**sides, tally=Tally(), clock=scene.clock, comparing=set())
+    assert (await fork.answer(a_request()))[0] is own
+    await asyncio.gather(*fork.comparing)
+    assert (scene.record.serials, other.asked) == ([1], ["r-1"])
+    scene.tracer.end(scene.record, {}, "r-1", failure=None)
+    assert scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND])) is None
 
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:

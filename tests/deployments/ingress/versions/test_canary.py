@@ -10,8 +10,7 @@ import pytest
 
 from deployments.api.parsing import Canary
 from deployments.versions.choice import MOST_COMPARED, Traffic, draws
-from deployments.versions.store import AppStatus
-from deployments.versions.versions import LOOK_S
+from deployments.versions.versions import LOOK_S, AppStatus
 from earlyexit.errors import DeadlineError, InputError, VersionUnavailableError
 from earlyexit.network.store import WEIGHTS_FILE, ModelFolder, chain_card
 from tests.deployments.ingress.completions.generating import tales

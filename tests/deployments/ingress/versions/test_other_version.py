@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.versions.other import OtherVersion, connected
+from deployments.versions.versions import OtherVersion, connected
 from earlyexit.errors import AdmissionError, DeadlineError, VersionUnavailableError
 from tests.deployments.ingress.versions.version_world import FakeLink, FakeServed, a_request
 
@@ -22,14 +22,6 @@ async def test_answers_and_errors_are_those_of_the_other_side() -> None:
     with pytest.raises(AdmissionError, match="late") as caught:
         await version.infer(a_request())
     assert caught.value.retry_after_s == 3.0
-
-
-async def test_whatever_ray_says_of_what_is_gone_is_one_error() -> None:
-    link = FakeLink(served=FakeServed(version="2"))
-    version = await other(link)
-    link.gone = RuntimeError("actor died")
-    with pytest.raises(VersionUnavailableError, match="version '2' cannot be reached"):
-        await version.infer(a_request())
 
 
 async def test_requests_that_wait_for_what_is_gone_are_given_up_together() -> None:

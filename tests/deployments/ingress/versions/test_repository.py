@@ -11,7 +11,7 @@ import pytest
 
 from cluster.render import BUILDER
 from deployments.settings import ServeSettings
-from deployments.versions.store import AppStatus, Listed
+from deployments.versions.versions import AppStatus, Listed
 from tests.deployments.ingress.versions.version_world import World, refused
 
 SECOND = "/v2/models/intents/versions/2"

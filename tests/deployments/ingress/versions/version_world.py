@@ -21,11 +21,8 @@ from deployments.api.parsing import InferRequest
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally, Traffic
-from deployments.versions.http import VersionRoutes
-from deployments.versions.other import IngressLink, VersionFacts
-from deployments.versions.repository import RayCluster, Repository
-from deployments.versions.store import AppStatus, Listed, RayStore
-from deployments.versions.versions import Versions
+from deployments.versions.repository import RayCluster, Repository, VersionRoutes
+from deployments.versions.versions import AppStatus, IngressLink, Listed, RayStore, VersionFacts, Versions
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer
