@@ -1,21 +1,30 @@
-"""The routes of a model that generates: whole answers, and streams of server-sent events."""
+"""The routes of a model that generates: whole answers, and streams of server-sent events, each in its route's form.
+
+The chunk that ends an answer brings no text, as clients expect (vLLM #35705). An error in mid-stream is an event.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
+from tokenizers import Tokenizer
 
 from deployments.api.access import Gate
 from deployments.api.completions.bodies import ChatBody, CompletionBody, GenerateBody
-from deployments.api.completions.forms import ChatForm, CompletionForm, Form, GenerateForm, Stretch, Telling
-from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, request_id
+from deployments.api.endpoint import CALLER, FAILED, Api, Backend, json_response, log_error, openai_error, request_id
 from deployments.api.events import Departure, EventStream
 from deployments.api.generation import CutShortError, GenerateRequest, Stream
 from deployments.api.parsing import validated
@@ -23,16 +32,266 @@ from deployments.process_setup import WithoutWords
 from earlyexit.clock import Clock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import ContextLengthError, OfframpError
-from earlyexit.sequences.sequence import Said
+from earlyexit.sequences.sequence import Ended, Said
 from earlyexit.tasks.token import TokenTask
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
 
 T = TypeVar("T")
+NOTHING: Mapping[str, Any] = {}
 LONG_BODY_BYTES = 20_000
 """Reading a longer body takes milliseconds, most of them for tokenizing, and is done in a thread."""
 OWNER = "offramp"
+
+
+LEAST = -9999.0
+"""OpenAI's log-probability of impossible tokens; JSON has no infinite numbers."""
+SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+
+
+class Probabilities:
+    """Writes the log-probabilities of tokens, and of the likeliest alternatives."""
+
+    def __init__(self, tokenizer: Tokenizer, num_likeliest: int) -> None:
+        self._tokenizer = tokenizer
+        self._num_likeliest = num_likeliest
+        self._offset = 0
+        """Characters of the tokens of a text so far."""
+
+    def of_chat(self, said: Sequence[Said]) -> dict[str, Any]:
+        """Returns `logprobs` of a message's choice."""
+        return {
+            "content": [
+                {
+                    **self._entry(each.chosen.token, each.chosen.log_probability),
+                    "top_logprobs": [self._entry(token, value) for token, value in self._likeliest(each)],
+                }
+                for each in said
+            ]
+        }
+
+    def of_text(self, said: Sequence[Said]) -> dict[str, Any]:
+        """Returns `logprobs` of a text's choice, or of its next part."""
+        texts = [self._text(each.chosen.token) for each in said]
+        *offsets, self._offset = accumulate(map(len, texts), initial=self._offset)
+        return {
+            "tokens": texts,
+            "token_logprobs": [_bounded(each.chosen.log_probability) for each in said],
+            "top_logprobs": [{self._text(token): value for token, value in self._likeliest(each)} for each in said]
+            if self._num_likeliest
+            else None,
+            "text_offset": offsets,
+        }
+
+    def _likeliest(self, said: Said) -> list[tuple[int, float]]:
+        tokens_k, log_probabilities_k = said.likeliest_2k[:, : self._num_likeliest]
+        pairs = zip(tokens_k.tolist(), log_probabilities_k.tolist(), strict=True)
+        return [(int(token), _bounded(value)) for token, value in pairs]
+
+    def _entry(self, token: int, log_probability: float) -> dict[str, Any]:
+        text = self._text(token)
+        is_whole = "\ufffd" not in text
+        return {
+            "token": text,
+            "logprob": _bounded(log_probability),
+            "bytes": list(text.encode()) if is_whole else None,
+        }
+
+    def _text(self, token: int) -> str:
+        """Returns a token's text by itself; half a character becomes the replacement character."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        begins_word = (self._tokenizer.id_to_token(token) or "").startswith(SPACE) and not text.startswith(" ")
+        return f" {text}" if begins_word else text
+
+
+def _bounded(log_probability: float) -> float:
+    return max(log_probability, LEAST) if math.isfinite(log_probability) else LEAST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Some text and its tokens: several if text was held back, as half a character or the start of a stop string."""
+
+    text: str
+    said: tuple[Said, ...]
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: object) -> bytes:
+    """Returns a server-sent event of JSON."""
+    return b"data: %b\n\n" % to_json(content)
+
+
+class Form(ABC):
+    """One answer in the form of its route, and what was written of it so far."""
+
+    def __init__(self, num_prompt: int, *, reports_exits: bool) -> None:
+        """`num_prompt`: tokens of the prompt; `reports_exits`: whether to report the exit of each token."""
+        self._num_prompt = num_prompt
+        self._num_said = 0
+        self._reports_exits = reports_exits
+        self._exits: Counter[int] = Counter()
+        """Tokens by the block after which they left."""
+        self.ended: Ended | None = None
+        self._cut_short: str | None = None
+        """The time limit that ended the sequence; None if none did."""
+        self._held: list[Said] = []
+
+    def take(self, said: Said) -> Stretch | None:
+        """Adds a token; returns None if it brings no text."""
+        self._num_said += 1
+        self._exits[said.exit] += 1
+        self.ended = said.ended
+        self._held.append(said)
+        return self._let_go(said.text) if said.text else None
+
+    def cut(self, error: CutShortError) -> Stretch | None:
+        """Ends the sequence by a time limit; returns None if no text was held back."""
+        self.ended, self._cut_short = "length", str(error)
+        return self._let_go(error.text) if error.text else None
+
+    def _let_go(self, text: str) -> Stretch:
+        part = Stretch(text=text, said=tuple(self._held))
+        self._held.clear()
+        return part
+
+    def _rest(self) -> Stretch:
+        """Returns the last tokens that brought no text, such as the one that ends the sequence."""
+        return self._let_go("")
+
+    def _summary(self) -> dict[str, Any]:
+        """Returns the tokens by block, for JSON, whose keys are strings, and why the answer was cut short."""
+        why = {} if self._cut_short is None else {"cut_short": self._cut_short}
+        return {"exits": {str(block): self._exits[block] for block in sorted(self._exits)}, **why}
+
+    def _token_exits(self, *parts: Stretch) -> dict[str, Any]:
+        return {"token_exits": [each.exit for part in parts for each in part.said]} if self._reports_exits else {}
+
+    def begin(self) -> bytes:
+        """Returns the events before the first part, with which they are sent."""
+        return b""
+
+    @abstractmethod
+    def part(self, part: Stretch) -> bytes:
+        """Returns the event of a part."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Returns the events after the last part."""
+
+    @abstractmethod
+    def error(self, kind: str, message: str, status: int) -> bytes:
+        """Returns the events that end a stream by an error."""
+
+    @abstractmethod
+    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
+        """Returns the answer that is not a stream, once it has ended."""
+
+
+class OpenAiForm(Form):
+    """OpenAI's answers: those of `/v1/chat/completions` have messages, those of `/v1/completions` texts."""
+
+    def __init__(
+        self,
+        num_prompt: int,
+        body: CompletionBody | ChatBody,
+        request_id: str,
+        created_s: int,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`created_s`: seconds since 1970."""
+        super().__init__(num_prompt, reports_exits=bool(body.exits))
+        self._body = body
+        self._chats = isinstance(body, ChatBody)
+        self._object = "chat.completion" if self._chats else "text_completion"
+        self._id = f"{'chatcmpl' if self._chats else 'cmpl'}-{request_id}"
+        self._created_s = created_s
+        likeliest = body.num_likeliest
+        self._probabilities = None if likeliest is None else Probabilities(tokenizer, likeliest)
+
+    def begin(self) -> bytes:
+        if self._chats:
+            return event(self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None}))
+        return event(self._chunk({"text": self._body.echoed, "logprobs": None})) if self._body.echoed else b""
+
+    def part(self, part: Stretch) -> bytes:
+        more = {"offramp": self._token_exits(part)} if self._reports_exits else {}
+        choice = {"delta": {"content": part.text}} if self._chats else {"text": part.text}
+        return event(self._chunk(choice | self._logprobs(part.said), more=more))
+
+    def end(self) -> bytes:
+        choice: dict[str, Any] = {"delta": {}} if self._chats else {"text": ""}
+        more = {"offramp": self._summary() | self._token_exits(self._rest())}
+        last = event(self._chunk({**choice, "logprobs": None}, self.ended, more))
+        usage = event(self._head(is_chunk=True) | {"choices": [], "usage": self._usage})
+        return b"".join((last, usage if self._body.include_usage else b"", DONE))
+
+    def error(self, kind: str, message: str, status: int) -> bytes:
+        return event(openai_error(kind, message, status)) + DONE
+
+    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
+        text = self._body.echoed + "".join(part.text for part in parts)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"message": message} if self._chats else {"text": text}
+        choice |= self._logprobs([each for part in parts for each in part.said])
+        return {
+            **self._head(is_chunk=False),
+            "choices": [{"index": 0, **choice, "finish_reason": self.ended}],
+            "usage": self._usage,
+            "offramp": self._summary() | self._token_exits(*parts, self._rest()),
+        }
+
+    @property
+    def _usage(self) -> dict[str, int]:
+        total = self._num_prompt + self._num_said
+        return {"prompt_tokens": self._num_prompt, "completion_tokens": self._num_said, "total_tokens": total}
+
+    def _head(self, *, is_chunk: bool) -> dict[str, Any]:
+        kind = f"{self._object}.chunk" if is_chunk and self._chats else self._object
+        return {"id": self._id, "object": kind, "created": self._created_s, "model": self._body.model}
+
+    def _chunk(
+        self, choice: Mapping[str, Any], ended: Ended | None = None, more: Mapping[str, Any] = NOTHING
+    ) -> dict[str, Any]:
+        usage: dict[str, Any] = {"usage": None} if self._body.include_usage else {}
+        choices = [{"index": 0, **choice, "finish_reason": ended}]
+        return {**self._head(is_chunk=True), "choices": choices, **usage, **more}
+
+    def _logprobs(self, said: Sequence[Said]) -> dict[str, Any]:
+        probabilities = self._probabilities
+        if probabilities is None:
+            return {"logprobs": None}
+        return {"logprobs": probabilities.of_chat(said) if self._chats else probabilities.of_text(said)}
+
+
+class GenerateForm(Form):
+    """Triton's generate extension: an object for the whole, or for every part; the last says why the text ended."""
+
+    def __init__(self, num_prompt: int, model: str, version: str, body: GenerateBody) -> None:
+        super().__init__(num_prompt, reports_exits=bool(body.drawn().exits))
+        self._head = {"model_name": model, "model_version": version} | ({"id": body.id} if body.id else {})
+
+    def part(self, part: Stretch) -> bytes:
+        return event({**self._head, "text_output": part.text, **self._token_exits(part)})
+
+    def end(self) -> bytes:
+        return event({**self._head, "text_output": "", **self._summary(), **self._token_exits(self._rest())})
+
+    def error(self, kind: str, message: str, status: int) -> bytes:
+        return event({"error": message})
+
+    def whole(self, parts: Sequence[Stretch]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        of_tokens = self._token_exits(*parts, self._rest())
+        return {**self._head, "text_output": text, **self._summary(), **of_tokens}
+
+    def _summary(self) -> dict[str, Any]:
+        counts = {"prompt_tokens": self._num_prompt, "completion_tokens": self._num_said}
+        return {"finish_reason": self.ended, **counts, **super()._summary()}
 
 
 class GenerateRoutes:
@@ -53,11 +312,11 @@ class GenerateRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Answers OpenAI's `POST /v1/completions`."""
-        return await self._openai(request, CompletionBody, CompletionForm)
+        return await self._openai(request, CompletionBody)
 
     async def chat(self, request: Request) -> Response:
         """Answers OpenAI's `POST /v1/chat/completions`."""
-        return await self._openai(request, ChatBody, ChatForm)
+        return await self._openai(request, ChatBody)
 
     async def models(self, request: Request) -> Response:
         """Answers OpenAI's `GET /v1/models`."""
@@ -76,12 +335,7 @@ class GenerateRoutes:
         """Answers Triton's `generate_stream`."""
         return await self._generate(request, streams=True)
 
-    async def _openai(
-        self,
-        request: Request,
-        kind: type[CompletionBody] | type[ChatBody],
-        form: type[CompletionForm] | type[ChatForm],
-    ) -> Response:
+    async def _openai(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
         name = request_id(request)
 
         def read(content: bytes) -> tuple[CompletionBody | ChatBody, GenerateRequest]:
@@ -90,8 +344,9 @@ class GenerateRoutes:
             return body, body.request(self._codec, self._task.vocab_size, name)
 
         body, asked = await self._read(request, read)
-        told = form(body, name, int(self._clock.now_s()), self._codec.tokenizer)
-        return await self._respond(request, asked, told, source=body.source, streams=bool(body.stream))
+        now_s, tokenizer = int(self._clock.now_s()), self._codec.tokenizer
+        form = partial(OpenAiForm, body=body, request_id=name, created_s=now_s, tokenizer=tokenizer)
+        return await self._respond(request, asked, form, source=body.source, streams=bool(body.stream))
 
     async def _generate(self, request: Request, *, streams: bool) -> Response:
         self._api.check_model(request.path_params["model"], request.path_params.get("version"))
@@ -102,7 +357,7 @@ class GenerateRoutes:
             return body, body.request(self._codec, name)
 
         body, asked = await self._read(request, read)
-        form = GenerateForm(self._backend.card.name, self._backend.version, body)
+        form = partial(GenerateForm, model=self._backend.card.name, version=self._backend.version, body=body)
         return await self._respond(request, asked, form, source="text_input", streams=streams)
 
     async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
@@ -110,7 +365,7 @@ class GenerateRoutes:
         return read(content) if len(content) < LONG_BODY_BYTES else await asyncio.to_thread(partial(read, content))
 
     async def _respond(
-        self, request: Request, asked: GenerateRequest, form: Form, *, source: str, streams: bool
+        self, request: Request, asked: GenerateRequest, form: Callable[[int], Form], *, source: str, streams: bool
     ) -> Response:
         self._api.charge(request.scope.get(CALLER), 1)
         try:
@@ -118,7 +373,8 @@ class GenerateRoutes:
         except ContextLengthError as error:
             error.param = source
             raise
-        return await respond(stream, request.receive, form, streams=streams, request_id=asked.request_id)
+        told = form(stream.num_prompt)
+        return await respond(stream, request.receive, told, streams=streams, request_id=asked.request_id)
 
     def _check_model(self, given: str) -> None:
         """Checks the model of an OpenAI request, `name` or `name:version`; names of models have no colon."""
@@ -157,44 +413,42 @@ async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool
 
 
 async def _whole(stream: Stream, first: Said, form: Form) -> Response:
-    telling = Telling(num_prompt=stream.num_prompt)
-    part, parts = telling.take(first), []
+    part, parts = form.take(first), []
     while True:
         parts += [] if part is None else [part]
-        if telling.ended is not None:
-            return json_response(form.whole(telling, parts, telling.rest()))
-        part = await _next_part(stream, telling)
+        if form.ended is not None:
+            return json_response(form.whole(parts))
+        part = await _next_part(stream, form)
 
 
 async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> AsyncIterator[bytes]:
     """Yields an event for each part of the text; an error in mid-stream is an event, too."""
-    telling = Telling(num_prompt=stream.num_prompt)
-    begun, part = b"".join(form.begin()), telling.take(first)
+    begun, part = form.begin(), form.take(first)
     try:
         while True:
             if part is not None or begun:
                 yield begun + (b"" if part is None else form.part(part))
                 begun = b""
-            if telling.ended is not None:
+            if form.ended is not None:
                 break
-            part = await _next_part(stream, telling)
-        yield b"".join(form.end(telling, telling.rest()))
+            part = await _next_part(stream, form)
+        yield form.end()
     except ClientDisconnect:
         return
     except OfframpError as error:
         log_error(logger, request_id, error)
-        yield b"".join(form.error(error.kind, str(error), error.http_status))
+        yield form.error(error.kind, str(error), error.http_status)
     except Exception:
         logger.exception("request %s: a stream broke off", request_id, extra={"request_id": request_id})
-        yield b"".join(form.error("internal", FAILED, 500))
+        yield form.error("internal", FAILED, 500)
 
 
-async def _next_part(stream: Stream, telling: Telling) -> Stretch | None:
+async def _next_part(stream: Stream, form: Form) -> Stretch | None:
     """Returns the text of the next token; None if it brings no text. Raises what `_next` raises."""
     try:
-        return telling.take(await _next(stream))
+        return form.take(await _next(stream))
     except CutShortError as error:
-        return telling.cut(error)
+        return form.cut(error)
 
 
 async def _next(stream: Stream) -> Said:
