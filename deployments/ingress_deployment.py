@@ -39,7 +39,7 @@ from deployments.metrics import SECONDS, histogram, tags
 from deployments.ops.dashboard.poller import Everyone, SnapshotPoller, ask_service
 from deployments.ops.dashboard.state import ServiceFacts, image_facts
 from deployments.ops.prometheus import metrics_text
-from deployments.ops.tracing.tracer import start_tracing
+from deployments.ops.tracing.start import start_tracing
 from deployments.process_setup import Supervised, settle
 from deployments.settings import ServeSettings
 from deployments.versions.choice import Tally

@@ -190,7 +190,7 @@ LIGHT: dict[str, tuple[str, set[str]]] = {
         {"torch", "transformers", "ray"},
     ),
     "the running ingress": ("deployments.ingress_deployment", {"torch", "transformers"}),
-    "an ingress, untraced": ("deployments.ops.tracing.tracer", {"opentelemetry", "ray", "torch"}),
+    "an ingress, untraced": ("deployments.ops.tracing.start, deployments.api.http", {"opentelemetry", "ray", "torch"}),
     "the engine, records and accelerators": (
         "earlyexit.engine.engine, earlyexit.engine.times, earlyexit.clock, profiles.records, cluster.devices",
         {"torch", "ray"},

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,7 +32,6 @@ from deployments.api.live_page import Viewer
 from deployments.api.operations import ENDS_OF_GENERATION, JSON, OPERATION_BY_NAME, TRACED, Handler, error_of
 from deployments.api.parsing import EXIT, InferRequest, Signature, V2Error, V2Reply, packed
 from deployments.ops.tracing.spans import RequestRecord
-from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import (
     AdmissionError,
@@ -49,6 +48,9 @@ from earlyexit.errors import (
 from earlyexit.network.boundary import Answer, Numbers
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks.base import Task, ValueArray
+
+if TYPE_CHECKING:
+    from deployments.ops.tracing.tracer import Tracer
 
 VERSION = version("offramp")
 """Read once, because it is in a file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.middleware import Middleware
@@ -41,12 +42,14 @@ from deployments.api.operations import BYTES, FREQUENT, JSON, bound
 from deployments.api.parsing import InferRequest, parse_content, parse_predict, parse_v2
 from deployments.api.server.server import FastPath, Lane
 from deployments.ops.prometheus import CONTENT_TYPE
-from deployments.ops.tracing.tracer import Tracer
 from earlyexit.clock import Clock, WallClock
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.token import TokenTask
+
+if TYPE_CHECKING:
+    from deployments.ops.tracing.tracer import Tracer
 
 FILES = ("image/", "audio/", "video/")
 """Content types that are not JSON. All others are read as JSON, because many clients send a wrong one."""

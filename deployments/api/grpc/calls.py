@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,11 +18,13 @@ from deployments.api.grpc.server import REMAINING_S
 from deployments.api.operations import OPERATION_BY_RPC, RPC_SERVICE
 from deployments.api.parsing import GivenTensor, InferRequest, Signature, V2Reply, packed, v2_reply, v2_request
 from deployments.ops.tracing.spans import RequestRecord
-from deployments.ops.tracing.tracer import Tracer
 from deployments.process_setup import WithoutWords
 from earlyexit.errors import DeadlineError, InputError, OfframpError, UnknownModelError
 from earlyexit.network.boundary import Answer
 from earlyexit.tasks.base import Task
+
+if TYPE_CHECKING:
+    from deployments.ops.tracing.tracer import Tracer
 
 CHOICE = ONE_OF["InferParameter"]
 CONTENTS = {

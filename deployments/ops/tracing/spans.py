@@ -60,10 +60,11 @@ class InputRecord:
     visits: list[Visit] = field(default_factory=list)
     under_way: Sent | None = None
 
-    def end(self, visit: Visit) -> None:
-        """Records that it came back, or was lost."""
-        self.visits.append(visit)
-        self.under_way = None
+    def end(self, now_s: float, **how: Any) -> None:
+        """Records that it came back, or was lost; `how`: further fields of its `Visit`."""
+        if self.under_way is not None:
+            self.visits.append(Visit(sent=self.under_way, ended_s=now_s, **how))
+            self.under_way = None
 
     def went_on(self, attempt: int) -> bool:
         """Returns whether a stage sent it on in this attempt."""
@@ -85,10 +86,16 @@ class RequestRecord:
     """A sampled request."""
 
     root: Any
-    """The exporter's root span."""
+    """The SDK's span of the whole request."""
     began_s: float
+    ahead_s: float = 0.0
+    """By how much the wall clock was ahead of the ingress's clock at its start."""
     serials: list[int] = field(default_factory=list)
     inputs: list[InputRecord] = field(default_factory=list)
+
+    def ns(self, at_s: float) -> int:
+        """Converts a time of the ingress's clock to nanoseconds since 1970."""
+        return round((at_s + self.ahead_s) * 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,44 @@
-"""Records what happens to the inputs of sampled requests, and exports it as spans when the requests end."""
+"""Records what happens to the inputs of sampled requests, and sends it as spans to an OpenTelemetry collector.
+
+Spans are created when a request has ended, from the times that the ingress recorded, and are sent over OTLP/HTTP on the
+SDK's thread. This module is imported only with tracing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.choices import TracingSettings
 from deployments.ingress.core.inputs import WHOLE, PendingInput
 from deployments.ingress.dispatcher import serial_and_attempt
 from deployments.ingress.link import LinkTo, ReplicaLink
-from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Visit, request_spans
-from deployments.settings import ServeSettings
-from deployments.wire.messages import Address, Chunk, SplitRun, StageCall, Timing
+from deployments.ops.tracing.spans import Attributes, InputRecord, RequestRecord, Sent, Span, request_spans
+from deployments.wire.messages import Address, Chunk, StageCall, Timing
 from earlyexit.clock import Clock
-from earlyexit.errors import InputError
 
-if TYPE_CHECKING:
-    from deployments.ops.tracing.otlp import OtlpExporter
+TRACES = "/v1/traces"
+TRACEPARENT = "traceparent"
+DEFAULT_RATIO = 0.01
+NAMELESS = "unknown_service"
+"""Prefix of the SDK's name for an unnamed service."""
+LEAVE_MS = 2000
+"""How long an ingress that stops waits until its last spans are sent."""
 
 _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request", default=None)
 """The sampled request that the current task serves."""
@@ -27,21 +47,48 @@ _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request"
 class Tracer:
     """The tracer of one ingress, on its event loop."""
 
-    def __init__(self, exporter: OtlpExporter, clock: Clock, starts: Collection[int] = ()) -> None:
-        """`starts`: the first block of each network of a chain."""
-        self._exporter = exporter
+    def __init__(
+        self,
+        provider: TracerProvider,
+        clock: Clock,
+        *,
+        ratio: float | None = None,
+        starts: Collection[int] = (),
+        rng: random.Random | None = None,
+    ) -> None:
+        """`ratio`: the sampled share of the requests that carry no trace; None if the provider's sampler decides.
+
+        `starts`: the first block of each network of a chain.
+        """
+        self._provider = provider
+        self._sdk = provider.get_tracer("offramp")
+        self._propagator = TraceContextTextMapPropagator()
         self._clock = clock
+        self._ratio = ratio
         self._starts = starts
+        self._rng = rng or random.Random()
         self._inputs: dict[int, InputRecord] = {}
         """Inputs of sampled requests, by the serial number of their inputs."""
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
-        """Starts the trace of a request, which covers the rest of this task; None for a request that is not sampled."""
-        now_s = self._clock.now_s()
-        root = self._exporter.begin(name, attributes, headers, now_s)
-        record = None if root is None else RequestRecord(root=root, began_s=now_s)
+        """Starts the trace of a request, which covers the rest of this task, below the caller's if the headers name it.
+
+        Returns None for a request that is not sampled.
+        """
+        record = self._begin(name, attributes, headers)
         _REQUEST.set(record)
         return record
+
+    def _begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
+        # Decided before the SDK is called, which takes 10 us for a request that is not sampled.
+        if self._ratio is not None and TRACEPARENT not in headers and self._rng.random() >= self._ratio:
+            return None
+        now_s, wall_ns = self._clock.now_s(), time.time_ns()
+        root = self._sdk.start_span(name, self._propagator.extract(headers), SpanKind.SERVER, start_time=wall_ns)
+        if not root.is_recording():
+            return None
+        root.set_attributes(attributes)
+        return RequestRecord(root=root, began_s=now_s, ahead_s=wall_ns / 1e9 - now_s)
 
     def follow(self, inputs: Sequence[PendingInput]) -> None:
         """Records that the inputs of the current request were submitted."""
@@ -54,36 +101,58 @@ class Tracer:
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 
     def headers(self, record: RequestRecord) -> Mapping[str, str]:
-        """Returns the response headers that name the trace."""
-        return self._exporter.headers(record.root)
+        """Returns W3C's `traceparent`, and `tracestate` if the caller sent one, for the response."""
+        found: dict[str, str] = {}
+        self._propagator.inject(found, trace.set_span_in_context(record.root))
+        return found
 
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
     ) -> None:
-        """Exports a request whose response was sent, or whose caller has left; `failure` as in `OtlpExporter.end`."""
+        """Queues the spans of a request that has ended for the thread that sends them; does not block.
+
+        `failure` is None if nothing failed, empty if the attributes describe the failure, else its description.
+        """
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
         for serial in record.serials:
             del self._inputs[serial]
-        attributes = {**attributes, "offramp.inputs": len(record.inputs)}
+        record.root.set_attributes({**attributes, "offramp.inputs": len(record.inputs)})
         if request_id is not None:
-            attributes["offramp.request_id"] = request_id
-        self._exporter.end(record.root, request_spans(record, ended_s), ended_s, attributes, failure)
+            record.root.set_attribute("offramp.request_id", request_id)
+        if failure is not None:
+            record.root.set_status(StatusCode.ERROR, failure or None)
+        self._add(request_spans(record, ended_s), record, record.root)
+        record.root.end(record.ns(ended_s))
+
+    def _add(self, spans: Iterable[Span], record: RequestRecord, parent: trace.Span) -> None:
+        context = trace.set_span_in_context(parent)
+        for each in spans:
+            begin_ns = record.ns(each.begin_s)
+            span = self._sdk.start_span(each.name, context, attributes=each.attributes, start_time=begin_ns)
+            self._add(each.children, record, span)
+            if each.error is not None:
+                span.set_status(StatusCode.ERROR, each.error)
+            span.end(record.ns(each.end_s))
 
     def close(self) -> None:
-        """Sends the remaining spans; blocks for at most two seconds."""
-        self._exporter.close()
+        """Sends the remaining spans; blocks for at most `LEAVE_MS`."""
+        self._provider.force_flush(LEAVE_MS)
+        self._provider.shutdown()
 
     def link(self, slot: str) -> LinkTo:
         """Returns a factory of links that record the calls to a slot's replicas."""
         return partial(TracedLink, self, slot)
 
-    def sent(self, slot: str, replica: str, call: StageCall) -> TracedCall | None:
-        """Records that a call is sent; returns None if none of its inputs belongs to a sampled request."""
-        if not self._inputs:
-            return None
-        now_s, piece = self._clock.now_s(), call.piece
+    def sent(self, slot: str, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputRecord]]:
+        """Records that a call is sent; returns it, and those of its inputs that belong to sampled requests.
+
+        The call then asks the replica for the times of these inputs.
+        """
         inputs: dict[str, InputRecord] = {}
+        if not self._inputs:
+            return call, inputs
+        now_s, piece = self._clock.now_s(), call.piece
         positions = []
         for position, sample_id in enumerate(piece.sample_ids):
             serial, attempt = serial_and_attempt(sample_id)
@@ -104,64 +173,30 @@ class Tracer:
             )
             inputs[sample_id] = record
             positions.append(position)
-        return TracedCall(replace(call, traced=tuple(positions)), inputs, self._clock) if inputs else None
+        return (replace(call, traced=tuple(positions)) if inputs else call), inputs
 
-
-class TracedCall:
-    """A call that carries inputs of sampled requests."""
-
-    def __init__(self, call: StageCall, inputs: dict[str, InputRecord], clock: Clock) -> None:
-        self.call = call
-        """The call, which also asks the replica for the times of these inputs."""
-        self._inputs = inputs
-        self._clock = clock
-
-    def listening(self, take: Callable[[Chunk], None]) -> Callable[[Chunk], None]:
-        """Returns a callback that records each part of the reply and passes it on to `take`."""
-
-        def noted(chunk: Chunk) -> None:
-            self._hear(chunk)
-            take(chunk)
-
-        return noted
-
-    def fail(self, reason: str) -> None:
-        """Records that the call failed before these inputs came back."""
-        for sample_id in tuple(self._inputs):
-            self._end(sample_id, error=reason)
-
-    def _hear(self, chunk: Chunk) -> None:
-        runs = dict(chunk.runs)
-        for answer, timing in (*chunk.answers, *chunk.early):
-            self._end(answer.sample_id, timing=timing, runs=runs.get(answer.sample_id, ()), exit_block=answer.exit)
-        if chunk.going_on is not None:
-            going_on = chunk.going_on
-            for sample_id, timing in zip(going_on.piece.sample_ids, going_on.timings, strict=True):
-                self._end(sample_id, timing=timing, runs=runs.get(sample_id, ()))
+    def came_back(self, chunk: Chunk, inputs: dict[str, InputRecord]) -> None:
+        """Records a part of the reply to a call, and removes the inputs that it settles."""
+        now_s, runs = self._clock.now_s(), dict(chunk.runs)
+        timed: list[tuple[str, Timing, int | None]] = [
+            (answer.sample_id, timing, answer.exit) for answer, timing in (*chunk.answers, *chunk.early)
+        ]
+        if (on := chunk.going_on) is not None:
+            timed += [
+                (sample_id, timing, None) for sample_id, timing in zip(on.piece.sample_ids, on.timings, strict=True)
+            ]
+        for sample_id, timing, exit_block in timed:
+            if sample_id in inputs:
+                taken = runs.get(sample_id, ())
+                inputs.pop(sample_id).end(now_s, timing=timing, runs=taken, exit=exit_block)
         for sample_id, error in chunk.lost:
-            self._end(sample_id, error=f"{error.kind}: {error}")
+            if sample_id in inputs:
+                inputs.pop(sample_id).end(now_s, error=f"{error.kind}: {error}")
 
-    def _end(
-        self,
-        sample_id: str,
-        *,
-        timing: Timing | None = None,
-        runs: tuple[SplitRun, ...] = (),
-        exit_block: int | None = None,
-        error: str | None = None,
-    ) -> None:
-        record = self._inputs.pop(sample_id, None)
-        if record is None or record.under_way is None:
-            return
-        visit = Visit(
-            sent=record.under_way,
-            ended_s=self._clock.now_s(),
-            timing=timing,
-            runs=runs,
-            exit=exit_block,
-            error=error,
-        )
-        record.end(visit)
+    def failed(self, reason: str, inputs: Mapping[str, InputRecord]) -> None:
+        """Records that a call failed before these inputs came back."""
+        for record in inputs.values():
+            record.end(self._clock.now_s(), error=reason)
 
 
 class TracedLink(ReplicaLink):
@@ -175,37 +210,48 @@ class TracedLink(ReplicaLink):
         self._slot = slot
 
     async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        traced = self._tracer.sent(self._slot, self.replica, call)
-        if traced is None:
+        call, inputs = self._tracer.sent(self._slot, self.replica, call)
+        if not inputs:
             return await super().call(call, take)
+
+        def noted(chunk: Chunk) -> None:
+            self._tracer.came_back(chunk, inputs)
+            take(chunk)
+
         try:
-            await super().call(traced.call, traced.listening(take))
+            await super().call(call, noted)
         except BaseException as error:  # a cancelled call has failed, too
-            traced.fail(repr(error))
+            self._tracer.failed(repr(error), inputs)
             raise
         return None
 
 
-def start_tracing(settings: ServeSettings, clock: Clock, starts: Collection[int] = ()) -> Tracer | None:
-    """Returns the tracer that the settings ask for; without one, OpenTelemetry is not imported.
+def build_tracer(settings: TracingSettings, application: str, clock: Clock, starts: Collection[int]) -> Tracer:
+    """Returns a tracer of the settings, and of the SDK's environment variables for what they leave out."""
+    ratio = _ratio(settings)
+    sampler = None if ratio is None else ParentBased(ALWAYS_ON)  # `Tracer` samples requests without a parent
+    provider = TracerProvider(sampler=sampler, resource=_resource(settings, application))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url(settings.endpoint))))
+    return Tracer(provider, clock, ratio=ratio, starts=starts)
 
-    `starts`: the first block of each network of a chain.
-    """
-    if settings.tracing is None:
+
+def _ratio(settings: TracingSettings) -> float | None:
+    """Returns the sampled share; None if only the environment names a sampler."""
+    if settings.ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
         return None
-    from deployments.ops.tracing.otlp import otlp_exporter
-
-    return Tracer(otlp_exporter(settings.tracing, settings.app), clock, starts)
+    return DEFAULT_RATIO if settings.ratio is None else settings.ratio
 
 
-def check_tracing(settings: ServeSettings) -> None:
-    """Raises InputError if the settings ask for traces and the exporter is not installed."""
-    if settings.tracing is None:
-        return
-    try:
-        import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # only whether it is there
-    except ImportError as error:
-        raise InputError(
-            "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
-            f"pip install '.[tracing]' ({error})"
-        ) from error
+def _resource(settings: TracingSettings, application: str) -> Resource:
+    found = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
+    if str(found.attributes[SERVICE_NAME]).startswith(NAMELESS):
+        return found.merge(Resource({SERVICE_NAME: application}))
+    return found
+
+
+def traces_url(endpoint: str | None) -> str | None:
+    """Returns the URL that spans are posted to; None if the SDK reads it from its environment."""
+    if endpoint is None:
+        return None
+    path = urlsplit(endpoint).path.rstrip("/")
+    return endpoint if path else endpoint.rstrip("/") + TRACES

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.choices import TracingSettings
-from deployments.ops.tracing.otlp import traces_url
-from deployments.ops.tracing.tracer import check_tracing, start_tracing
+from deployments.ops.tracing.start import check_tracing, start_tracing
+from deployments.ops.tracing.tracer import traces_url
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
 from optimizer.plan import stock_plan
@@ -28,7 +28,7 @@ def test_what_traces_is_there_where_it_is_asked_for() -> None:
 def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
     code = (
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
-        "from deployments.ops.tracing.tracer import check_tracing\n"
+        "from deployments.ops.tracing.start import check_tracing\n"
         "from deployments.choices import TracingSettings\n"
         "from deployments.settings import ServeSettings\n"
         "from optimizer.plan import stock_plan\n"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.api.parsing import InferRequest
 from deployments.ingress.core.inputs import PendingInput
-from deployments.ops.tracing.otlp import OtlpExporter
 from deployments.ops.tracing.spans import (
     MOST_INPUTS,
-    Attributes,
     InputRecord,
     RequestRecord,
     Sent,
@@ -35,31 +37,15 @@ FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
 
 
-@dataclass
-class FakeExporter(OtlpExporter):
-    """Keeps what it is told; samples what is posted to /predict."""
-
-    ended: list[tuple[str, list[str], float, dict[str, str | int], str | None]] = field(default_factory=list)
-
-    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Any | None:
-        return f"root at {now_s:g}" if name == "POST /predict" else None
-
-    def headers(self, root: Any) -> Mapping[str, str]:
-        return {"traceparent": str(root)}
-
-    def end(
-        self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
-    ) -> None:
-        self.ended.append((str(root), [span.name for span in spans], ended_s, dict(attributes), failure))
-
-
 class Scene:
     """A sampled request with inputs of some serial numbers."""
 
     def __init__(self, *serials: int, starts: tuple[int, ...] = ()) -> None:
         self.clock = ManualClock(100.0)
-        self.exporter = FakeExporter()
-        self.tracer = Tracer(self.exporter, self.clock, starts)
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = Tracer(provider, self.clock, ratio=0.5, starts=starts, rng=random.Random(1))
         self.record = self.begun()
         self.tracer.follow([self.flight(serial) for serial in serials])
 
@@ -67,6 +53,9 @@ class Scene:
         record = self.tracer.begin("POST /predict", {}, {})
         assert record is not None
         return record
+
+    def is_followed(self, *sample_ids: str) -> bool:
+        return bool(self.tracer.sent("slot", "r1", call_of(list(sample_ids)))[1])
 
     def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
@@ -76,14 +65,18 @@ class Scene:
 def test_a_request_is_exported_once_and_its_inputs_are_then_forgotten() -> None:
     scene = Scene(1, 2)
     scene.clock.advance(2.0)
-    assert scene.tracer.headers(scene.record) == {"traceparent": "root at 100"}
+    context = scene.record.root.get_span_context()
+    named = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
+    assert scene.tracer.headers(scene.record) == named
     scene.tracer.end(scene.record, {"http.response.status_code": 200}, "r-1", failure=None)
-    attributes = {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
-    assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes, None)]
-    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+    *spans, root = scene.exporter.get_finished_spans()
+    assert [span.name for span in spans if span.parent == context] == ["prepare", "input", "input", "reply"]
+    assert root.attributes == {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
+    assert (root.name, root.end_time) == ("POST /predict", scene.record.ns(102.0))
+    assert not scene.is_followed(FIRST)
     assert scene.tracer.begin("POST /other", {}, {}) is None  # not sampled
     scene.tracer.follow([scene.flight(1)])
-    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+    assert not scene.is_followed(FIRST)
 
 
 class Followed(FakeServed):
@@ -107,29 +100,24 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
     await asyncio.gather(*fork.comparing)
     assert (scene.record.serials, other.asked) == ([1], ["r-1"])
     scene.tracer.end(scene.record, {}, "r-1", failure=None)
-    assert scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND])) is None
+    assert not scene.is_followed(FIRST, SECOND)
 
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
     call = call_of([FIRST, SECOND])
-    traced = Scene(2).tracer.sent("slot", "r1", call)
-    assert traced is not None
-    assert traced.call == replace(call, traced=(1,))
+    sent, inputs = Scene(2).tracer.sent("slot", "r1", call)
+    assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
 def visit_of(*chunks: Chunk, reason: str | None = None) -> Visit:
     """What is noted of input a, a second before each part of the reply."""
     scene = Scene(1)
-    traced = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
-    assert traced is not None
-    heard: list[Chunk] = []
-    take = traced.listening(heard.append)
+    _, inputs = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
     for chunk in chunks:
         scene.clock.advance(1.0)
-        take(chunk)
+        scene.tracer.came_back(chunk, inputs)
     if reason is not None:
-        traced.fail(reason)
-    assert heard == list(chunks)
+        scene.tracer.failed(reason, inputs)
     [visit] = scene.record.inputs[0].visits
     return visit
 
@@ -150,13 +138,12 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
-        traced = scene.tracer.sent("slot", "r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
-        assert traced is not None
+        _, inputs = scene.tracer.sent("slot", "r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         scene.clock.advance(1.0)
         if chunk is None:
-            traced.fail("it died")
+            scene.tracer.failed("it died", inputs)
         else:
-            traced.listening(lambda _: None)(chunk)
+            scene.tracer.came_back(chunk, inputs)
         scene.clock.advance(1.0)
     [_, of_input, _] = request_spans(scene.record, scene.clock.now_s())
     return [span.name for span in of_input.children]

@@ -22,7 +22,8 @@ from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.link import LinkTransport, ReplicaLink
-from deployments.ops.tracing.tracer import Tracer, start_tracing
+from deployments.ops.tracing.start import start_tracing
+from deployments.ops.tracing.tracer import Tracer
 from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
