@@ -52,6 +52,31 @@ class Always(Answering):
             self.say({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"})
 
 
+class SoonFull(HTTPServer):
+    """Answers its first requests, and refuses all others."""
+
+    request_queue_size = 1000
+    """Above what a probe sends at once: a connection that the backlog has no place for waits seconds for its retry."""
+    places = 0
+
+
+class UntilFull(Always):
+    server: SoonFull
+
+    def do_POST(self) -> None:
+        if self.server.places:
+            self.server.places -= 1
+            super().do_POST()
+        else:
+            self.take()
+            self.say({"error": {"kind": "overloaded", "message": "full"}, "request_id": "r"}, status=503)
+
+
+@pytest.fixture
+def soon_full() -> Iterator[SoonFull]:
+    yield from serving(SoonFull(("127.0.0.1", 0), UntilFull))
+
+
 @pytest.fixture
 def answering_url() -> Iterator[str]:
     for server in serving(HTTPServer(("127.0.0.1", 0), Always)):
@@ -173,16 +198,23 @@ def test_a_load_may_be_said_in_one_line(answering_url: str, tmp_path: Path, caps
 
 
 def test_the_sustained_rate_is_searched_probe_by_probe(
-    answering_url: str, dead_url: str, data: Path, capsys: Captured
+    soon_full: SoonFull, dead_url: str, data: Path, capsys: Captured
 ) -> None:
     bench = ("bench", "--data", data, "--sustained", "--rate", 20, "--seconds", 0.1, "--json")
     assert run(*bench, "--url", dead_url) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["sustained_per_s"], found["ending"]) == (0.0, "none passed")
-    assert {probe["verdict"] for probe in found["probes"]} == {"failed"}
-    assert run(*bench, "--url", answering_url, "--slo-ms", 5000) == 0
+    assert [(probe["rate_per_s"], probe["verdict"]) for probe in found["probes"]] == [
+        (20.0, "failed"),
+        (12.5, "failed"),
+        (10.0, "failed"),
+        (10.0, "failed"),
+    ]
+    soon_full.places = 2 + 3  # what a tenth of a second holds of 20/s, then of 32/s
+    assert run(*bench, "--url", url_of(soon_full), "--slo-ms", 5000) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["sustained_per_s"] >= 20.0
+    found = json.loads(captured.out)
+    assert (found["sustained_per_s"], found["ending"]) == (32.0, "bracketed")
     assert captured.err.splitlines()[0].endswith("lost 0.0%  passed")
 
 
