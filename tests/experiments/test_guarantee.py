@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from experiments.guarantee import HOWS, Case, How, Trial, known_blocks, summary, trial, worst_subset_loss
+from experiments.guarantee import HOWS, Case, How, trial, worst_subset_loss
 from profiles.records import ExitRecords
 
 
@@ -36,12 +36,6 @@ def many(num_inputs: int, seed: int) -> ExitRecords:
     )
 
 
-def test_a_model_that_ends_at_its_deepest_ramp_answers_as_that_ramp_does() -> None:
-    known = known_blocks(records())
-    assert (known.num_blocks, known.ramps) == (2, (0,))
-    assert known.answers()[:, -1].tolist() == [1, 1, 1, 1]
-
-
 def test_the_worst_subset_is_found_among_all_of_them() -> None:
     found, thresholds = many(50, 3), {0: 0.7, 1: 0.6}
     subsets = [subset for size in range(3) for subset in combinations((0, 1), size)]
@@ -56,13 +50,3 @@ def test_thresholds_keep_an_easy_budget_and_save_something(how: How) -> None:
     assert found.blocks < 2.9
     assert not found.empty
     assert found.worst_loss >= found.loss
-
-
-def test_a_summary_is_the_mean_of_its_trials() -> None:
-    trials = [
-        Trial(empty=True, blocks=3.0, loss=0.2, worst_loss=0.2),
-        Trial(empty=False, blocks=2.0, loss=0.1, worst_loss=0.3),
-    ]
-    means = summary(Case(name="", records=many(10, 7), budget=0.15, num_inputs=5, how="drawn"), trials)
-    assert (means["empty_share"], means["blocks"]) == (0.5, 2.5)
-    assert (means["broken_share"], means["broken_worst_share"]) == (0.5, 1.0)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from optimizer.problem import MinimizeLatency
 from optimizer.problem_file import read_problem
 
 FOLDER = Path(__file__).parents[2] / "examples" / "problems"
@@ -26,32 +24,9 @@ def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
     assert problem.ramps == tuple(range(problem.num_blocks - 1))
 
 
-def test_early_answers_are_sought_of_the_same_model_on_the_same_cluster() -> None:
-    soonest = read_problem(FOLDER / "bert_base_soonest.yaml").problem
-    assert soonest.survival_N == BERT_BASE.survival_N
-    assert (soonest.devices, soonest.slo, soonest.link) == (BERT_BASE.devices, BERT_BASE.slo, BERT_BASE.link)
-    assert soonest.objective == MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02)
-
-
 def test_the_survival_of_bert_base_is_the_recorded_one() -> None:
     folder = data_folder()
     if folder is None or not (folder / BERT12_SST2).exists():
         pytest.skip(f"{BERT12_SST2} is not there")
     outcome = bert12_sst2("entropy").outcome(dict.fromkeys(range(11), 0.4))
     assert BERT_BASE.survival_N == tuple(round(share, 4) for share in outcome.survival)
-
-
-def test_both_clusters_have_the_same_resnet50() -> None:
-    equal, mixed = (read_problem(FOLDER / f"resnet50_{name}.yaml").problem for name in ("16_v100", "hetero"))
-    assert equal.survival_N == mixed.survival_N
-    assert equal.bytes_per_sample_N == mixed.bytes_per_sample_N
-    # Where the maps become smaller: after 3, 7 and 13 blocks, in half the numbers each.
-    assert [equal.bytes_per_sample_N.count(each) for each in (1605632, 802816, 401408, 200704)] == [3, 4, 6, 3]
-    assert equal.bytes_per_sample_N[0] == 56 * 56 * 256 * 2
-
-
-def test_the_survival_of_bert_large_is_that_of_bert_base_stretched() -> None:
-    large = read_problem(FOLDER / "bert_large_16_v100.yaml").problem.survival_N
-    assert large[::2] == BERT_BASE.survival_N
-    between = [(before + after) / 2 for before, after in pairwise(BERT_BASE.survival_N)]
-    assert large[1:-1:2] == pytest.approx(between, abs=1e-4)

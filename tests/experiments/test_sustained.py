@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.sustained import highest_rate
-from simulator.scenario import Scenario, poisson_arrivals
+from simulator.scenario import Scenario
 from tests.simulator.tiny_cases import plan, scenario, split, stage
 
 WHOLE = plan(stage(2, split(0, 4, 1)))
@@ -40,11 +40,3 @@ def test_what_no_rate_sustains_has_none() -> None:
     found = highest_rate(evenly(slo_s=3.0, seconds=400.0), 0.5)  # an input alone takes 4 s
     assert (found.rate_per_s, found.figures) == (0.0, None)
     assert len(found.trials) > 1
-
-
-def test_arrivals_of_a_seed_are_the_same_at_every_rate_only_faster() -> None:
-    slow, fast = poisson_arrivals(10.0, 100.0, seed=3), poisson_arrivals(20.0, 50.0, seed=3)
-    assert (slow / 2).tolist() == pytest.approx(fast.tolist())
-    assert 0 <= slow[0] <= slow[-1] < 100
-    assert len(slow) == pytest.approx(1000, rel=0.1)
-    assert poisson_arrivals(10.0, 100.0, seed=4)[0] != slow[0]

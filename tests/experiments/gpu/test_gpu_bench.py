@@ -10,18 +10,15 @@ import pytest
 
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.queue import Member
-from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from experiments.engine.gpu import (
     NEVER,
-    SURVIVAL,
     Workbench,
     find_exits,
     main,
-    on_blocks,
     parse,
     planned,
     predicted_per_s,
@@ -120,16 +117,6 @@ def test_a_side_that_answers_otherwise_than_the_records_is_found_out() -> None:
     wrong = Side(PLANS[0], TorchRunner(bench.model, EntropyPolicy(NEVER)), bench.clock, bench.expected(RAMPS))
     with pytest.raises(AssertionError, match="stock"):
         wrong.saturate(bench.members(30))
-
-
-def test_in_a_model_twice_as_deep_ramps_sit_after_every_second_block() -> None:
-    records, _ = find_exits("synthetic", np.random.default_rng(0))
-    deeper = on_blocks(records, 24)
-    assert deeper.ramps == tuple(range(1, 23, 2))
-    survival = deeper.outcome(dict.fromkeys(deeper.ramps, 0.4)).survival
-    assert survival == pytest.approx([share for share in SURVIVAL for _ in range(2)], abs=1e-3)
-    with pytest.raises(DataError, match="exits of 12 blocks cannot be laid on 18"):
-        on_blocks(records, 18)
 
 
 @pytest.mark.gpu

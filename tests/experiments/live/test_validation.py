@@ -1,38 +1,22 @@
 from __future__ import annotations
 
-from argparse import Namespace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from experiments.live.validation import (
-    IDLE_REQUESTS,
-    WARM_SLOS,
-    Bench,
-    Compared,
     Driven,
-    Emulation,
     Overhead,
     Phase,
     Run,
-    WindowFigures,
     active_thresholds,
     as_driven,
     compare,
     emulated,
-    figures,
-    fill_of,
-    idle_phase,
-    load_phase,
     overhead_of,
     scenario_of,
-    stages_left,
-    verdicts,
 )
-from experiments.recorded_exits import drawn_exits
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -116,14 +100,6 @@ def latencies_s(driven: Driven) -> list[float]:
     return [round(record.latency_s, 6) for record in driven.records]
 
 
-def test_a_simulated_request_takes_its_blocks_and_its_turn() -> None:
-    run = run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0])
-    # Two blocks of 1 s each; the second request begins when the first has ended, at 2 s.
-    assert latencies_s(simulated(run)) == [2.0, 3.5]
-    # 0.1 s on the way in, 0.1 s on the way out: in the queue the second does not wait for them.
-    assert latencies_s(simulated(run, Overhead(entry_s=0.2))) == [2.2, 3.7]
-
-
 def test_a_simulated_request_is_answered_with_its_last_input() -> None:
     run = run_of(pipeline(), [[*["easy"] * 7, "hard"], EASY], [0.0, 5.0], [2.0, 6.0])
     driven = simulated(run, Overhead(hop_s=0.25))
@@ -151,78 +127,9 @@ def test_overhead_is_what_idle_requests_take_beyond_their_blocks() -> None:
         overhead_of(failed, two_inputs())
 
 
-def window(goodput_per_s: float, p50_s: float | None, p99_s: float | None) -> WindowFigures:
-    return WindowFigures(requests=1, goodput_per_s=goodput_per_s, p50_s=p50_s, p99_s=p99_s, errors={})
-
-
-def compared(live: WindowFigures, simulated_figures: WindowFigures) -> Compared:
-    return Compared(run="plan-0.5", live=live, simulated=simulated_figures, fill={}, other_exits=0, machine=0.3)
-
-
-def test_a_window_counts_requests_that_were_due_in_it_and_inputs_that_were_answered_in_it() -> None:
-    run = run_of(whole(), [HARD] * 4, [0.0, 2.0, 3.0, 19.0], [1.0, 4.0, 15.0, 21.0])
-    found = figures(run.driven, 2.0)
-    assert found.requests == 3
-    assert found.goodput_per_s == pytest.approx(8 / 18), "one request is late, and one is answered after the window"
-    assert found.p50_s == pytest.approx(2.0)
-    refused = figures(simulated(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0], slo_s=3.0)), 0.0)
-    assert refused.errors == {"deadline": 1}
-
-
-def test_figures_are_within_5_10_and_20_percent_or_not() -> None:
-    near = compared(window(100.0, 1.0, 2.0), window(95.5, 1.09, 2.3))
-    assert near.within == {"goodput_per_s": True, "p50_s": True, "p99_s": True}
-    far = compared(window(100.0, 1.0, 2.0), window(94.0, 0.89, 1.5))
-    assert far.within == {"goodput_per_s": False, "p50_s": False, "p99_s": False}
-    assert not any(compared(window(0.0, None, None), window(1.0, 1.0, 1.0)).within.values()), "one side has none"
-    assert verdicts([near, far]) == [
-        "goodput_per_s: 1 of 2 within 5%",
-        "p50_s: 1 of 2 within 10%",
-        "p99_s: 1 of 2 within 20%",
-    ]
-
-
 def test_a_run_that_the_simulator_repeats_has_ratios_of_one() -> None:
     found = compare(run_of(whole(), [HARD, HARD], [0.0, 0.5], [2.0, 4.0]), two_inputs(), Overhead())
     assert found.ratios == pytest.approx({"goodput_per_s": 1.0, "p50_s": 1.0, "p99_s": 1.0})
     # The service is said to have run batches of six; the simulator's are full.
     assert found.fill == {"0-1": (0.75, 1.0)}
     assert found.other_exits == 0
-
-
-SURVIVAL = (1.0, 1.0, *(0.5,) * 10)
-
-
-def on_two_accelerators() -> tuple[Bench, Plan]:
-    """Half of the inputs leave after block 1, in the first of two stages; 40 inputs/s are predicted."""
-    records = drawn_exits(SURVIVAL, num_inputs=100, rng=np.random.default_rng(0))
-    emulation = Emulation(counts={"V100": 2}, time_scale=10.0)  # an SLO of 1 s
-    on = Bench(emulation=emulation, model=Path("model"), records=records, options=Namespace(seed=0))
-    splits = (Split(first=0, end=4, batch=8, ramps=(1,)), Split(first=4, end=12, batch=8))
-    stages = tuple(Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits)
-    return on, Plan(stages=stages, policy=on.policy, predicted={"rate_per_s": 40.0})
-
-
-def test_idle_requests_leave_whole_in_the_first_stage_and_in_the_last_in_turn() -> None:
-    on, plan = on_two_accelerators()
-    phase = idle_phase(on, plan)
-    exit_of = dict(zip(on.records.sample_ids, on.records.outcome({1: 0.4}).exits_N.tolist(), strict=True))
-    left = [exit_of[key] for key in phase.keys[:32]]
-    assert left == [1] * 8 + [11] * 8 + [1] * 8 + [11] * 8
-    assert stages_left(plan, np.array([1, 11])).tolist() == [0, 1]
-    assert (phase.seconds, len(phase.keys)) == (0.0, 8 * IDLE_REQUESTS)
-    assert active_thresholds(plan) == {1: 0.4}
-
-
-def test_a_load_is_a_share_of_what_is_predicted_and_begins_with_a_warm_up() -> None:
-    on, plan = on_two_accelerators()
-    phase = load_phase(on, plan, 0.5, num_requests=100)
-    assert phase.rate_per_s == 20.0
-    assert phase.seconds == pytest.approx(WARM_SLOS * 1.0 + 40.0), "100 requests of 8 at 20 inputs/s"
-    assert phase == load_phase(on, plan, 0.5, num_requests=100), "with the same seed"
-
-
-def test_fill_is_summed_over_replicas() -> None:
-    split = {"first": 0, "end": 2, "batch": 8, "batches": 2, "inputs": 16}
-    half, idle = split | {"inputs": 8}, {"first": 2, "end": 3, "batch": 8, "batches": 0, "inputs": 0}
-    assert fill_of([[{"splits": [idle]}], [{"splits": [split]}, {"splits": [half]}]]) == {"0-1": 0.75}

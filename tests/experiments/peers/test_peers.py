@@ -9,27 +9,24 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import OfframpError
 from earlyexit.network.checkpoint import random_model
 from earlyexit.network.store import save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from experiments.peers.processes import MARK, Server, serving
-from experiments.peers.sides import Rates, Turn, check_answers, settings, sustained, take_turn
+from experiments.peers.sides import sustained
 from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
 from experiments.peers.table import best_peer, heavy_s, ratio, render
 from experiments.peers.workloads import Workload
 from offramp.client.protocol import Prediction as Answered
-from offramp.demo.plans import Processors
 from offramp.load.report import RequestRecord
-from offramp.load.sustained import Sustaining
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
 from tests.offramp.load.scripted_server import ok, refusal, scripted
@@ -42,14 +39,6 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 print(child.pid, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.mark.parametrize(
-    "document", [None, "pay", ["pay"], {}, {"inputs": None}, {"inputs": 3}, {"inputs": []}, {"inputs": ["pay", 3]}]
-)
-def test_a_body_without_texts_is_an_input_error(document: object) -> None:
-    with pytest.raises(InputError, match="the body must be"):
-        parse_body(document)
 
 
 def test_requests_of_several_texts_are_one_batch_and_get_their_own_answers_back() -> None:
@@ -186,98 +175,6 @@ def workload(tmp_path: Path) -> Workload:
         policy=PolicySpec(name="recorded", thresholds={0: 0.4}, records="nowhere"),
         records=records,
     )
-
-
-def test_an_answer_is_as_recorded_where_label_and_exit_are(workload: Workload, tmp_path: Path) -> None:
-    rows = ((0, "yes", 0), (1, "no", 1), (2, "yes", 0), (3, "yes", 0))
-    path = tmp_path / "answers.jsonl"
-    path.write_text("".join(json.dumps({"input": at, "label": label, "exit": left}) + "\n" for at, label, left in rows))
-    checked = check_answers(workload, [0, 1, 2, 0], path)
-    assert checked == {"num_inputs": 4, "accuracy": None, "as_recorded": 3 / 4}
-
-
-def test_a_sweep_tries_batches_a_wait_one_large_process_and_backends(workload: Workload) -> None:
-    tried = settings(workload, "float32", Processors(workers=2, batch_limit=16), batch=16, port=9000)
-    assert [(each.workers, each.threads, each.batch, each.wait_s, each.kernel) for each in tried] == [
-        (2, 1, 4, 0.0, "packed"),
-        (2, 1, 16, 0.0, "packed"),
-        (2, 1, 16, 0.005, "packed"),
-        (1, 2, 16, 0.0, "packed"),
-        (2, 1, 16, 0.0, "onnx"),
-    ]
-
-
-@dataclass
-class FakeServer:
-    spent_s: dict[str, float] = field(default_factory=lambda: {"ingress": 0.0, "stages": 0.0})
-
-    def cpu_s_by_part(self) -> dict[str, float]:
-        return dict(self.spent_s)
-
-
-@dataclass
-class FakeSide:
-    """Sustains 100 requests/s, spends 1 ms of a stage on each; of its hundred requests it answers `answered`."""
-
-    load: ClientOptions
-    is_ours: bool = True
-    answered: int = 100
-    name: str = "offramp"
-    server: FakeServer = field(default_factory=FakeServer)
-    asked: list[tuple[float, int]] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """Does nothing."""
-
-    def measure(self, rate_per_s: float, seed: int) -> LoadResult:
-        self.asked.append((round(rate_per_s, 1), seed))
-        self.server.spent_s["stages"] += 0.1
-        if self.load.answers is not None:
-            self.load.answers.write_text(json.dumps({"input": 0, "label": "yes", "exit": 0}) + "\n")
-        p99_s = 0.05 if rate_per_s <= 100 else 0.2
-        return LoadResult(
-            duration_s=1.0,
-            num_sent=100,
-            num_counted=100,
-            num_answered=self.answered,
-            errors={},
-            goodput_per_s=100.0,
-            p50_s=0.01,
-            p99_s=p99_s,
-            from_sent_p99_s=p99_s,
-            lateness_p99_s=0.0,
-            cpu_s=0.0,
-        )
-
-
-@pytest.mark.parametrize(
-    ("changes", "spent"),
-    [
-        pytest.param({}, {"ingress": 0.0, "stages": pytest.approx(1e-3)}, id="ours by part"),
-        pytest.param({"is_ours": False}, {"server": pytest.approx(1e-3)}, id="a peer as a whole"),
-        pytest.param({"answered": 50}, {"ingress": 0.0, "stages": pytest.approx(2e-3)}, id="refusals are paid for too"),
-    ],
-)
-def test_a_turn_is_a_light_rate_a_heavier_one_and_a_search_for_the_sustained_rate(
-    workload: Workload, tmp_path: Path, changes: dict[str, Any], spent: dict[str, float]
-) -> None:
-    load = ClientOptions(url="", inputs=tmp_path / "inputs.jsonl", concurrency=1, duration_s=1.0, slo_s=0.1)
-    side = FakeSide(load=load, **changes)
-    turn = Turn(
-        workload=workload,
-        drawn=[0],
-        rates=Rates(light_per_s=30.0, heavy_per_s=70.0),
-        start_per_s=80.0,
-        is_known=False,
-        target=Sustaining(slo_s=0.1),
-        index=2,
-    )
-    found = take_turn(cast(Any, side), turn)
-    # 80 passes; 80 x 1.15 passes; then its square above, which fails; then the mean of both, and so on to within 5 %.
-    assert side.asked[:4] == [(30.0, 2000), (70.0, 2001), (80.0, 2002), (92.0, 2003)]
-    assert 95 < found["sustained_per_s"] <= 100
-    assert found["answers"] == {"num_inputs": 1, "accuracy": None, "as_recorded": 1.0}
-    assert found["heavy"]["cpu_s"] == spent
 
 
 def turn_of(cpu_ms: dict[str, float], sustained_per_s: float) -> dict[str, Any]:

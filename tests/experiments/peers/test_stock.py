@@ -4,14 +4,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 
 from earlyexit.network.store import load_model, save_model
 from earlyexit.training.ramps import exit_outputs
-from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
+from experiments.peers.stock import Kernel, ServerOptions, StockModel
 from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 TEXTS = some_texts(20)
@@ -50,13 +49,6 @@ def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp
     [expected] = (exit_outputs(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
     [prediction] = StockModel.load(ServerOptions(model=tmp_path)).predict(["pay my bill"])
     assert prediction.score == pytest.approx(float(expected.max()), abs=1e-5)
-
-
-@pytest.mark.parametrize("dtype", get_args(Dtype))
-def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, dtype: Dtype) -> None:
-    _, scores = unsplit_answers(tmp_path)
-    predictions = StockModel.load(ServerOptions(model=tmp_path, dtype=dtype)).predict(TEXTS)
-    assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5 if dtype == "float32" else 2e-2)
 
 
 def test_texts_beyond_the_models_length_are_cut(tmp_path: Path) -> None:

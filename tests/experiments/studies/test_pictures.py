@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from earlyexit.errors import InputError
 from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture, draw
-from experiments.studies.study import Comparison, Ratios, largest_ratios
+from experiments.studies.study import Ratios, largest_ratios
 
 RATES = "goodput (inputs/s)"
 BARS = Bars("Rates", "batch", RATES, ("1", "8"), {"stock": (100.0, None), "e3": (90.0, 600.0)}, {"e3": (None, 550.0)})
@@ -37,25 +35,6 @@ def test_a_picture_is_text_on_white_and_the_same_bytes_each_time(picture: Pictur
     assert len(drawn) < 60_000
     assert ("the paper" in drawn) == (picture is not BOXES), "drawn where it says something"
     assert (">none</text>" in drawn) == (picture is BARS), "a missing bar says so"
-
-
-REFUSED: dict[str, Callable[[], object]] = {
-    "e3 has 1 values for 2 places": lambda: Bars("t", "x", "y", ("1", "2"), {"e3": (1.0,)}),
-    "the paper's series best": lambda: Bars("t", "x", "y", ("1",), {"e3": (1.0,)}, {"best": (1.0,)}),
-    "needs 1 finite values or None": lambda: Lines("t", "x", "y", (0.0,), {"e3": (1.0,)}, {"e3": (1.0, 2.0)}),
-    "finite values or None, not": lambda: Bars("t", "x", "y", ("1",), {"e3": (float("nan"),)}),
-    "x must rise": lambda: Lines("t", "x", "y", (1.0, 1.0), {"e3": (1.0, 2.0)}),
-    "nothing to show": lambda: Boxes("t", "x", "y", (), {}),
-    "rise from minimum to maximum": lambda: Box(1, 2, 1.5, 3, 4),
-    "a box must be finite": lambda: Box(1, 2, 3, 4, float("inf")),
-    "rate: a figure must be finite, or None": lambda: Comparison("rate", float("inf")),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_pictures_and_figures_without_a_meaning_are_refused(words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        REFUSED[words]()
 
 
 def test_largest_ratios_are_taken_point_by_point_where_both_have_a_value() -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from earlyexit.errors import DataError, InputError
 from experiments import studies
 from experiments.report.__main__ import Runner, unknown, write_report
 from experiments.report.text import report_text
-from experiments.studies.__main__ import main, run_study
+from experiments.studies.__main__ import run_study
 from experiments.studies.picture import Box, Boxes, Lines, Picture
 from experiments.studies.study import Outcome, Record, Study, StudyResult, read_record, write_record
 from tests.experiments.studies.fake_study import ABOUT, NAME, STUDY, run
@@ -57,11 +56,6 @@ def test_a_study_of_the_folder_says_what_it_is(name: str) -> None:
     assert about.quick_s < 60 * about.minutes
 
 
-def test_a_claim_must_fit_into_a_table() -> None:
-    with pytest.raises(InputError, match="fake_study: a claim has at most 120 characters, not 121"):
-        replace(ABOUT, claim="x" * 121)
-
-
 def test_a_study_prints_claim_comparison_and_tables_and_writes_json_and_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,12 +70,6 @@ def test_a_study_prints_claim_comparison_and_tables_and_writes_json_and_pictures
     assert (tmp_path / "figures" / "fake_study.svg").exists()
 
 
-def test_without_a_name_the_command_tells_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    assert "fig07_homogeneous" in capsys.readouterr().err
-
-
 def test_a_study_without_its_data_is_skipped_and_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,17 +80,6 @@ def test_a_study_without_its_data_is_skipped_and_ends_well(
     assert read_record(tmp_path, "fake_study").outcome.state == "skipped"
 
 
-def test_ctrl_c_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OFFRAMP_FAKE", "is interrupted")
-    with pytest.raises(SystemExit) as ended:
-        run_study(STUDY, "full", tmp_path)
-    assert ended.value.code == 130
-    assert "interrupted: nothing is written" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "record",
     [DONE, with_result(LINES, BOXES), SKIPPED, FAILED],
@@ -111,15 +88,6 @@ def test_ctrl_c_writes_nothing(
 def test_what_is_written_is_read_again(record: Record, tmp_path: Path) -> None:
     write_record(record, tmp_path)
     assert read_record(tmp_path, "fake_study") == record
-
-
-def test_a_file_of_another_schema_and_a_missing_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"fake_study\.json: No such file"):
-        read_record(tmp_path, "fake_study")
-    path = write_record(DONE, tmp_path)
-    path.write_text(path.read_text(encoding="utf-8").replace('"schema_version": 1', '"schema_version": 9'))
-    with pytest.raises(DataError, match="no result of this version"):
-        read_record(tmp_path, "fake_study")
 
 
 def test_studies_run_as_processes_and_stand_in_their_order(tmp_path: Path) -> None:

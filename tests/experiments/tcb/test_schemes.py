@@ -8,31 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earlyexit.errors import DataError
-from experiments.tcb_device import Cost, Scheme, Work, fit, grouped, layout, published_v100
+from experiments.tcb_device import Cost, Work, fit, grouped
 
 COST = Cost(fixed_s=5.0, token_s=1.0, cell_s=0.1)
-LENGTHS = [2, 4, 3, 1]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "work"),
-    [
-        ("padded", Work(16, 64)),
-        ("packed", Work(10, 64)),
-        ("slots", Work(10, 48)),  # 4 | 3, 1 | 2
-        ("rows", Work(16, 128)),  # two rows of 8: 4, 3, 1 | 2
-        ("slotted rows", Work(16, 64)),  # with two slots of 4 each
-    ],
-)
-def test_a_layout_by_hand(scheme: Scheme, work: Work) -> None:
-    (run,) = layout(scheme, LENGTHS, COST, row=8)
-    assert run == ((0, 1, 2, 3), work)
-
-
-def test_inputs_longer_than_their_row_are_refused() -> None:
-    with pytest.raises(DataError, match="an input of 4 tokens fits into no row of 3"):
-        layout("rows", LENGTHS, COST, row=3)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([0.0, 1.0, 20.0]))
@@ -56,7 +34,3 @@ def test_a_cost_is_found_again_from_what_it_gives() -> None:
     found = fit({work: COST.seconds(work) for work in works})
     assert (found.fixed_s, found.token_s, found.cell_s) == pytest.approx((5.0, 1.0, 0.1))
     assert found.worst == pytest.approx(0.0, abs=1e-9)
-
-
-def test_the_published_v100_is_told_by_tokens_and_cells_to_a_fifth() -> None:
-    assert published_v100().worst < 0.2
