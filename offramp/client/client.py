@@ -1,73 +1,112 @@
-"""Clients for a running Offramp server, blocking and asynchronous: they send and sleep, `flows` decides."""
+"""Clients for a running Offramp server, asynchronous and blocking.
+
+Every call is written once, as a coroutine of `Calls` that waits for its wire and for nothing else. The asynchronous
+client awaits them. The wire of the blocking client never suspends, so each of its calls ends in a single step.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, Unpack
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import httpx
 
+from deployments.api.operations import OPERATION_BY_NAME, path_of
 from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.errors import OfframpError
-from offramp.client.flows import Flow, Flows, Send, T
-from offramp.client.generation import Generation, Options, Piece, Prompt, Reading
-from offramp.client.protocol import JSON_LENGTH_HEADER, NoReply, Prediction, Reply, key_header, read_reply
+from earlyexit.errors import DeadlineError, InputError, OfframpError
+from offramp.client.generation import Generation, Options, Piece, Prompt, Reading, generate_body, read_generation
+from offramp.client.inputs import Input, TensorBody, answers_are_large, files_as_json, tensor_body, travel_as_json
+from offramp.client.protocol import (
+    JSON_LENGTH_HEADER,
+    REQUEST_ID_HEADER,
+    NoReply,
+    Outcome,
+    Prediction,
+    Reply,
+    error_kind,
+    error_of,
+    key_header,
+    predict_body,
+    read_predictions,
+    read_reply,
+    retry_wait_s,
+)
 
-# Streams of text on their way from a server.
+__all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
 
-
+DEFAULT_URL = "http://127.0.0.1:8000"
 BROKEN = "the server's stream broke off"
+READY_POLL_S = 0.2
+"""Well below the seconds a model takes to load, and no load for the server."""
+POLL_S = 0.5
+"""Below the seconds that a version takes to start or to end."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Row: TypeAlias = dict[str, str]
 
 
-class Pieces:
-    """An iterator of pieces of text; a context manager, since closing it early ends the sequence."""
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """The wire of `AsyncClient`."""
 
-    def __init__(self, response: httpx.Response, reading: Reading) -> None:
-        self._response = response
-        self._reading = reading
-        self._pieces = self._read()
+    http: httpx.AsyncClient
+    sleep: Callable[[float], Coroutine[Any, Any, object]]
 
-    def __enter__(self) -> Self:
-        return self
+    async def send(self, request: httpx.Request, *, streams: bool) -> httpx.Response:
+        response = await self.http.send(request, stream=streams)
+        if not (streams and response.status_code == HTTPStatus.OK):
+            await response.aread()
+        return response
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def lines(self, response: httpx.Response) -> AsyncIterator[str]:
+        return response.aiter_lines()
 
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
+    async def close(self, response: httpx.Response) -> None:
+        await response.aclose()
 
-    def close(self) -> None:
-        """Tell the server that the stream is no longer read."""
-        self._response.close()
 
-    def whole(self) -> Generation:
-        """The answer, once all of it was read; raises OfframpError before."""
-        return self._reading.whole()
+@dataclass(frozen=True, slots=True)
+class _Blocking:
+    """The wire of `Client`: its coroutines block, and never suspend."""
 
-    def _read(self) -> Iterator[Piece]:
-        try:
-            for line in self._response.iter_lines():
-                piece = self._reading.line(line)
-                if piece is not None:
-                    yield piece
-        except httpx.RequestError as error:
-            raise OfframpError(f"{BROKEN}: {error or type(error).__name__}") from error
-        finally:
-            self._response.close()
-        self._reading.whole()  # raises where it came to no end
+    http: httpx.Client
+    pause: Callable[[float], object]
+
+    async def sleep(self, seconds: float) -> object:
+        return self.pause(seconds)
+
+    async def send(self, request: httpx.Request, *, streams: bool) -> httpx.Response:
+        response = self.http.send(request, stream=streams)
+        if not (streams and response.status_code == HTTPStatus.OK):
+            response.read()
+        return response
+
+    async def lines(self, response: httpx.Response) -> AsyncGenerator[str, None]:
+        for line in response.iter_lines():
+            yield line
+
+    async def close(self, response: httpx.Response) -> None:
+        response.close()
+
+
+_Wire: TypeAlias = _Awaited | _Blocking
+"""What calls need of an HTTP library and of time; `send` reads the response, except a stream of status 200."""
 
 
 class AsyncPieces:
-    """`Pieces` for asyncio."""
+    """An iterator of pieces of text; a context manager, since closing it early ends the sequence."""
 
-    def __init__(self, response: httpx.Response, reading: Reading) -> None:
+    def __init__(self, wire: _Wire, response: httpx.Response, reading: Reading) -> None:
+        self._wire = wire
         self._response = response
         self._reading = reading
         self._pieces = self._read()
@@ -75,76 +114,383 @@ class AsyncPieces:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
+    def __aiter__(self) -> AsyncGenerator[Piece, None]:
         return self._pieces
 
     async def close(self) -> None:
-        await self._response.aclose()
+        """Tell the server that the stream is no longer read."""
+        await self._wire.close(self._response)
 
     def whole(self) -> Generation:
+        """The answer, once all of it was read; raises OfframpError before."""
         return self._reading.whole()
 
-    async def _read(self) -> AsyncIterator[Piece]:
+    async def _read(self) -> AsyncGenerator[Piece, None]:
         try:
-            async for line in self._response.aiter_lines():
+            async for line in self._wire.lines(self._response):
                 piece = self._reading.line(line)
                 if piece is not None:
                     yield piece
         except httpx.RequestError as error:
             raise OfframpError(f"{BROKEN}: {error or type(error).__name__}") from error
         finally:
-            await self._response.aclose()
-        self._reading.whole()
+            await self.close()
+        self._reading.whole()  # raises where it came to no end
 
 
-# Clients.
+class Pieces:
+    """`AsyncPieces` without asyncio."""
+
+    def __init__(self, pieces: AsyncPieces) -> None:
+        self._pieces = pieces
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        try:
+            return _finished(aiter(self._pieces).__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        _finished(self._pieces.close())
+
+    def whole(self) -> Generation:
+        return self._pieces.whole()
 
 
-__all__ = ["AsyncClient", "Client", "Generation", "Piece", "Prediction"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What a call sends, as often as it has to."""
 
-OPEN = 200
-"""The status of a stream that has begun."""
-DEFAULT_URL = "http://127.0.0.1:8000"
+    method: str
+    path: str
+    request_id: str
+    body: dict[str, object] | TensorBody | None = None
+    tells_timeout: bool = True
+    """Whether the body says how long we shall wait."""
+    streams: bool = False
+    """Whether the caller reads an answer of status 200: the reply's payload is then the open response."""
+
+    def arguments(self, timeout_s: float) -> dict[str, Any]:
+        """Spell it for `httpx.Client.build_request`."""
+        body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
+        arguments = {"method": self.method, "url": self.path, "headers": headers, "timeout": timeout_s}
+        if isinstance(body, TensorBody):
+            content, more = body.content(timeout_s if self.tells_timeout else None)
+            return arguments | {"content": content, "headers": headers | more}
+        if body is not None and self.tells_timeout:
+            body = body | {"timeout_s": timeout_s}
+        return arguments | {"json": body}
 
 
-P = ParamSpec("P")
+class Calls:
+    """Every call of both clients.
+
+    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
+    attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
+    it. A prediction may be computed twice when an attempt is repeated.
+    """
+
+    def __init__(
+        self, wire: _Wire, timeout_s: float, max_attempts: int, clock: Clock | None, rng: random.Random | None
+    ) -> None:
+        self._wire = wire
+        self._timeout_s = timeout_s
+        self._max_attempts = max_attempts
+        self._clock = clock or MonotonicClock()
+        self._rng = rng or random.Random()
+        self._known: dict[str, Any] = {}
+        """The model's metadata, once it was asked for."""
+        self._known_name: str | None = None
+        """The model's, likewise."""
+
+    async def predict(
+        self,
+        given: Input,
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
+    ) -> Prediction:
+        """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
+
+        `truncate` cuts a text beyond the model's length instead of refusing it. Answers of many numbers are arrays;
+        `in_words`, those to image files are what `POST /predict` says in JSON: a class map is a PNG file in base64,
+        with the classes that are there, and keypoints have their joints' names.
+        """
+        body = await self._body([given], given, truncate=truncate, in_words=in_words)
+        [prediction] = await self._predictions(body, 1, timeout_s, request_id)
+        return prediction
+
+    async def predict_many(
+        self,
+        given: Sequence[Input],
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
+    ) -> list[Prediction]:
+        """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
+        if isinstance(given, str | bytes | Path | Mapping):
+            raise InputError("predict_many takes a list of inputs; predict takes one")
+        rows = list(given)
+        if not rows:
+            return []
+        body = await self._body(rows, rows, truncate=truncate, in_words=in_words)
+        return await self._predictions(body, len(rows), timeout_s, request_id)
+
+    async def live(self) -> bool:
+        """Whether the server runs; a server that cannot be reached does not."""
+        return _is_ok(await self._ask("live", self._timeout_s))
+
+    async def ready(self) -> bool:
+        """Whether the server would take a prediction now."""
+        return _is_ok(await self._ask("ready", self._timeout_s))
+
+    async def metadata(self, name: str | None = None) -> dict[str, Any]:
+        """Ask what the server knows of the model `name`, or about the one it serves."""
+        return dict(await self._order("model_metadata", model=name or await self._served_model()))
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Return as soon as the server is ready; raises DeadlineError after `timeout_s`."""
+        if not await self._asked_until(_is_ok, "ready", self._clock.now_s() + timeout_s, READY_POLL_S):
+            raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
+
+    async def generates(self) -> dict[str, Any]:
+        """What the server says of a model that generates: its `max_model_len`, and in `offramp` its `ramps`."""
+        return dict((await self._order("models"))["data"][0])
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """Go on with a text, or answer messages; `Options` says what may be asked."""
+        request_id = options.get("request_id") or _new_id()
+        return read_generation(await self._generated(prompt, options, request_id, streams=False), request_id)
+
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncPieces:
+        """The same, piece by piece: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
+        request_id = options.get("request_id") or _new_id()
+        response = await self._generated(prompt, options, request_id, streams=True)
+        return AsyncPieces(self._wire, response, Reading(request_id))
+
+    async def versions(self) -> list[Row]:
+        """Every model and version on the server's cluster, and its state."""
+        return list(await self._order("index", {}))
+
+    async def canary(self) -> dict[str, Any]:
+        """The default version and the canary, side by side."""
+        return await self._order_of_model("canary")
+
+    async def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
+        """Let a version answer a share of the requests that name none; ask both for `compare_share` of them."""
+        body: dict[str, object] = {"version": version, "share": share, "compare_share": compare_share}
+        return await self._order_of_model("set_canary", body)
+
+    async def end_canary(self) -> dict[str, Any]:
+        """Let the default version answer all requests that name none."""
+        return await self._order_of_model("end_canary")
+
+    async def promote(self, version: str) -> dict[str, Any]:
+        """Make a version the default one."""
+        return await self._order_of_model("set_default", {"version": version})
+
+    async def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
+        """Start a version, by its settings as JSON or from the server's folder, and wait until it is ready."""
+        parameters = {"version": version} if settings is None else {"version": version, "config": settings}
+        await self._order("load", {"parameters": parameters}, model=model)
+
+        def is_ready(row: Row | None) -> bool:
+            if row is not None and row["state"] == "UNAVAILABLE":
+                raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
+            return row is not None and row["state"] == "READY"
+
+        until_s = self._clock.now_s() + timeout_s
+        await self._wait(model, version, is_ready, timeout_s)
+        if not await self._asked_until(_is_served, "model_ready", until_s, POLL_S, model=model, version=version):
+            raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
+
+    async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
+        """End a version, and wait until it is gone."""
+        await self._order("unload", {"parameters": {"version": version}}, model=model)
+        await self._wait(model, version, lambda row: row is None or row["state"] == "UNAVAILABLE", timeout_s)
+
+    async def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> None:
+        """Until the index has it so; raises DeadlineError."""
+        until_s = self._clock.now_s() + timeout_s
+        while True:
+            rows = await self.versions()
+            row = next((each for each in rows if (each["name"], each["version"]) == (model, version)), None)
+            if is_so(row):
+                return
+            if self._clock.now_s() + POLL_S >= until_s:
+                state = "not there" if row is None else row["state"]
+                raise DeadlineError(f"version {version!r} of {model!r} is {state} after {timeout_s:g} s")
+            await self._wire.sleep(POLL_S)
+
+    async def _body(
+        self, rows: Sequence[Input], as_json: object, *, truncate: bool, in_words: bool
+    ) -> dict[str, object] | TensorBody:
+        """`as_json`: the same inputs in JSON, if they are texts."""
+        if travel_as_json(rows):
+            return predict_body(as_json, truncate=truncate)
+        if not self._known:
+            self._known.update(await self.metadata())
+        if in_words and answers_are_large(self._known) and (files := files_as_json(rows)) is not None:
+            return predict_body(files, truncate=truncate)
+        return tensor_body(rows, self._known, {"truncate": True} if truncate else {})
+
+    async def _predictions(
+        self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
+    ) -> list[Prediction]:
+        path = body.path if isinstance(body, TensorBody) else path_of("predict")
+        request = _Request(method="POST", path=path, request_id=request_id or _new_id(), body=body)
+        payload = await self._exchange(request, self._timeout_s if timeout_s is None else timeout_s)
+        return read_predictions(payload, num_inputs=num_inputs, request_id=request.request_id)
+
+    async def _generated(self, prompt: Prompt, options: Options, request_id: str, *, streams: bool) -> Any:
+        if self._known_name is None:
+            self._known_name = await self._served_model()
+        request = _Request(
+            method="POST",
+            path=path_of("completions" if isinstance(prompt, str) else "chat"),
+            request_id=request_id,
+            body=generate_body(prompt, self._known_name, options, streams=streams),
+            streams=streams,
+            # Of a stream the limit is on each wait for a part, which is the client's own affair.
+            tells_timeout=not streams or "timeout_s" in options,
+        )
+        return await self._exchange(request, options.get("timeout_s", self._timeout_s))
+
+    async def _served_model(self) -> str:
+        """The model's name in an answer to `GET /v2`: the first of its `models`, else the server's own name."""
+        match server := await self._order("server_metadata"):
+            case {"models": [str(name), *_]} | {"models": [{"name": str(name)}, *_]} | {"name": str(name)}:
+                return name
+        raise OfframpError(f"the server names no model: {server!r:.200}")
+
+    async def _order_of_model(self, operation: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+        return dict(await self._order(operation, body, model=await self._served_model()))
+
+    async def _order(self, operation: str, body: dict[str, object] | None = None, **named: str) -> Any:
+        """The server's answer to an operation that may be repeated; `named` are the parts of its path."""
+        return await self._exchange(_request(operation, body, **named), self._timeout_s)
+
+    async def _exchange(self, request: _Request, timeout_s: float) -> Any:
+        """Send, again where that may help, always under the same id; the answer's JSON, or the error it means."""
+        until_s, left_s, attempt = self._clock.now_s() + timeout_s, timeout_s, 0
+        while True:
+            attempt += 1
+            outcome = await self._attempt(request, left_s)
+            left_s = until_s - self._clock.now_s()
+            wait_s = retry_wait_s(
+                outcome, attempt=attempt, max_attempts=self._max_attempts, left_s=left_s, jitter=self._rng.random()
+            )
+            if wait_s is None:
+                return _answer(outcome, request.request_id)
+            left_s -= wait_s
+            await self._wire.sleep(wait_s)
+
+    async def _asked_until(
+        self, is_so: Callable[[Outcome], bool], operation: str, until_s: float, poll_s: float, **named: str
+    ) -> bool:
+        """Ask again and again until the answer is as wanted; False where the time is up before."""
+        left_s = until_s - self._clock.now_s()
+        while left_s > 0:
+            if is_so(await self._ask(operation, left_s, **named)):
+                return True
+            left_s = until_s - self._clock.now_s() - poll_s
+            if left_s > 0:
+                await self._wire.sleep(poll_s)
+        return False
+
+    async def _ask(self, operation: str, timeout_s: float, **named: str) -> Outcome:
+        """What comes of an operation that is sent once."""
+        return await self._attempt(_request(operation, None, **named), timeout_s)
+
+    async def _attempt(self, request: _Request, timeout_s: float) -> Outcome:
+        http = self._wire.http
+        built = http.build_request(**request.arguments(timeout_s))
+        try:
+            response = await self._wire.send(built, streams=request.streams)
+        except httpx.TimeoutException:
+            return NoReply(kind="timeout", message=f"no answer from {http.base_url} within {timeout_s:g} s")
+        except httpx.RequestError as error:
+            words = error or type(error).__name__
+            return NoReply(kind="connection", message=f"no connection to {http.base_url}: {words}")
+        if request.streams and response.status_code == HTTPStatus.OK:
+            return Reply(status=HTTPStatus.OK, payload=response)
+        retry_after, json_length = map(response.headers.get, ("Retry-After", JSON_LENGTH_HEADER))
+        return read_reply(response.status_code, response.content, retry_after, json_length)
 
 
-def _blocking(flow: Callable[Concatenate[Flows, P], Flow[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Returns the flow as a method of `Client`."""
+class AsyncClient(Calls):
+    """The client for asyncio: the calls of `Client`, awaited."""
 
-    @wraps(flow)
-    def call(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return client._run(flow(client._flows, *arguments, **options))
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        timeout_s: float = 30.0,
+        max_attempts: int = 4,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        api_key: str | None = None,
+        compressed: bool = False,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Coroutine[Any, Any, object]] = asyncio.sleep,
+    ) -> None:
+        http = httpx.AsyncClient(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
+        super().__init__(_Awaited(http, sleep), timeout_s, max_attempts, clock, rng)
+        self._http = http
 
-    return call
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
 
 
-def _awaited(
-    flow: Callable[Concatenate[Flows, P], Flow[T]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Returns the flow as a method of `AsyncClient`."""
+def _finished(call: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never suspends."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("a call of the blocking client has suspended")
 
-    @wraps(flow)
-    async def call(client: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return await client._run(flow(client._flows, *arguments, **options))
 
-    return call
+def _blocking(call: Callable[Concatenate[Calls, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Client, P], T]:
+    """Returns the call as a method of `Client`."""
+
+    @wraps(call)
+    def blocking(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return _finished(call(client._calls, *arguments, **options))
+
+    return blocking
 
 
 class Client:
     """A blocking client; a context manager, safe to share between threads.
 
-    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
-    attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
-    it. A prediction may be computed twice when an attempt is repeated. `api_key` is sent with every request: over plain
-    http every machine on the way can read it. `compressed`: have large answers compressed, which costs both sides more
-    than it saves on a fast network.
+    Its methods are those of `Calls`, which says what they raise and how long they wait. `api_key` is sent with every
+    request: over plain http every machine on the way can read it. `compressed`: have large answers compressed, which
+    costs both sides more than it saves on a fast network.
     """
 
     def __init__(
@@ -160,162 +506,68 @@ class Client:
         rng: random.Random | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._flows = _flows(timeout_s, max_attempts, clock, rng)
         self._http = httpx.Client(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
-        self._sleep = sleep
+        self._calls = Calls(_Blocking(self._http, sleep), timeout_s, max_attempts, clock, rng)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    predict = _blocking(Flows.predict)
-    predict_many = _blocking(Flows.predict_many)
-    generate = _blocking(Flows.generate)
-    generates = _blocking(Flows.generates)
-    live = _blocking(Flows.live)
-    ready = _blocking(Flows.ready)
-    metadata = _blocking(Flows.metadata)
-    versions = _blocking(Flows.versions)
-    canary = _blocking(Flows.canary)
-    set_canary = _blocking(Flows.set_canary)
-    end_canary = _blocking(Flows.end_canary)
-    promote = _blocking(Flows.promote)
-    load = _blocking(Flows.load)
-    unload = _blocking(Flows.unload)
-    wait_until_ready = _blocking(Flows.wait_until_ready)
+    predict = _blocking(Calls.predict)
+    predict_many = _blocking(Calls.predict_many)
+    generate = _blocking(Calls.generate)
+    generates = _blocking(Calls.generates)
+    live = _blocking(Calls.live)
+    ready = _blocking(Calls.ready)
+    metadata = _blocking(Calls.metadata)
+    versions = _blocking(Calls.versions)
+    canary = _blocking(Calls.canary)
+    set_canary = _blocking(Calls.set_canary)
+    end_canary = _blocking(Calls.end_canary)
+    promote = _blocking(Calls.promote)
+    load = _blocking(Calls.load)
+    unload = _blocking(Calls.unload)
+    wait_until_ready = _blocking(Calls.wait_until_ready)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Pieces:
         """The same, piece by piece: `with client.stream("Once") as pieces: for piece in pieces: ...`."""
-        return Pieces(*self._run(self._flows.stream(prompt, options)))
-
-    def _run(self, flow: Flow[T]) -> T:
-        try:
-            send = next(flow)
-            while True:
-                send = flow.send(self._perform(send))
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    def _perform(self, send: Send) -> Reply | NoReply:
-        if send.after_s > 0:
-            self._sleep(send.after_s)
-        request = self._http.build_request(**send.arguments())
-        try:
-            response = self._http.send(request, stream=send.streams)
-            if send.streams and response.status_code == OPEN:
-                return Reply(status=OPEN, payload=response)
-            response.read()
-            return _reply(response)
-        except httpx.RequestError as error:
-            return _no_reply(error, self._http.base_url, send)
+        return Pieces(_finished(self._calls.stream(prompt, **options)))
 
 
-class AsyncClient:
-    """`Client` for asyncio: the same calls, awaited."""
-
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        timeout_s: float = 30.0,
-        max_attempts: int = 4,
-        transport: httpx.AsyncBaseTransport | None = None,
-        *,
-        api_key: str | None = None,
-        compressed: bool = False,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._flows = _flows(timeout_s, max_attempts, clock, rng)
-        self._http = httpx.AsyncClient(
-            base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed)
-        )
-        self._sleep = sleep
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    predict = _awaited(Flows.predict)
-    predict_many = _awaited(Flows.predict_many)
-    generate = _awaited(Flows.generate)
-    generates = _awaited(Flows.generates)
-    live = _awaited(Flows.live)
-    ready = _awaited(Flows.ready)
-    metadata = _awaited(Flows.metadata)
-    versions = _awaited(Flows.versions)
-    canary = _awaited(Flows.canary)
-    set_canary = _awaited(Flows.set_canary)
-    end_canary = _awaited(Flows.end_canary)
-    promote = _awaited(Flows.promote)
-    load = _awaited(Flows.load)
-    unload = _awaited(Flows.unload)
-    wait_until_ready = _awaited(Flows.wait_until_ready)
-
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncPieces:
-        return AsyncPieces(*await self._run(self._flows.stream(prompt, options)))
-
-    async def _run(self, flow: Flow[T]) -> T:
-        try:
-            send = next(flow)
-            while True:
-                send = flow.send(await self._perform(send))
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    async def _perform(self, send: Send) -> Reply | NoReply:
-        if send.after_s > 0:
-            await self._sleep(send.after_s)
-        request = self._http.build_request(**send.arguments())
-        try:
-            response = await self._http.send(request, stream=send.streams)
-            if send.streams and response.status_code == OPEN:
-                return Reply(status=OPEN, payload=response)
-            await response.aread()
-            return _reply(response)
-        except httpx.RequestError as error:
-            return _no_reply(error, self._http.base_url, send)
+def _request(operation: str, body: dict[str, object] | None, **named: str) -> _Request:
+    method, path = OPERATION_BY_NAME[operation].method, path_of(operation, **named)
+    return _Request(method=method, path=path, request_id=_new_id(), body=body, tells_timeout=False)
 
 
-def _flows(timeout_s: float, max_attempts: int, clock: Clock | None, rng: random.Random | None) -> Flows:
-    return Flows(
-        timeout_s=timeout_s,
-        max_attempts=max_attempts,
-        clock=clock or MonotonicClock(),
-        rng=rng or random.Random(),
-    )
+def _is_ok(outcome: Outcome) -> bool:
+    return isinstance(outcome, Reply) and outcome.status == HTTPStatus.OK
+
+
+def _is_served(outcome: Outcome) -> bool:
+    """Whether a version answers under its path; one with a route prefix of its own is not found there.
+
+    Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
+    """
+    return isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def _answer(outcome: Outcome, request_id: str) -> Any:
+    if isinstance(outcome, Reply) and error_kind(outcome) is None:
+        return outcome.payload
+    error = error_of(outcome)
+    error.add_note(f"request id {request_id}")
+    raise error
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
 
 
 def _headers(api_key: str | None, *, compressed: bool) -> dict[str, str]:
     return {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
-
-
-def _reply(response: httpx.Response) -> Reply:
-    headers = response.headers
-    return read_reply(
-        response.status_code, response.content, headers.get("Retry-After"), headers.get(JSON_LENGTH_HEADER)
-    )
-
-
-def _no_reply(error: httpx.RequestError, url: httpx.URL, send: Send) -> NoReply:
-    if isinstance(error, httpx.TimeoutException):
-        return NoReply(kind="timeout", message=f"no answer from {url} within {send.timeout_s:g} s")
-    return NoReply(kind="connection", message=f"no connection to {url}: {error or type(error).__name__}")
