@@ -126,9 +126,12 @@ def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         kind = str
     elif get_origin(kind) is tuple and get_args(kind)[0] in (int, float):  # numbers separated by commas
         kind, default = str, default and ",".join(map(str, default))
-    elif get_origin(kind) in (tuple, list):
-        kind = list[_kind(get_args(kind)[0])]  # type: ignore[misc] # known only when it runs
-    bounds = {key: getattr(each, key) for each in field.metadata for key in ("ge", "le") if hasattr(each, key)}
+    limits = list(field.metadata)
+    if get_origin(kind) in (tuple, list):
+        [item, *_] = get_args(kind)
+        limits += [each for said in getattr(item, "__metadata__", ()) for each in said.metadata]
+        kind = list[_kind(item)]  # type: ignore[misc] # known only when it runs
+    bounds = {key: getattr(each, key) for each in limits for key in ("ge", "le") if hasattr(each, key)}
     if kind is int or len(bounds) > 1:  # typer says less of a float's one bound than pydantic does
         option |= {typers: bounds[ours] for ours, typers in (("ge", "min"), ("le", "max")) if ours in bounds}
     extra = field.json_schema_extra

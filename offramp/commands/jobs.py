@@ -107,7 +107,7 @@ RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "de
 class ChainJob(Printed):
     """Put small models before a large one: inputs that a model is not sure of go on to the next."""
 
-    models: tuple[Path, ...] = Field(json_schema_extra={"argument": "MODELS..."})
+    models: tuple[Path, ...] = Field(json_schema_extra={"argument": "MODELS"})
     """Folders of calibrated models, the smallest first, the reference last."""
     out: Path
     """Folder to write the chain to, which names the models' folders."""
@@ -228,7 +228,9 @@ class TrainJob(NewModel):
             from earlyexit.training.augmentation import Augmentation
 
             given = {"augmentation": Augmentation()} | given
-        return given if given.get("task") else given | {"task": default_task(given.get("backbone", ""))}
+        if given.get("task"):
+            return given
+        return given | {"task": default_task(given.get("backbone") or cls.model_fields["backbone"].default)}
 
     @model_validator(mode="after")
     def _agrees(self) -> TrainJob:

@@ -1,4 +1,4 @@
-"""The options that several commands share, and those of the commands that plan, simulate, forecast and ask.
+"""The options that several commands share, and those of the commands that plan, simulate, ask and look after services.
 
 Like all models of options they load neither torch nor numpy, for a shell that completes loads them.
 """
@@ -6,11 +6,11 @@ Like all models of options they load neither torch nor numpy, for a shell that c
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
@@ -83,7 +83,7 @@ class BenchOptions(Printed, Asks, BenchJob):
 class PredictOptions(Printed, Asks, PredictJob):
     """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
 
-    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "[TEXTS]..."})
+    texts: tuple[str, ...] = Field(default=(), json_schema_extra={"argument": "TEXTS"})
     """Texts, or paths of images, or a pair of texts, or - for a text a line from standard input."""
 
 
@@ -127,7 +127,7 @@ class DoctorJob(Printed):
     Starts nothing, and changes nothing.
     """
 
-    targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "[MODEL_OR_SERVICE]..."})
+    targets: tuple[Path, ...] = Field(default=(), json_schema_extra={"argument": "MODEL_OR_SERVICE"})
     """Model folders and service files to look at as well."""
     port: list[Annotated[int, Field(ge=1, le=65535)]] | None = None
     """Port wanted, may be repeated. None: 8000."""
@@ -260,3 +260,132 @@ class SimulateJob(Printed, OfProblem, OfOrder):
                 "--duration"
             )
         return self
+
+
+class OfService(Job):
+    """A service file."""
+
+    service: Path = Field(json_schema_extra={"argument": "SERVICE"})
+    """Service file, YAML or JSON."""
+    at: str | None = None
+    """Folder where the nodes find model/, exit records and state. None: as here."""
+
+    @field_validator("at")
+    @classmethod
+    def _is_absolute(cls, at: str | None) -> str | None:
+        if at is not None and not PurePosixPath(at).is_absolute():
+            raise InputError(f"--at {at}: an absolute folder of the nodes is needed")
+        return at
+
+
+class OfCluster(Job):
+    """A Ray cluster."""
+
+    address: Address = "http://127.0.0.1:8265"
+    """Ray's dashboard."""
+
+
+class OfRoot(Job):
+    """The service of a cluster that knows all versions of its models."""
+
+    url: Address = "http://127.0.0.1:8000"
+    """The service at the root."""
+
+
+class Waits(Job):
+    """A command that ends when something is done."""
+
+    timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """How long to wait until it is done."""
+
+
+class RenderJob(OfService):
+    """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
+
+    kuberay: bool = False
+    """A RayService instead of a Serve config."""
+    image: str = "offramp"
+    """For --kuberay: image with Ray and this repository."""
+    claim: str = "offramp"
+    """For --kuberay: volume claim that all pods mount."""
+    redis: str | None = None
+    """For --kuberay: host:port of a Redis, by which the service outlives Ray's head."""
+    redis_secret: str | None = None
+    """For --redis: the secret of Kubernetes with its `password`. None: none."""
+    settings: bool = False
+    """Only the settings, as a repository's folder keeps them."""
+    out: Path | None = None
+    """File to write. None: print."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RenderJob:
+        if self.kuberay and self.settings:
+            raise InputError("--kuberay and --settings are two things: give one of them")
+        if (self.redis is not None and not self.kuberay) or (self.redis_secret is not None and self.redis is None):
+            raise InputError("--redis goes with --kuberay, and --redis-secret with --redis")
+        return self
+
+
+class DeployJob(Waits, OfCluster, OfService):
+    """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
+
+
+class StatusJob(Printed, KeyFile, OfCluster):
+    """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
+
+    url: Address | None = None
+    """The service, for its plan. None: Serve's port beside the dashboard."""
+
+
+class DeleteJob(Waits, OfCluster):
+    """End one application of a Ray cluster; the others stay."""
+
+    name: str = Field(json_schema_extra={"argument": "NAME"})
+    """The application's name."""
+
+
+class VersionsJob(Printed, OfRoot):
+    """List the models and versions of a cluster, and their states."""
+
+
+class CanaryJob(Printed, OfRoot):
+    """Let a version answer a share of the requests, or say how default and canary compare."""
+
+    version: str | None = None
+    """The version on trial. None: say how it goes."""
+    share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the requests that it answers."""
+    compare: float = Field(default=0.0, ge=0, le=1)
+    """Share of the requests that both versions are asked."""
+    end: bool = False
+    """Send all requests to the default version again."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> CanaryJob:
+        if self.end and self.version is not None:
+            raise InputError("--end ends the canary, --version begins one: give one of them")
+        if self.version is None and (self.share or self.compare):
+            raise InputError("--share and --compare need --version")
+        return self
+
+
+class OfVersion(OfRoot):
+    """A version."""
+
+    version: str
+    """The version."""
+
+
+class PromoteJob(Printed, OfVersion):
+    """Let a version answer all requests that name none."""
+
+
+class LoadJob(Waits, OfRoot, OfService):
+    """Start a service file's version beside the others, and wait until it is ready."""
+
+
+class UnloadJob(Waits, OfVersion):
+    """End a version that no request is sent to, and wait until it is gone."""
+
+    model: str = Field(json_schema_extra={"argument": "MODEL"})
+    """The model's name."""

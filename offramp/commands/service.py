@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,6 +31,7 @@ from deployments.local_ray.applications import check_devices, claimed, with_appl
 from deployments.local_ray.start import HAPROXY, THROUGHPUT
 from earlyexit.clock import MonotonicClock
 from offramp.client.protocol import find_api_key, key_header
+from offramp.commands.options import DeleteJob, DeployJob, OfService, RenderJob, StatusJob
 from offramp.commands.output import in_a_folder, make_table, show
 from offramp.spec.deploying import (
     Dashboard,
@@ -40,19 +41,21 @@ from offramp.spec.deploying import (
     wait_until_gone,
     wait_until_running,
 )
-from offramp.spec.file import Service, at_folder, read_service
-from offramp.spec.jobs import DeleteJob, DeployJob, RenderJob, StatusJob
+
+if TYPE_CHECKING:
+    from offramp.spec.file import Service
 
 
 def render(job: RenderJob) -> None:
     """Print the file, or write it."""
     in_a_folder("out", job.out)
+    found = _read(job)
     if job.settings:
-        text = moved(read_service(job.service), job.at).settings.model_dump_json(indent=2) + "\n"
+        text = moved(found, job.at).settings.model_dump_json(indent=2) + "\n"
     elif job.kuberay:
-        text = to_yaml(_manifest(read_service(job.service), job))
+        text = to_yaml(_manifest(found, job))
     else:
-        text = to_yaml(_config(moved(read_service(job.service), job.at)))
+        text = to_yaml(_config(moved(found, job.at)))
     if job.out is None:
         print(text, end="")
     else:
@@ -61,7 +64,7 @@ def render(job: RenderJob) -> None:
 
 def deploy(job: DeployJob) -> None:
     """Put the service among the applications of the cluster, and wait until it runs."""
-    found = moved(read_service(job.service), job.at)
+    found = moved(_read(job), job.at)
     with _dashboard(job.address) as dashboard:
         serve = dashboard.serve()
         check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
@@ -91,9 +94,19 @@ def delete(job: DeleteJob) -> None:
     print(f"{job.name} is gone")
 
 
+def _read(job: OfService) -> Service:
+    from offramp.spec.file import read_service  # which loads the planner: `status` and `delete` do without
+
+    return read_service(job.service)
+
+
 def moved(service: Service, at: str | None) -> Service:
     """A service whose nodes find its files in another folder."""
-    return service if at is None else replace(service, settings=at_folder(service.settings, PurePosixPath(at)))
+    if at is None:
+        return service
+    from offramp.spec.file import at_folder
+
+    return replace(service, settings=at_folder(service.settings, PurePosixPath(at)))
 
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:

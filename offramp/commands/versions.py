@@ -11,10 +11,8 @@ from rich.table import Table
 
 from earlyexit.network.store import read_card
 from offramp.client.client import Client
+from offramp.commands.options import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
 from offramp.commands.output import make_table, show
-from offramp.commands.service import moved
-from offramp.spec.file import read_service
-from offramp.spec.jobs import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
 
 
 def versions(job: VersionsJob) -> None:
@@ -48,6 +46,9 @@ def promote(job: PromoteJob) -> None:
 
 def load(job: LoadJob) -> None:
     """Start the version, and wait until it is ready."""
+    from offramp.commands.service import moved  # these load all that a service consists of
+    from offramp.spec.file import read_service
+
     found = read_service(job.service)
     model, settings = read_card(Path(found.settings.model)).name, moved(found, job.at).settings
     with Client(job.url) as client:

@@ -287,3 +287,18 @@ def test_help_shows_no_type_beside_a_flag(capsys: Captured) -> None:
     said = capsys.readouterr().out
     assert "--joint" in said
     assert "bool" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("chain", " {MODELS}... "),
+        ("predict", " [TEXTS]... "),
+        ("doctor", " [MODEL_OR_SERVICE]... "),
+        ("doctor", "65535"),
+    ],
+)
+def test_help_shows_arguments_once_and_the_range_of_each_item(command: str, shown: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert shown in capsys.readouterr().out

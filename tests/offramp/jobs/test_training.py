@@ -16,6 +16,14 @@ def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
     return TrainJob(backbone=str(checkpoint), name="m", epochs=1, joint=joint, source="d.csv")
 
 
+def test_a_default_backbone_has_nothing_to_do_with_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{broken", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert TrainJob(name="m").task == "label"
+
+
 def test_training_into_a_calibrated_folder_forgets_the_calibration(checkpoint: Path, data: Path, model: Path) -> None:
     for name in ("calibration.json", "exit_records.npz"):
         (model / name).write_text("of the model before", encoding="utf-8")
