@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from earlyexit.codecs.base import Codec
+from earlyexit.codecs.chain import ChainCodec
 from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.named import HopDtype
@@ -20,6 +21,9 @@ from earlyexit.sequences.sequence import sequence_of
 
 NUM_BLOCKS = 6
 RAMPS = (0, 2, 3)
+NETWORKS = (2, 6)
+"""Where the networks of a chain end; a service of one network has all blocks in it."""
+STARTS = (0, *NETWORKS[:-1])
 MODULUS = 1_000_003
 POISON = 1_000_000
 """The model fails on inputs of this number."""
@@ -31,11 +35,18 @@ def after(number: int, block: int) -> int:
     return (number * 31 + block + 1) % MODULUS
 
 
-def value_of(number: int, exit_block: int) -> int:
-    """The answer of an input that left after a block."""
-    for block in range(exit_block + 1):
+def value_of(number: int, exit_block: int, networks: Sequence[int] = ()) -> int:
+    """The answer of an input that left after a block: of the blocks of that block's network alone."""
+    start = max((end for end in networks if end <= exit_block), default=0)
+    number = as_encoded(number, start)
+    for block in range(start, exit_block + 1):
         number = after(number, block)
     return number
+
+
+def as_encoded(number: int, start: int) -> int:
+    """What the network that starts with a block is given of an input: each has an encoding of its own."""
+    return number + start
 
 
 def score_of(number: int, ramp: int) -> float:
@@ -238,6 +249,10 @@ class NumberCodec(Codec[int]):
 
     name: ClassVar[str] = "number"
 
+    def __init__(self, start: int = 0) -> None:
+        """`start`: the first block of the network that it encodes for."""
+        self._start = start
+
     @property
     def inputs(self) -> Any:
         raise NotImplementedError
@@ -256,7 +271,20 @@ class NumberCodec(Codec[int]):
         raise NotImplementedError
 
     def encode(self, rows: Sequence[int], *, truncate: bool = False) -> list[Encoded]:
+        given = [as_encoded(number, self._start) for number in rows]
         return [
-            Encoded(length := number % 5 + 1, (np.ones(length, dtype=np.int32), np.array([[number, number]])))
-            for number in rows
+            Encoded(length := each % 5 + 1, (np.ones(length, dtype=np.int32), np.array([[number, each]])))
+            for number, each in zip(rows, given, strict=True)
         ]
+
+    def surely_takes(self, row: int) -> bool:
+        return True
+
+
+class NumbersOfNetworks(ChainCodec):
+    """The codecs of a chain's networks, each of which gets another number."""
+
+    def __init__(self) -> None:
+        names = [f"m{end}" for end in NETWORKS]
+        super().__init__([{"name": "text", "max_length": 8}] * len(names), names)
+        self.members = tuple(map(NumberCodec, STARTS))

@@ -11,9 +11,10 @@ from typing import Any
 from deployments.api.generation import GenerateRequest, GenerateService
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
+from deployments.ingress.build import encode_of
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
-from deployments.ingress.dispatcher import Dispatcher, sample_id_of
+from deployments.ingress.dispatcher import Dispatcher, encoder_of, sample_id_of
 from deployments.ingress.link import LinkTransport, ReplicaLink
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
@@ -30,7 +31,18 @@ from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 from simulator.events import ENDS, Events
 from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
-from tests.simulation.model import NUM_BLOCKS, RAMPS, Arithmetic, NumberCodec, score_of, state_of, token_of, value_of
+from tests.simulation.model import (
+    NUM_BLOCKS,
+    RAMPS,
+    STARTS,
+    Arithmetic,
+    NumberCodec,
+    NumbersOfNetworks,
+    score_of,
+    state_of,
+    token_of,
+    value_of,
+)
 from tests.simulation.network import HOST, Network
 
 CALIBRATED = dict.fromkeys(RAMPS, 0.6)
@@ -106,7 +118,8 @@ class Replica:
         self.runner = Arithmetic(watch.ran, sequences=watch.sequences)
         self.server = CallServer(loop)
         VirtualDriver.replica = self
-        self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver)
+        starts = STARTS if watch.networks else ()
+        self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver, starts=starts)
 
     async def start(self, assignment: Assignment | None) -> Address:
         if assignment is not None:
@@ -130,8 +143,8 @@ class Replica:
 class WatchedDispatcher(Dispatcher):
     """The live dispatcher; writes down what it took, and holds every outcome against that."""
 
-    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, metrics: Any) -> None:
-        super().__init__(core, ways, clock, metrics)
+    def __init__(self, watch: Watcher, core: Any, ways: Any, clock: Any, metrics: Any, encoder: Any) -> None:
+        super().__init__(core, ways, clock, metrics, encoder=encoder)
         self._watch = watch
         self.open: set[PendingInput] = set()
         """Inputs that were admitted and have no outcome."""
@@ -211,8 +224,10 @@ class Ingress:
             probe_share=settings.probe_share,
         )
         self.core = IngressCore(name, placed, ways, rules, self.rng)
-        self.dispatcher = WatchedDispatcher(watch, self.core, ways, loop.events, Uncounted())
-        self.service = InferService(NumberCodec(), self.dispatcher, settings, loop.events)
+        codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
+        encoder, encode = encoder_of(name, codec), encode_of(codec, self.core)
+        self.dispatcher = WatchedDispatcher(watch, self.core, ways, loop.events, Uncounted(), encoder)
+        self.service = InferService(codec, self.dispatcher, settings, loop.events, encode=encode)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
         )
@@ -247,6 +262,8 @@ class Watcher:
 
     seed: int
     sequences: bool
+    networks: tuple[int, ...]
+    """The ends of the networks, where the service has a chain of them."""
     clock: Events
     wrong: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -293,7 +310,8 @@ async def ask(ingress: Ingress, numbers: Sequence[int], timeout_s: float | None)
         late_s = watch.clock.time_s - arrived_s - (timeout_s or 1e9)
         watch.expect(not ingress.is_alive or late_s < 0.1, "a caller hears something by its deadline")
     for number, answer in zip(numbers, answers, strict=True):
-        watch.expect(answer.value == value_of(number, answer.exit), "an answer is of all blocks before its exit")
+        value = value_of(number, answer.exit, watch.networks)
+        watch.expect(answer.value == value, "an answer is of all blocks of its network up to its exit")
         is_sure = is_sure_enough(number, answer.exit)
         watch.expect(is_sure, "no threshold is looser than its calibration")
     return "answered"

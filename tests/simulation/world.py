@@ -35,7 +35,7 @@ from profiles.table import LatencyTable
 from simulator.events import CONTROLS, Events
 from simulator.fleet import AcceleratorPool
 from tests.deployments.control.control_fakes import ToldTuner
-from tests.simulation.model import NUM_BLOCKS, POISON, RAMPS
+from tests.simulation.model import NETWORKS, NUM_BLOCKS, POISON, RAMPS
 from tests.simulation.network import Network, VirtualLoop, VirtualSender, Weather
 from tests.simulation.processes import CALIBRATED, Ingress, Replica, VirtualDriver, Watcher, ask, generate
 
@@ -67,12 +67,18 @@ class Tuner(ToldTuner):
 
 
 def random_stages(
-    rng: random.Random, counts: Mapping[str, int], tokens: int | None = None, *, sequences: bool
+    rng: random.Random,
+    counts: Mapping[str, int],
+    tokens: int | None = None,
+    *,
+    sequences: bool,
+    networks: tuple[int, ...] = (),
 ) -> tuple[Stage, ...]:
-    """Any cuts and ramps, on accelerators that there are; at least one of some type."""
+    """Any cuts and ramps, on accelerators that there are; at least one of some type, and the last of the networks."""
     left = {device: count for device, count in counts.items() if count}
     number = min(rng.choice((1, 2, 2, 3)), sum(min(count, SLOTS) for count in left.values()))
-    bounds = [0, *sorted(rng.sample(range(1, NUM_BLOCKS), number - 1)), NUM_BLOCKS]
+    entry = rng.choice((0, 0, *networks[:-1])) if networks else 0
+    bounds = [entry, *sorted(rng.sample(range(entry + 1, NUM_BLOCKS), number - 1)), NUM_BLOCKS]
     used: dict[str, int] = dict.fromkeys(left, 0)
     after_answer = "stop" if sequences else rng.choice(("stop", "stop", "stay"))
     overlap = None if sequences else rng.choice((None, None, 2))
@@ -83,7 +89,8 @@ def random_stages(
         others = number - k - 1
         replicas = rng.randint(1, max(1, left[device] - others))
         left[device] -= replicas
-        cuts = [first, *sorted(rng.sample(range(first + 1, end), min(end - first - 1, rng.choice((0, 0, 1))))), end]
+        cuts = {first, end, *rng.sample(range(first + 1, end), min(end - first - 1, rng.choice((0, 0, 1))))}
+        cuts.update(each for each in networks if first < each < end)
         with_ramps = number == 1 or not sequences
         splits = tuple(
             Split(
@@ -95,13 +102,13 @@ def random_stages(
                 overlap_below=overlap,
                 tokens=tokens,
             )
-            for start, until in pairwise(cuts)
+            for start, until in pairwise(sorted(cuts))
         )
         stages.append(Stage(device=device, replicas=replicas, splits=splits))
     return tuple(stages)
 
 
-def problem() -> PlanProblem:
+def problem(networks: tuple[int, ...]) -> PlanProblem:
     table = LatencyTable.of_rows((1, 2, 3, 4), [[0.003, 0.004, 0.004, 0.005]] * NUM_BLOCKS, [[0.0] * 4] * len(RAMPS))
     return PlanProblem(
         num_blocks=NUM_BLOCKS,
@@ -113,6 +120,7 @@ def problem() -> PlanProblem:
         bytes_per_sample_N=(8.0,) * NUM_BLOCKS,
         slo=Slo(latency_s=5.0),
         objective=MaximizeRate(),
+        networks=networks,
     )
 
 
@@ -151,7 +159,9 @@ class World(Fleet):
         self.rng = rng = random.Random(seed)
         self.events = Events()
         self.sequences = rng.random() < 0.4
-        self.watch = Watcher(seed, self.sequences, self.events)
+        has_networks = not self.sequences and random.Random(f"{seed} networks").random() < 0.3
+        self.networks = NETWORKS if has_networks else ()
+        self.watch = Watcher(seed, self.sequences, self.networks, self.events)
         self.trouble = Trouble.of(rng)
         self.weather = Weather(
             delay_s=rng.choice((0.001, 0.01)),
@@ -167,9 +177,9 @@ class World(Fleet):
         self.loop.set_exception_handler(self._complain)
         self.is_calm = False
         """Whether the faults have stopped."""
-        self.stages = partial(random_stages, sequences=self.sequences)
+        self.stages = partial(random_stages, sequences=self.sequences, networks=self.networks)
         self.chains_rng = random.Random(f"{seed} chains")
-        self.has_chains = not self.sequences and self.chains_rng.random() < 0.4
+        self.has_chains = not self.sequences and not self.networks and self.chains_rng.random() < 0.4
         """Whether plans of operators may have two chains."""
         self.first = initial_placement(replace(self._random_plan(), epoch=1))
         self.settings = ServeSettings.model_validate(
@@ -199,7 +209,7 @@ class World(Fleet):
         self.serial = 0
         self.tasks: set[asyncio.Task[Any]] = set()
         self.history = History.open(Path(":memory:"), "simulation")
-        self.problem = problem()
+        self.problem = problem(self.networks)
         self.controller: ControlLoop | None = None
         self.callers: dict[asyncio.Task[Any], Ingress] = {}
         self.outcomes: list[str] = []
@@ -431,6 +441,7 @@ class World(Fleet):
             stages=stages,
             shares=shares,
             policy=POLICY,
+            networks=self.networks,
             # Deferred batches wait as long as deadlines let them, and patient callers have none.
             dispatch=rng.choice(
                 ("auto", "work-conserving", "auto" if self.is_patient or self.sequences else "deferred")

@@ -246,36 +246,6 @@ def by_tokens(dispatch: Dispatch = "work-conserving") -> Admission:
     return Admission(expected, slo_s=1.0, num_ingresses=1)
 
 
-def test_at_first_the_tokens_of_what_the_plan_answers_within_the_slo_may_be_inside() -> None:
-    assert by_tokens().limit == pytest.approx(ROOM)
-    assert by_tokens().counts_tokens
-    unknown = Admission(plan(length=LENGTH, rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
-    assert math.isinf(unknown.limit)  # a rate in inputs of nobody knows which length
-
-
-def test_a_short_input_is_let_in_where_a_long_one_would_be_late_by_its_own_tokens() -> None:
-    inside = ROOM - 100
-    assert by_tokens().late_s(90, 1.0, unanswered=inside, now_s=0.0) == 0.0
-    # 500 tokens, of which there is room for 100: the other 400 leave in 400 / 2800 of the SLO.
-    assert by_tokens().late_s(500, 1.0, unanswered=inside, now_s=0.0) == pytest.approx(400 / ROOM)
-
-
-def test_short_inputs_behind_few_long_ones_are_refused_by_the_work_before_them() -> None:
-    assert by_tokens().late_s(10, 1.0, unanswered=5 * 500, now_s=0.0) == 0.0  # five inputs of 500
-    assert by_tokens().late_s(10, 1.0, unanswered=6 * 500, now_s=0.0) == pytest.approx(210 / ROOM)
-
-
-def test_an_input_longer_than_the_limit_is_begun_where_nothing_else_is_inside() -> None:
-    assert by_tokens().late_s(10_000, 1.0, unanswered=0, now_s=0.0) == 0.0
-
-
-def test_where_stages_wait_for_full_batches_there_may_be_the_tokens_of_one_for_every_split_of_every_replica() -> None:
-    admission = by_tokens("deferred")
-    for second in range(60):
-        admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
-    assert admission.limit == pytest.approx((2 * 8 + 4 + 8) * LENGTH)
-
-
 @pytest.mark.parametrize(
     ("tokens", "mean", "full"),
     [
@@ -375,9 +345,6 @@ def test_an_input_that_is_late_by_its_own_length_takes_nobodys_place() -> None:
 # Another plan, which counts otherwise
 
 
-# Another plan, which counts otherwise
-
-
 def test_a_plan_that_counts_tokens_begins_as_far_from_what_it_says_as_the_one_that_counted_inputs_was() -> None:
     admission = Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=1)
     admission.answered(1.2, 60, 1, 0.1)
@@ -405,14 +372,6 @@ def test_before_the_first_input_nothing_is_known_in_another_unit(to_tokens: bool
     assert math.isfinite(admission.limit)
     admission.follow(other)
     assert math.isinf(admission.limit)
-
-
-@pytest.mark.parametrize(("mean", "limit"), [(100.0, 1.0), (0.0, math.inf)], ids=["one-input", "of-no-length"])
-def test_there_is_room_for_one_input_however_long_they_were(mean: float, limit: float) -> None:
-    admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
-    admission.answered(1.2, 60, 60, 0.1)
-    admission.follow(plan(), mean)
-    assert admission.limit == limit
 
 
 def test_a_fall_right_after_a_change_is_bounded_in_the_new_unit() -> None:

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from deployments.ingress.core.calls import (
-    LATENCY_ENDS_S,
     LONGEST_RETRY_S,
     AnswerRate,
     IngressCounts,
@@ -37,15 +36,6 @@ def test_answers_within_the_slo_are_counted(slo_s: float | None, in_slo: int) ->
     assert (counts.answered, counts.in_slo, counts.exits) == (3, in_slo, {3: 3})
 
 
-def test_exits_are_those_of_the_present_plan() -> None:
-    counts = IngressCounts(None)
-    counts.answer(1, [0.1], 1, by_present_plan=True)
-    counts.begin_plan()
-    counts.answer(1, [0.1], 1, by_present_plan=False)
-    counts.answer(2, [0.1], 1, by_present_plan=True)
-    assert (counts.exits, counts.answered) == ({2: 1}, 3)
-
-
 def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
     counts = IngressCounts(None)
     for latency_s in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
@@ -53,12 +43,6 @@ def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were(
     assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 3, 3, 4, 5]
     counts.answer(1, [0.04, 0.03], 2, by_present_plan=True)  # the first in a bucket that was read, both below one end
     assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 5, 5, 6, 7]
-
-
-def test_every_latency_has_an_end() -> None:
-    assert (LATENCY_ENDS_S[0], LATENCY_ENDS_S[-1]) == (0.001, math.inf)
-    assert list(LATENCY_ENDS_S) == sorted(set(LATENCY_ENDS_S))
-    assert latencies_within({}, LATENCY_ENDS_S) == [0] * len(LATENCY_ENDS_S)
 
 
 def test_crossings_are_counted_by_the_network_they_go_to_with_what_they_took_and_the_words_they_lost() -> None:
@@ -80,10 +64,6 @@ def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
         found = counts.crossing_quantile_s(share)
         assert found is not None
         assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
-
-
-def test_without_a_rate_refused_callers_come_back_after_a_second() -> None:
-    assert AnswerRate().seconds_for(1000) == 1.0
 
 
 def test_the_first_second_gives_the_first_rate() -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import HANG_S
-from deployments.ingress.core.inputs import WHOLE, PendingInput
+from deployments.ingress.core.inputs import WHOLE
 from deployments.wire.messages import Assignment
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.network.boundary import Seen, Split
@@ -23,10 +22,8 @@ from tests.deployments.ingress.core.core_world import (
     cascade,
     networks,
     observing,
-    placed,
     single,
     split,
-    stage,
 )
 
 END = 5
@@ -52,14 +49,6 @@ def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_giv
     assert (world.calls[1].inside(), world.inputs["c"].holder) == ([], None)
 
 
-def test_inside_a_network_they_go_on_as_they_are() -> None:
-    world = CoreWorld(networks((SMALL,), (split(2, 4),), (split(4, 6),)))
-    world.submit("ab")
-    world.go_on(0, "ab", block=2)
-    world.go_on(1, "ab", block=4)
-    assert world.log[1:] == ["0 send 1: ab to second for block 2 of network 1", "0 send 2: (ab) to third for block 4"]
-
-
 @pytest.mark.parametrize(
     ("served_by", "slot"),
     [pytest.param(networks((SMALL, LARGE)), "first", id="same stage"), pytest.param(cascade(), "second", id="next")],
@@ -77,32 +66,6 @@ def test_what_is_reserved_for_a_network_is_what_follows_it(served_by: PlacedPlan
     assert [call.reserve_s for call in world.calls] == [0.0, 0.0, 3.0, 0.0]
 
 
-def test_inputs_enter_as_the_plan_of_the_moment_says() -> None:
-    world = CoreWorld(cascade(), calls_per_replica=1)
-    world.submit("a")
-    world.submit("b")
-    world.follow(single(epoch=2))
-    world.submit("c")
-    world.answer(0, "a", block=1)
-    world.follow(cascade(epoch=3))
-    world.answer(1, "b", block=END)
-    world.submit("d")
-    assert [words for words in world.log if "send" in words] == [
-        "0 send 0: a to first for block 0",
-        "0 send 1: bc to first for block 2 of network 1",
-        "0 send 2: d to first for block 0",
-    ]
-
-
-@pytest.mark.parametrize("block", [1, 2])
-def test_inputs_in_a_network_that_the_new_plan_leaves_out_enter_the_next_one_that_it_uses(block: int) -> None:
-    world = CoreWorld(networks((HALVES[0],), (HALVES[1],), (LARGE,)))
-    world.submit("a")
-    world.follow(single(epoch=2))
-    world.go_on(0, "a", block=block)
-    assert world.log[-1] == "0 send 1: a to first for block 2 of network 1"
-
-
 def test_with_three_networks_one_in_between_is_passed_over() -> None:
     world = CoreWorld(networks((FIRST, LAST), ends=THREE))
     world.submit("a")
@@ -112,23 +75,6 @@ def test_with_three_networks_one_in_between_is_passed_over() -> None:
     assert [route.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
     assert (route.entry, route.network, route.used) == (0, 0, (0, 2))
     assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
-
-
-def test_what_fails_after_a_crossing_starts_again_at_the_first_network_of_the_plan() -> None:
-    world = CoreWorld(cascade())
-    world.submit("a")
-    world.go_on(0, "a", block=2)
-    world.fail(1)
-    world.until(1.0)
-    world.fail(2)
-    world.follow(single(epoch=2))
-    world.until(2.0)
-    assert world.log[2:] == [
-        "0.05 again 1 of second",
-        "0.05 send 2: a to first for block 0",
-        "1.05 again 1 of first",
-        "1.05 send 3: a to first for block 2 of network 1",
-    ]
 
 
 def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_out_is_kept() -> None:
@@ -141,15 +87,6 @@ def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_
     world.follow(single(epoch=2))
     world.follow(cascade(epoch=3))
     assert [each.expected_s for each in world.core.route.stages] == [4.0, 0.0]
-
-
-def test_of_a_single_network_nothing_is_entered_but_at_its_begin() -> None:
-    world = CoreWorld(placed(stage(split(0, 4))))
-    world.core.submit([PendingInput(1, 0.0, 9.0)], 0.0)
-    [sent] = world.core.pump(0.0)
-    assert isinstance(sent, SendCall)
-    assert (sent.block, sent.payload, sent.enters) == (0, None, 0)
-    assert not world.core.route.chains[0].crossings
 
 
 def test_admission_counts_what_inputs_cost_as_they_came() -> None:
@@ -273,32 +210,6 @@ def test_a_whole_text_that_fails_or_hangs_costs_its_caller_nothing() -> None:
     hanging.answer(1, "b", block=END)
     hanging.until(20.0)
     assert (hanging.log[-1], hanging.calls[2].inside()) == (f"{10.0 + HANG_S:g} hang up 2", [])
-
-
-def test_what_was_seen_of_both_is_given_up_once_the_end_will_not_be_seen() -> None:
-    world = probing()
-    cross(world, "a")
-    world.now_s = 10.0 + HANG_S + 0.1
-    world.submit("bcde", deadline_s=99.0)  # a new call forgets what is past
-    assert world.awaited(2) == [False]
-
-
-def test_inside_the_network_a_whole_text_goes_on_as_a_probe() -> None:
-    world = probing()
-    cross(world, "a")
-    world.do(world.core.go_on(world.calls[2], world.calls[2].inputs, 4, "(A)", 0.0))
-    assert (world.log[-1], world.calls[3].watch) == ("0 send 3: (A) to second for block 4", "whole")
-
-
-@pytest.mark.parametrize(
-    ("served_by", "share"),
-    [pytest.param(cascade(), 1.0, id="nothing is pruned"), pytest.param(PRUNES, 0.0, id="it is no probe")],
-)
-def test_others_go_on_one_way(served_by: PlacedPlan, share: float) -> None:
-    world = probing(served_by, probe_share=share)
-    world.submit("a")
-    world.go_on(0, "a", block=2)
-    assert world.log[1:] == ["0 send 1: a to second for block 2 of network 1"]
 
 
 def test_of_three_networks_the_whole_text_goes_to_the_last_at_once_and_only_once() -> None:

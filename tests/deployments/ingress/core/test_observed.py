@@ -10,7 +10,7 @@ import pytest
 from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.routes import KVPlacement
 from optimizer.plan import PolicySpec
-from tests.deployments.ingress.core.core_world import CoreWorld, observed_plan, observing, staying
+from tests.deployments.ingress.core.core_world import observed_plan, observing, staying
 
 PATIENCE = PolicySpec(name="patience", patience=2)
 
@@ -56,29 +56,6 @@ def test_early_answers_make_no_room_for_the_next_call_until_inputs_leave() -> No
     assert world.log[1:] == ["0 answer a is a after block 1"]
     world.go_on(0, "a")
     assert world.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
-
-
-@pytest.mark.parametrize(
-    "policy", [PolicySpec(name="confidence", thresholds=0.5), PATIENCE, None], ids=["confidence", "patience", "none"]
-)
-def test_a_policy_with_scores_of_another_unit_is_not_probed(policy: PolicySpec | None) -> None:
-    world = observing(observed_plan(policy, ramps=() if policy is None else (1, 2)))
-    world.submit("a")
-    assert not world.calls[0].probe
-
-
-def test_a_probe_that_a_changed_plan_let_out_counts_for_that_plan() -> None:
-    world = observing(observed_plan(ramps=(1,)))
-    world.submit("a")
-    world.follow(observed_plan(epoch=2, ramps=(2,)))
-    world.see(0, "a", 1)
-    world.go_on(0, "a")
-    world.see(1, "a", 2)
-    world.answer_early(1, "a", block=2)
-    world.see(1, "a", 3)
-    seen = world.observed()
-    assert seen is not None
-    assert seen.active_NR.tolist() == [[False, True]]
 
 
 def test_answered_probes_whose_end_will_not_be_seen_are_not_sent_on() -> None:
@@ -255,8 +232,3 @@ def test_under_a_plan_that_observes_nothing_steps_of_probes_are_as_others_are() 
     world.do(())
     assert [call.probe for call in world.calls] == [True, True, False, False]
     assert (world.placements["x"].is_probe, world.placements["y"].is_probe) == (True, False)
-
-
-def test_a_core_that_observes_nothing_reports_all_the_same() -> None:
-    report = CoreWorld().core.report(1.0, 100.0)
-    assert (report.name, report.at_s, report.probes) == ("i", 100.0, None)

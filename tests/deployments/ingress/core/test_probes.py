@@ -4,10 +4,8 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from deployments.ingress.core import probes
@@ -56,43 +54,6 @@ def finish(book: ExitObservations, each: Probed, *, exit_block: int = 3) -> None
     book.see([seen(each, block) for block in (0, 2, 3)])
 
 
-@pytest.mark.parametrize("answer_first", [True, False], ids=["answered-before-the-end", "answered-after-the-end"])
-def test_a_probe_is_complete_when_it_was_answered_and_the_last_block_was_seen(answer_first: bool) -> None:
-    probe = flight(1)
-    book = begun(probe)
-    if answer_first:
-        book.answered(probe, 0, BOTH)
-    book.see([seen(probe, 0), seen(probe, 2), seen(probe, 3)])
-    if not answer_first:
-        assert book.hand_over() is None
-        book.answered(probe, 0, BOTH)
-    observations = book.hand_over()
-    assert observations is not None
-    assert (len(observations), observations.exits_N.tolist()) == (1, [0])
-    assert not book.holds(probe)
-
-
-def test_the_first_answer_counts() -> None:
-    probe = flight(1)
-    book = begun(probe)
-    book.answered(probe, 2, BOTH)
-    finish(book, probe, exit_block=3)
-    observations = book.hand_over(100.0)
-    assert observations is not None
-    assert (observations.exits_N.tolist(), observations.times_s_N.tolist()) == ([2], [101.5])
-
-
-def test_agreement_is_the_share_of_answers_that_were_the_full_models() -> None:
-    flights = [flight(serial) for serial in range(4)]
-    book = begun(*flights)
-    assert book.agreement is None
-    for each, label in zip(flights, (1, 1, 1, 2), strict=True):
-        book.see([seen(each, 0, label=label), seen(each, 2)])
-        book.answered(each, 0, BOTH)
-        book.see([seen(each, 3)])
-    assert book.agreement == 0.75
-
-
 def test_answers_may_be_anything_that_has_a_loss() -> None:
     def wrong_pixels(early: ValueArray, full: ValueArray) -> FloatArray:
         return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
@@ -135,26 +96,6 @@ def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_tak
     observations = book.hand_over()
     assert observations is not None
     assert (len(observations), computed) == (sum(sizes), sizes)
-
-
-def test_what_the_full_model_said_is_unpacked_once_for_all_ramps(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpacked: list[Numbers] = []
-    numpy = Numbers.numpy
-
-    def counted(self: Numbers) -> npt.NDArray[Any]:
-        unpacked.append(self)
-        return numpy(self)
-
-    monkeypatch.setattr(Numbers, "numpy", counted)
-    book = ExitObservations(replace(SHAPE, zero_one=False), lambda early, full: np.zeros(len(early)), outlive_s=1.0)
-    full = Numbers.of(np.zeros(3))
-    for probe in (flight(1), flight(2)):
-        book.begin([probe], plan(), "probe", 2.0)
-        book.answered(probe, 2, BOTH)
-        book.see([(probe, replace(seen(probe, block)[1], value=Numbers.of(np.ones(3)))) for block in (0, 2)])
-        book.see([(probe, replace(seen(probe, 3)[1], value=full))])
-    assert book.hand_over() is not None
-    assert sum(each is full for each in unpacked) == 2, "two inputs, and two ramps"
 
 
 def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
@@ -202,23 +143,6 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     observations = book.hand_over()
     assert (None if observations is None else observations.active_NR[0].tolist()) == active
     assert book.num_refused == (active is None)
-
-
-def test_a_forgotten_probe_never_completes() -> None:
-    probe = flight(1)
-    book = begun(probe)
-    book.forget([probe, flight(9)])
-    finish(book, probe)
-    assert (book.holds(probe), book.hand_over()) == (False, None)
-
-
-def test_probes_whose_deadline_is_long_past_are_forgotten() -> None:
-    early, late = flight(1, deadline_s=5.0), flight(2, deadline_s=9.0)
-    book = begun(early, late)
-    book.begin([], plan(), "probe", 6.0)
-    assert book.holds(early)  # something may still be seen of it for a second
-    book.begin([], plan(), "probe", 7.1)
-    assert (book.holds(early), book.holds(late)) == (False, True)
 
 
 def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
@@ -277,14 +201,6 @@ def test_a_probe_among_inputs_that_stay_is_seen_by_every_ramp_and_stayed_as_they
     assert (found.probe_N.tolist(), found.stayed_N.tolist(), found.scores_NR.tolist()) == ([True], [True], [[0.5, 0.5]])
 
 
-def test_when_inputs_stay_no_more_only_probes_are_still_to_be_seen() -> None:
-    stayed, probe = flight(1), flight(2)
-    book = begun(stayed, stay=True, watch="stay")
-    book.begin([probe], plan(stay=True), "probe", 2.0)
-    book.stop_staying()
-    assert [book.holds(each) for each in (stayed, probe)] == [False, True]
-
-
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
     book = ExitObservations(SHAPE, differ, outlive_s=1.0)
     rng = random.Random(1)
@@ -298,12 +214,6 @@ def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by
     assert 30 <= drawn(plan(stay=True), 0.25).count("probe") <= 70  # 50 expected, deviation 6
     patient = replace(plan(stay=True), policy=PolicySpec(name="patience", patience=2))
     assert set(drawn(patient, 0.25)) == {None}
-
-
-def test_without_room_inputs_that_stay_are_as_others_are() -> None:
-    book = ExitObservations(SHAPE, differ, outlive_s=1.0, most_open=1)
-    watched = [book.draw([flight(serial)], plan(stay=True), 0.0, random.Random(1), 2.0) for serial in range(2)]
-    assert watched == ["stay", None]
 
 
 @pytest.mark.parametrize("many", [1, 3, 1000])

@@ -33,27 +33,6 @@ def gone(queue: WaitQueue, budget: Budget = TWO, order: Any = DEFAULT, now_s: fl
     return "".join(each.key for each in queue.leave(budget, order, now_s))
 
 
-def test_with_one_slo_for_all_who_came_first_goes_first() -> None:
-    queue = queue_of(*[pending(name, k, k + 2.0) for k, name in enumerate("abcd")])
-    assert [gone(queue), gone(queue), gone(queue)] == ["ab", "cd", ""]
-
-
-def test_a_shorter_deadline_goes_before() -> None:
-    queue = queue_of(pending("a", 0.0, 9.0), pending("b", 1.0, 3.0), pending("c", 2.0), pending("d", 3.0, 9.0))
-    assert [gone(queue), gone(queue)] == ["ba", "dc"]
-
-
-@pytest.mark.parametrize("deadline_s", [5.0, math.inf])
-def test_who_is_sent_again_has_the_old_place(deadline_s: float) -> None:
-    queue = queue_of(*[pending(name, k, deadline_s + k) for k, name in enumerate("abcde")])
-    first = queue.leave(TWO, DEFAULT, 0.0)
-    second = queue.leave(TWO, DEFAULT, 0.0)
-    queue.rejoin(second)
-    queue.rejoin(first)
-    assert (queue.length, queue.tokens) == (5, 5)
-    assert [gone(queue), gone(queue), gone(queue)] == ["ab", "cd", "e"]
-
-
 @pytest.mark.parametrize(("name", "expected"), [("arrival", "ab"), ("deadline", "cd"), ("shortest", "db")])
 def test_every_order_chooses_among_all(name: OrderName, expected: str) -> None:
     queue = queue_of(
@@ -134,12 +113,3 @@ def test_of_one_moment_deadlines_come_first_then_calls_that_hang_then_pauses() -
     for kind, thing in ((PAUSE, pause), (HANGING, each), (DEADLINE, [each])):
         timers.add(1.0, kind, thing)
     assert timers.pop(1.0) == [(DEADLINE, [each]), (HANGING, each), (PAUSE, pause)]
-
-
-def test_they_expire_in_the_order_of_their_times() -> None:
-    rng, timers = random.Random(0), Timers()
-    times_s = [rng.random() for _ in range(200)]
-    for at_s in times_s:
-        timers.add(at_s, DEADLINE, [numbered(int(1e9 * at_s))])
-    expired = [[each] for _, [each] in timers.pop(0.5) + timers.pop(1.0)]
-    assert [each.serial for [each] in expired] == [int(1e9 * at_s) for at_s in sorted(times_s)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.core.calls import LONGEST_RETRY_S, weigh
-from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
-from deployments.ingress.core.routes import PARTS, SequenceNumbers
+from deployments.ingress.core.calls import LONGEST_RETRY_S
+from deployments.ingress.core.ingress_core import HANG_S
+from deployments.ingress.core.routes import SequenceNumbers
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -25,7 +25,6 @@ from earlyexit.errors import (
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
-    ALL_SLOTS,
     SLOTS,
     CoreWorld,
     chains,
@@ -70,26 +69,6 @@ def test_a_call_that_queues_behind_another_is_full_and_the_first_part_of_a_reply
 
 
 # Plans
-
-
-def test_inputs_that_wait_and_that_go_on_follow_the_newest_plan() -> None:
-    world = CoreWorld(calls_per_replica=1)
-    world.submit("abcde")
-    world.follow(plan(epoch=2, replicas=2, cut=3))
-    world.go_on(0, "a")  # block 2 is in the first stage now
-    assert world.log[1:] == ["0 send 1: e to first for block 0", "0 send 2: (a) to first for block 2"]
-    assert ([call.stage.epoch for call in world.calls], world.core.oldest_epoch) == ([1, 2, 2], 1)
-    world.answer(0, "bcd")
-    assert world.core.oldest_epoch == 2
-    world.submit("fghi")
-    world.follow(plan(epoch=3, slots=(ALL_SLOTS[2], ALL_SLOTS[0])))
-    world.fail(1)
-    world.until(1.0)
-    assert world.log[4:] == [
-        "0 send 3: fghi to first for block 0",
-        "0.05 again 1 of first",
-        "0.05 send 4: e to third for block 0",  # no call is unheard there
-    ]
 
 
 @pytest.mark.parametrize(
@@ -190,22 +169,6 @@ def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_on
 # Again, and at the deadline
 
 
-def test_what_a_failed_call_had_starts_again_after_a_pause_before_those_that_wait() -> None:
-    world = CoreWorld(calls_per_replica=1)
-    world.submit("abcde")
-    world.answer(0, "b")  # e goes, for a batch has run
-    world.submit("f")
-    world.fail(0)
-    assert world.core.wake_s == RETRY_PAUSE_S
-    world.until(1.0)
-    world.answer(1, "e")
-    assert world.log[3:] == [
-        "0.05 again 3 of first",
-        "1 answer e is e after block 3",
-        "1 send 2: acdf to first for block 0",
-    ]
-
-
 def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_outlives_it() -> None:
     world = CoreWorld(max_attempts=2, calls_per_replica=1)
     world.submit("a")
@@ -223,43 +186,6 @@ def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_out
         "2 drop a: split-cpu-0 failed 2 times under this input",
         "2 send 3: b to first for block 0",
     ]
-
-
-def test_at_its_deadline_an_input_is_dropped_wherever_it_is_and_what_comes_then_is_in_time() -> None:
-    world = CoreWorld(calls_per_replica=1)
-    world.submit("a", deadline_s=2.0)
-    world.submit("b", deadline_s=1.0)
-    assert world.core.wake_s == 1.0
-    world.until(2.5)
-    world.answer(0, "a")
-    assert world.log[1:] == ["1 drop b: no answer within 1 s", "2 drop a: no answer within 2 s"]
-    assert (world.core.num_unanswered, world.core.num_waiting) == (0, 0)
-    world.submit("c", deadline_s=4.0)
-    world.now_s = 4.0
-    world.answer(1, "c")
-    world.until(5.0)
-    assert world.log[4:] == ["4 answer c is c after block 3"]
-
-
-def test_a_call_that_hangs_is_stopped_a_second_after_its_last_deadline_and_makes_room() -> None:
-    world = CoreWorld(calls_per_replica=1)
-    world.submit("ab", deadline_s=2.0)
-    world.submit("c", deadline_s=9.0)
-    world.until(2.0 + HANG_S)
-    assert world.log[1:] == ["2 drop ab: no answer within 2 s", "3 hang up 0", "3 send 1: c to first for block 0"]
-
-
-def test_inputs_that_are_given_up_are_not_sent_but_travel_with_others() -> None:
-    world = CoreWorld(calls_per_replica=1, max_queued=500)
-    gone = "".join(map(chr, range(200, 500)))
-    world.submit("abcd")
-    world.submit("e" + gone + "f")
-    world.give_up(gone)
-    world.give_up("ab")
-    world.go_on(0, "a")
-    world.go_on(0, "bc")
-    assert world.log[3:] == ["0 send 1: ef to first for block 0", "0 send 2: (bc) to second for block 2"]
-    assert world.awaited(2) == [False, True]
 
 
 # Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
@@ -333,20 +259,6 @@ def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_ti
     assert world.core.counts.drops == {"deadline": 8, "admission": 1 + 9 + 18 + 9000}
 
 
-@pytest.mark.parametrize(("took_s", "refused"), [(5.0, True), (0.3, False)], ids=["late", "in-time"])
-def test_answers_that_come_late_close_the_door(took_s: float, refused: bool) -> None:
-    world = CoreWorld(slo_s=1.0)
-    world.submit("efgh", deadline_s=99.0)
-    world.now_s = took_s
-    world.answer(0, "efgh")
-    world.submit("i", deadline_s=99.0)
-    try:
-        world.core.check(9, took_s + 1.0, took_s)
-    except AdmissionError:
-        assert refused
-    assert world.core.counts.drops == ({"admission": 9} if refused else {})
-
-
 # Tokens: a batch is four inputs or a hundred tokens
 
 
@@ -381,16 +293,6 @@ def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_no
     world.follow(plan(epoch=3))
     world.answer(1, "b")
     assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
-
-
-def test_a_piece_weighs_its_tokens_at_every_stage() -> None:
-    world = CoreWorld(plan(tokens=TOKENS))
-    world.submit("abc", 25, 25, 50)
-    world.go_on(0, "bc")
-    first, later = world.calls
-    assert weigh(first.stage, 0, first.inputs) == (PARTS, PARTS)
-    assert weigh(later.stage, 2, later.inputs) == (3 * PARTS // 4, PARTS)
-    assert weigh(CoreWorld(plan()).core.route.stages[0], 0, first.inputs) == (3, 4)
 
 
 def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it_is_not() -> None:
@@ -492,27 +394,6 @@ def test_inputs_are_divided_between_the_chains_and_stay_in_theirs() -> None:
         "0.05 again 1 of third",
         "0.05 send 4: c to second for block 0",
     ]
-
-
-def test_with_fewer_chains_inputs_that_wait_and_those_inside_go_on_in_a_chain_that_is_left() -> None:
-    world = CoreWorld(side_by_side(), calls_per_replica=1)
-    world.submit("abcd")
-    world.submit("efgh")
-    world.log.clear()
-    world.follow(plan(epoch=2, cut=1))
-    world.go_on(1, "c", block=2)
-    world.answer(0, "ab", block=1)
-    assert world.log == [
-        "0 send 2: (c) to second for block 2",
-        "0 answer a is a, b is b after block 1",
-        "0 send 3: gefh to first for block 0",  # g waited in the chain that is no more
-    ]
-    for call, letters in ((0, "d"), (2, "c"), (3, "efgh")):
-        world.answer(call, letters)
-    assert (world.core.num_unanswered, world.core.counts.answered, world.core.oldest_epoch) == (0, 8, 2)
-    world.follow(side_by_side(epoch=3))  # only inputs that arrive later enter the new chain
-    world.submit("ijkl")
-    assert world.log[-2:] == ["0 send 4: ijl to first for block 0", "0 send 5: k to second for block 0"]
 
 
 def test_every_chain_admits_by_its_share_of_the_rate_and_a_request_is_refused_whole() -> None:

@@ -15,11 +15,11 @@ from deployments.ingress.core.inputs import PendingInput, Rules
 from deployments.ingress.core.routes import KVPlacements
 from deployments.ingress.dispatcher import Dispatcher, encoder_of
 from deployments.ingress.link import LinkTransport
-from deployments.wire.messages import Chunk, GoingOn, IngressReport, StageCall, Timing
+from deployments.wire.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
-from earlyexit.network.boundary import Answer, Encoded, Seen, Split, WirePiece
+from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
@@ -61,14 +61,6 @@ class StageCallLog:
 
     def answer(self, names: Sequence[str], *, exit_block: int = 1) -> None:
         self.say(Chunk(answers=self._answers(names, exit_block)))
-
-    def answer_early(self, names: str, *, exit_block: int) -> None:
-        """Of probes, which stay inside."""
-        self.say(Chunk(early=self._answers(names, exit_block)))
-
-    def see(self, name: str, block: int, *, score: float = 0.5, label: int = 0) -> None:
-        """What an exit says of a probe."""
-        self.say(Chunk(seen=(Seen(sample_id=self.id_of(name), block=block, score=score, value=label),)))
 
     def say(self, chunk: Chunk) -> None:
         self._parts.put_nowait(chunk)
@@ -116,10 +108,6 @@ class ManualStage(LinkTransport):
         super().__init__(phase=0.0)
         self.calls: list[StageCallLog] = []
         self.called = asyncio.Event()
-        self.room = "r1"
-        """The replica that takes sequences which have none."""
-        self.over: list[tuple[str, int]] = []
-        """Sequences that were ended, each with its replica."""
 
     async def call(
         self,
@@ -131,8 +119,6 @@ class ManualStage(LinkTransport):
         take: Callable[[Chunk], None],
         placements: KVPlacements | None = None,
     ) -> None:
-        if placements is not None and placements.replica is None:
-            placements.choose(self.room)
         log = StageCallLog(call, weight, batch, avoided)
         self.calls.append(log)
         self.called.set()
@@ -140,9 +126,6 @@ class ManualStage(LinkTransport):
 
     def fail_waiting(self) -> None:
         """No call waits here for a replica."""
-
-    def end(self, replica: str, sequence: int) -> None:
-        self.over.append((replica, sequence))
 
     @property
     def names(self) -> list[str]:
@@ -171,30 +154,12 @@ class MetricsLog:
         self.retries.append((slot, num_inputs))
 
 
-class Alarms:
-    """Rings at once for a pause before another try, or once the test says so; for a deadline never."""
-
-    def __init__(self) -> None:
-        self.pauses_s: list[float] = []
-        self._held: list[Ring] | None = None
-
-    def later(self, seconds: float, call: Callable[[], None]) -> Ring:
-        ring = Ring(call)
-        if seconds <= RETRY_PAUSE_S:
-            self.pauses_s.append(seconds)
-            if self._held is None:
-                asyncio.get_running_loop().call_soon(ring.ring)
-            else:
-                self._held.append(ring)
-        return ring
-
-    def hold(self) -> None:
-        self._held = []
-
-    def ring(self) -> None:
-        held, self._held = self._held, None
-        for ring in held or ():
-            ring.ring()
+def after_no_pause(seconds: float, call: Callable[[], None]) -> Ring:
+    """Rings at once for a pause before another try; for a deadline never."""
+    ring = Ring(call)
+    if seconds <= RETRY_PAUSE_S:
+        asyncio.get_running_loop().call_soon(ring.ring)
+    return ring
 
 
 class Ring:
@@ -224,14 +189,12 @@ class Scene:
     slots: tuple[str, ...] = SLOTS
     chain_codec: Codec[Any] | None = None
     slo_s: float | None = None
-    slack: float = 0.0
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
     metrics: MetricsLog = field(default_factory=MetricsLog)
     stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
-    alarms: Alarms = field(default_factory=lambda: Alarms())
 
     def __post_init__(self) -> None:
         rules = Rules(
@@ -239,7 +202,6 @@ class Scene:
             calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,
             slo_s=self.slo_s,
-            slack=self.slack,
             shape=self.shape,
             probe_share=self.probe_share,
         )
@@ -247,9 +209,7 @@ class Scene:
         placed = PlacedPlan(plan=self.plan, slots=self.slots)
         self.core = IngressCore("i", placed, ways, rules, random.Random(0))
         encoder = None if self.chain_codec is None else encoder_of(self.core.name, self.chain_codec)
-        self.dispatcher = Dispatcher(
-            self.core, ways, self.clock, self.metrics, later=self.alarms.later, encoder=encoder
-        )
+        self.dispatcher = Dispatcher(self.core, ways, self.clock, self.metrics, later=after_no_pause, encoder=encoder)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""
@@ -261,9 +221,6 @@ class Scene:
         self.submit(names)
         await turns()
         return self.stages[0].calls[-1]
-
-    def report(self, wall_s: float) -> IngressReport:
-        return self.core.report(self.clock.now_s(), wall_s)
 
     @property
     def answered(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 from deployments.ingress.build import check_staying, probe_shape
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
+from earlyexit.network.boundary import AfterAnswer
 from optimizer.plan import NO_RAMPS, PolicySpec, stock_plan
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
@@ -23,21 +24,32 @@ def settings(policy: PolicySpec | None, probe_share: float = 0.02) -> ServeSetti
     return ServeSettings(model="unused", plan=plan, probe_share=probe_share)
 
 
-@pytest.mark.parametrize("score", ["entropy", "confidence"])
-def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
-    shape = StreamShape(score=score, num_blocks=4, ramps=(0, 2))
-    assert probe_shape(settings(PolicySpec(name=score, thresholds=0.5)), CARD) == shape
+def seen(score: Any, *ramps: int) -> StreamShape:
+    return StreamShape(score=score, num_blocks=4, ramps=ramps)
 
 
-def test_nothing_is_seen_after_block_0_where_states_before_and_after_a_block_are_compared() -> None:
-    similar = PolicySpec(name="similar", thresholds=0.5)
-    assert probe_shape(settings(similar), CARD) == StreamShape(score="similar", num_blocks=4, ramps=(2,))
+ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
 
 
-def test_without_a_policy_probes_see_in_the_unit_in_which_replicas_then_look() -> None:
-    shape = probe_shape(settings(None), CARD)
-    assert shape is not None
-    assert shape.score == NO_RAMPS.name
+@pytest.mark.parametrize(
+    ("policy", "probe_share", "after_answer", "shape"),
+    [
+        pytest.param(ENTROPY, 0.02, "stop", seen("entropy", 0, 2), id="the policy's unit"),
+        pytest.param(PolicySpec(name="confidence", thresholds=0.5), 0.02, "stop", seen("confidence", 0, 2), id="other"),
+        # Nothing precedes the state after block 0, which it could be compared with.
+        pytest.param(PolicySpec(name="similar", thresholds=0.5), 0.02, "stop", seen("similar", 2), id="similar"),
+        pytest.param(None, 0.02, "stop", seen(NO_RAMPS.name, 0, 2), id="no policy"),
+        pytest.param(ENTROPY, 0.0, "stay", seen("entropy", 0, 2), id="inputs stay, no probes"),
+        pytest.param(ENTROPY, 0.0, "stop", None, id="none wanted"),
+        pytest.param(PolicySpec(name="patience", patience=2), 0.02, "stop", None, id="no score"),
+    ],
+)
+def test_probes_see_the_models_ramps_in_the_policys_unit_where_there_is_one(
+    policy: PolicySpec | None, probe_share: float, after_answer: AfterAnswer, shape: StreamShape | None
+) -> None:
+    wanted = settings(policy, probe_share)
+    staying = wanted.model_copy(update={"plan": wanted.plan.with_after_answer(after_answer)})
+    assert probe_shape(staying, CARD) == shape
 
 
 def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
@@ -52,23 +64,6 @@ def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
     ).save(path)
     policy = PolicySpec(name="recorded", thresholds=0.5, records=str(path))
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
-
-
-def test_inputs_that_stay_are_seen_without_probes_too() -> None:
-    wanted = settings(PolicySpec(name="entropy", thresholds=0.5), 0.0)
-    staying = wanted.model_copy(update={"plan": wanted.plan.with_after_answer("stay")})
-    assert probe_shape(staying, CARD) == StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
-
-
-@pytest.mark.parametrize(
-    ("policy", "probe_share"),
-    [
-        pytest.param(PolicySpec(name="entropy", thresholds=0.5), 0.0, id="none-wanted"),
-        pytest.param(PolicySpec(name="patience", patience=2), 0.02, id="no-score"),
-    ],
-)
-def test_there_may_be_nothing_to_probe(policy: PolicySpec, probe_share: float) -> None:
-    assert probe_shape(settings(policy, probe_share), CARD) is None
 
 
 def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.ingress.core.inputs import WHOLE, PendingInput
-from deployments.ingress.dispatcher import Cuts, serial_and_attempt
+from deployments.ingress.core.inputs import PendingInput
 from deployments.wire.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.network.boundary import Encoded, Split, WirePiece
@@ -103,24 +102,6 @@ async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_ow
     assert second.encoded.of(1) is None
     assert len(crossed.call.remaining_s) == 2
     assert [flight.settled for flight in (first, third)] == [False, False]
-
-
-async def test_who_starts_again_is_encoded_for_every_network_once(tmp_path: Path) -> None:
-    codec = chained(tmp_path)
-    scene = ChainScene(codec)
-    [flight] = scene.submit_texts("a")
-    await turns()
-    cross(scene.stages[0].calls[0], ["a"])
-    await turns()
-    made = flight.encoded.of(1)
-    scene.stages[1].calls[0].fail()
-    await turns()
-    again = scene.stages[0].calls[1]
-    assert (again.call.piece.next_block, ids(again.call.piece), again.call.piece.state_BS) == (0, [1, 4, 2], None)
-    cross(again, ["a"])
-    await turns()
-    assert flight.encoded.of(1) is made
-    assert scene.stages[1].calls[1].sample_ids == ("a#i.1.1",)
 
 
 class Moody(ChainCodec):
@@ -238,40 +219,6 @@ async def test_who_comes_without_its_attention_loses_no_words(tmp_path: Path) ->
     await turns()
     assert [ids(each.call.piece) for each in scene.stages[1].calls] == [[1, 14, 15, 16, 2], [1, 15, 16, 2]]
     assert scene.core.counts.pruned_words.get(2, 0) == 0
-
-
-async def test_a_probe_goes_on_without_the_words_and_whole_beside_that(tmp_path: Path) -> None:
-    scene = ChainScene(chained(tmp_path), PRUNES, StreamShape(score="confidence", num_blocks=4, ramps=(1,)))
-    [flight] = scene.submit_texts("a b c")
-    await turns()
-    [call] = scene.stages[0].calls
-    assert (call.call.probe, len(call.call.piece.tensors)) == (True, 2), "a probe's attention is measured too"
-    call.see("a b c", 1)
-    cross_with(call, ["a b c"], [9, 1, 4, 4, 9], [5])
-    await turns()
-    pruned, whole = scene.stages[1].calls
-    assert [ids(each.call.piece) for each in (pruned, whole)] == [[1, 15, 16, 2], [1, 14, 15, 16, 2]]
-    assert [(each.call.probe, each.weight) for each in (pruned, whole)] == [(True, 4), (True, 5)]
-    assert [serial_and_attempt(each.sample_ids[0]) for each in (pruned, whole)] == [(1, 0), (1, WHOLE)]
-    assert flight.tokens == 4
-    for each, label in ((pruned, 0), (whole, 1)):
-        each.see("a b c", 3, label=label)
-        each.answer(["a b c"], exit_block=3)
-    await turns()
-    assert [name for name, _ in scene.outcomes] == ["a b c"], "its caller hears of one"
-    seen = scene.core.report(0.0, 0.0).probes
-    assert seen is not None
-    assert (seen.exits_N.tolist(), seen.pruned_agreement) == ([3], 0.0)
-    counts = scene.core.counts
-    assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 1}, {2: 3}, {2: 1}), "and nobody counts two"
-
-
-def test_who_loses_no_words_is_looked_at_once(tmp_path: Path) -> None:
-    codec = chained(tmp_path)
-    [given] = codec.encode_for(["a b c"], (0, 1))
-    for alpha in (0.5, 1.9):
-        Cuts(before=0, alpha=alpha, importance={"x": np.array([9.0, 1.0, 1.0, 1.2, 9.0])}).cut(codec, given, "x", 1)
-    assert given.cut[1].row is given.row, "the second would have cut two of the three"
 
 
 async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:

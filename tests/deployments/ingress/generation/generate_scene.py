@@ -210,9 +210,7 @@ class _Alarm:
 class GenerateScene:
     """Two replicas of one stage, and a service whose settings a test may change."""
 
-    def __init__(
-        self, plan: PlacedPlan | None = None, *, max_queued: int = 100, start: int | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, plan: PlacedPlan | None = None, *, max_queued: int = 100, **settings: Any) -> None:
         self.clock = ManualClock()
         self.alarms = Alarms(self.clock)
         self.replicas = FakeReplicas()
@@ -227,7 +225,7 @@ class GenerateScene:
         )
         self.service = GenerateService(
             byte_tokenizer(),
-            TokenTask(VOCABULARY, start=start),
+            TokenTask(VOCABULARY),
             max_length=MAX_LENGTH,
             dispatcher=self.dispatcher,
             settings=given,

@@ -15,6 +15,7 @@ from tests.deployments.ingress.generation.test_generate_with_decoders import (
     THRESHOLD,
     Service,
     all_of,
+    one_dies_in_mid_stream,
     plan,
 )
 from tests.deployments.wire_fakes import soon
@@ -52,13 +53,5 @@ async def test_streams_say_what_the_model_says_alone_also_where_a_replica_dies(
     assert said == list(expected.values())
     assert len({exit_block for each in said for _, exit_block in each}) > 1
     await service.all_free()
-    streams = [service.begin(source) for source in expected]
-    begun = [(await soon(anext(stream))).chosen.token for stream in streams]
-    replicas = service.replicas[service.placed.slots[-1]]
-    max(replicas, key=lambda replica: replica.memory.use().pages).die()
-    rest = await soon(asyncio.gather(*map(all_of, streams)))
-    tokens = [[first, *(token for token, _ in more)] for first, more in zip(begun, rest, strict=True)]
-    assert tokens == [[token for token, _ in each] for each in expected.values()]
-    assert service.service.loop.counts.lost > 0
-    await service.all_free()
+    await one_dies_in_mid_stream(service, expected, -1)
     await service.stop()

@@ -120,25 +120,6 @@ async def test_probes_leave_others_as_they_are(
     assert service.service.loop.counts.probes == len(prompts[::2])
 
 
-async def test_probes_leave_others_as_they_are_where_keys_and_values_are_copied(
-    monkeypatch: pytest.MonkeyPatch, alone: dict[tuple[int, ...], Generated]
-) -> None:
-    def copying() -> EarlyExitModel:
-        model = a_decoder()
-        backbone_of(model).fill = "copy"
-        return model
-
-    prompts = list(alone)
-    async with served(copying) as service:
-        copied = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
-        monkeypatch.setattr(service.dispatcher.core._steps, "_rng", _Turns([0.0, 1.0]))
-        monkeypatch.setattr(service.dispatcher.core._steps, "_probe_share", 0.5)
-        said = await soon(asyncio.gather(*(all_of(service.begin(prompt)) for prompt in prompts)))
-    full = [[(token, LAST) for token in alone[prompt].answer] for prompt in prompts]
-    assert said == [full[k] if k % 2 == 0 else copied[k] for k in range(len(prompts))]
-    assert full[1::2] != copied[1::2]
-
-
 async def test_a_probe_whose_replica_dies_goes_on_as_one(
     service: Service, alone: dict[tuple[int, ...], Generated]
 ) -> None:
