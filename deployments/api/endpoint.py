@@ -85,14 +85,11 @@ logger.addFilter(WithoutWords())
 class Served(Protocol):
     """One version of a model: this ingress, or another version's."""
 
-    @property
-    def card(self) -> ModelCard: ...
+    card: ModelCard
+    version: str
 
     @property
     def task(self) -> Task: ...
-
-    @property
-    def version(self) -> str: ...
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Returns the answers in the order of the inputs; raises what `InferService.infer` raises."""
@@ -112,14 +109,13 @@ class ServedVersions(Protocol):
 class Backend(Served, Protocol):
     """What HTTP and gRPC need of an ingress."""
 
+    bodies: Bodies
+
     @property
     def signature(self) -> Signature: ...
 
     @property
     def versions(self) -> ServedVersions: ...
-
-    @property
-    def bodies(self) -> Bodies: ...
 
     @property
     def max_timeout_s(self) -> float: ...
@@ -223,6 +219,8 @@ class Endpoint:
         self._tracer = tracer if path in TRACED else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # of an unknown path: its handshake fails
+            return await WebSocketClose()(scope, receive, send)
         request = Request(scope, receive)
         record = None if self._tracer is None else self._begin_trace(self._tracer, request)
         status: int | None = None
@@ -232,8 +230,8 @@ class Endpoint:
                 await compress(request, response)
             status = response.status_code
             self._backend.count_request(self._path, status)
-            if record is not None and self._tracer is not None:
-                response.headers.update(self._tracer.headers(record))
+            if record is not None:
+                response.headers.update(record.headers)
             await response(scope, receive, send)
         finally:
             self._backend.bodies.release(scope)
@@ -269,15 +267,6 @@ class Endpoint:
         allowed = tuple(self._handlers)
         message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
         raise MethodNotAllowedError(message, allowed=allowed)
-
-
-def nowhere(endpoint: Endpoint) -> ASGIApp:
-    """Returns the application for unknown paths: a 404, and for a web socket a handshake that fails."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
-
-    return answer
 
 
 def failure_of(status: int | None) -> str | None:

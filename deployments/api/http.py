@@ -31,7 +31,6 @@ from deployments.api.endpoint import (
     Served,
     formed,
     json_response,
-    nowhere,
     predict_response,
     preferred,
     request_id,
@@ -226,7 +225,7 @@ def build_api(
     router = Router(
         routes=[Route(path, endpoint) for path, endpoint in endpoints.items()],
         redirect_slashes=False,
-        default=nowhere(Endpoint(backend, "unknown", {})),
+        default=Endpoint(backend, "unknown", {}),
         middleware=before,
     )
     router.default = FromTheRoot(router)

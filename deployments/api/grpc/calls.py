@@ -60,15 +60,17 @@ def parse_infer(message: Any, signature: Signature) -> tuple[InferRequest, V2Rep
     return request, v2_reply(message.id or None, asked or None, parameters, signature)
 
 
-def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> Any:
-    """Returns a ModelInferResponse; its tensors are bytes, as Triton sends them."""
+def infer_response(answers: Sequence[Answer], task: Task, reply: V2Reply, model: str, version: str) -> dict[str, Any]:
+    """Returns the fields of a ModelInferResponse; its tensors are bytes, as Triton sends them."""
     columns = v2_columns(answers, task)
-    response = message_class("ModelInferResponse")(model_name=model, model_version=version, id=reply.id or "")
-    for name in reply.outputs:
-        datatype, shape, column = columns[name]
-        response.outputs.add(name=name, datatype=datatype, shape=shape)
-        response.raw_output_contents.append(packed(datatype, column))
-    return response
+    asked = {name: columns[name] for name in reply.outputs}
+    return {
+        **{"model_name": model, "model_version": version, "id": reply.id or ""},
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": shape} for name, (datatype, shape, _) in asked.items()
+        ],
+        "raw_output_contents": [packed(datatype, column) for datatype, _, column in asked.values()],
+    }
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +133,8 @@ class Caller:
     """The owner of the key, if there are keys."""
 
 
-RpcHandler = Callable[[Any, Caller], Awaitable[Any]]
+RpcHandler = Callable[[Any, Caller], Awaitable[Mapping[str, Any]]]
+"""Returns the fields of the response."""
 
 
 class Rpcs:
@@ -150,14 +153,15 @@ class Rpcs:
         """Returns the message of the answer: an empty one for errors, whose status the context gets."""
         caller = _caller(context)
         record = self._begin_trace(name, caller)
-        trailing = [(REQUEST_ID, caller.request_id), *self._trace_headers(record)]
+        trailing = [(REQUEST_ID, caller.request_id), *({} if record is None else record.headers).items()]
         status, code = 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
                 owner = self._gate.admit("POST", f"/{RPC_SERVICE}/{name}", caller.metadata.get("authorization"))
                 caller = replace(caller, owner=owner)
             with self._backend.bodies.holding(len(request)):
-                return await self._handlers[name](read_message(f"{name}Request", request), caller)
+                fields = await self._handlers[name](read_message(f"{name}Request", request), caller)
+            return message_class(f"{name}Response")(**fields)
         except OfframpError as error:
             status, code = error.http_status, grpc.StatusCode[error.grpc_status]
             log_error(logger, caller.request_id, error)
@@ -183,33 +187,28 @@ class Rpcs:
         attributes = {"rpc.system": "grpc", "rpc.service": RPC_SERVICE, "rpc.method": name}
         return self._tracer.begin(f"{RPC_SERVICE}/{name}", attributes, caller.metadata)
 
-    def _trace_headers(self, record: RequestRecord | None) -> list[tuple[str, str]]:
-        return [] if record is None or self._tracer is None else list(self._tracer.headers(record).items())
+    async def _live(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+        return {"live": True}
 
-    async def _live(self, message: Any, caller: Caller) -> Any:
-        return message_class("ServerLiveResponse")(live=True)
+    async def _ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+        return {"ready": self._backend.is_ready()}
 
-    async def _ready(self, message: Any, caller: Caller) -> Any:
-        return message_class("ServerReadyResponse")(ready=self._backend.is_ready())
-
-    async def _model_ready(self, message: Any, caller: Caller) -> Any:
+    async def _model_ready(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         """Returns false for unknown models, as Triton does."""
         try:
             self._api.check_model(message.name, message.version)
         except UnknownModelError:
-            return message_class("ModelReadyResponse")(ready=False)
-        return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
+            return {"ready": False}
+        return await self._ready(message, caller)
 
-    async def _server_metadata(self, message: Any, caller: Caller) -> Any:
-        return message_class("ServerMetadataResponse")(**self._api.server_metadata())
+    async def _server_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
+        return self._api.server_metadata()
 
-    async def _model_metadata(self, message: Any, caller: Caller) -> Any:
+    async def _model_metadata(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         self._api.check_model(message.name, message.version)
-        said, tensor = await self._api.model_metadata(), message_class("TensorMetadata")
-        tensors = {side: [tensor(**each) for each in said[side]] for side in ("inputs", "outputs")}
-        return message_class("ModelMetadataResponse")(**said | tensors)
+        return await self._api.model_metadata()
 
-    async def _infer(self, message: Any, caller: Caller) -> Any:
+    async def _infer(self, message: Any, caller: Caller) -> Mapping[str, Any]:
         self._api.check_model(message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
         self._api.charge(caller.owner, len(request.rows))

@@ -87,6 +87,8 @@ class RequestRecord:
 
     root: Any
     """The SDK's span of the whole request."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of the response that name the trace: W3C's `traceparent`, and `tracestate` if the caller sent one."""
     began_s: float
     ahead_s: float = 0.0
     """By how much the wall clock was ahead of the ingress's clock at its start."""

@@ -88,7 +88,9 @@ class Tracer:
         if not root.is_recording():
             return None
         root.set_attributes(attributes)
-        return RequestRecord(root=root, began_s=now_s, ahead_s=wall_ns / 1e9 - now_s)
+        named: dict[str, str] = {}
+        self._propagator.inject(named, trace.set_span_in_context(root))
+        return RequestRecord(root=root, headers=named, began_s=now_s, ahead_s=wall_ns / 1e9 - now_s)
 
     def follow(self, inputs: Sequence[PendingInput]) -> None:
         """Records that the inputs of the current request were submitted."""
@@ -99,12 +101,6 @@ class Tracer:
         record.serials = [each.serial for each in inputs]
         record.inputs = [InputRecord(submitted_s=now_s) for _ in inputs]
         self._inputs |= zip(record.serials, record.inputs, strict=True)
-
-    def headers(self, record: RequestRecord) -> Mapping[str, str]:
-        """Returns W3C's `traceparent`, and `tracestate` if the caller sent one, for the response."""
-        found: dict[str, str] = {}
-        self._propagator.inject(found, trace.set_span_in_context(record.root))
-        return found
 
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None

@@ -67,7 +67,7 @@ def test_a_request_is_exported_once_and_its_inputs_are_then_forgotten() -> None:
     scene.clock.advance(2.0)
     context = scene.record.root.get_span_context()
     named = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
-    assert scene.tracer.headers(scene.record) == named
+    assert scene.record.headers == named
     scene.tracer.end(scene.record, {"http.response.status_code": 200}, "r-1", failure=None)
     *spans, root = scene.exporter.get_finished_spans()
     assert [span.name for span in spans if span.parent == context] == ["prepare", "input", "input", "reply"]
