@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,39 +78,29 @@ class Stream:
         """Tokens so far."""
         self.when_aborted: Callable[[], None] = _nothing
         """Called once; set by the service."""
-        self._said: deque[Said] = deque()
-        self._error: Exception | None = None
-        self._is_over = False
-        self._waiter: asyncio.Future[None] | None = None
+        self.is_over = False
+        """Whether no more tokens come."""
+        self._news: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
+        """What was not read yet: tokens, then at the end the error, or None."""
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Said:
-        while not self._said:
-            if self._error is not None:
-                raise self._error
-            if self._is_over:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._said.popleft()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no more tokens come."""
-        return self._is_over
+        news = await self._news.get()
+        if isinstance(news, Said):
+            return news
+        self._news.put_nowait(news)  # for whatever reads on after the end
+        raise StopAsyncIteration if news is None else news
 
     def abort(self) -> None:
         """Ends the sequence: its pages are freed, and unread tokens are dropped."""
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self.when_aborted()
-            self._wake()
-        self._said.clear()
+        while not self._news.empty():
+            self._news.get_nowait()
+        self._news.put_nowait(None)
 
     async def aclose(self) -> None:
         """Aborts, for `contextlib.aclosing`."""
@@ -121,49 +110,38 @@ class Stream:
 
     def put(self, said: Said) -> None:
         """Adds a token."""
-        if self._is_over:
+        if self.is_over:
             return
         self.num_said += 1
-        self._said.append(said)
-        self._is_over = said.ended is not None
-        self._wake()
+        self._news.put_nowait(said)
+        if said.ended is not None:
+            self._end(None)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream by an error."""
-        if not self._is_over:
-            self._error, self._is_over = error, True
-            self._wake()
+        if not self.is_over:
+            self._end(error)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _end(self, error: Exception | None) -> None:
+        self.is_over = True
+        self._news.put_nowait(error)
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
     """A sequence, its stream, and its current step."""
 
-    __slots__ = ("course", "flight", "request_id", "sequence", "settle", "stream", "timeout_s", "timer")
-
-    def __init__(
-        self,
-        sequence: TokenSequence,
-        course: GenerationState[Encoded],
-        timeout_s: float,
-        request_id: str,
-        settle: Callable[[_Running, PendingInput, Answer | OfframpError], None],
-    ) -> None:
-        self.sequence = sequence
-        self.course = course
-        self.stream = Stream(sequence.num_prompt)
-        self.timeout_s = timeout_s
-        """Limit on the whole sequence; infinite if its caller named none."""
-        self.request_id = request_id
-        self.settle = partial(settle, self)
-        self.flight: PendingInput | None = None
-        self.timer: Alarm | None = None
+    sequence: TokenSequence
+    course: GenerationState[Encoded]
+    stream: Stream
+    timeout_s: float
+    """Limit on the whole sequence; infinite if its caller named none."""
+    request_id: str
+    flight: PendingInput | None = None
+    timer: Alarm | None = None
 
 
 class GenerateService:
@@ -229,7 +207,13 @@ class GenerateService:
         self._dispatcher.check(1, math.inf)
         self.loop.admit(sequence.num_prompt, now_s)
         course = self.loop.begin(sequence, now_s)
-        running = _Running(sequence, course, timeout_s, request.request_id, self._settle)
+        running = _Running(
+            sequence=sequence,
+            course=course,
+            stream=Stream(sequence.num_prompt),
+            timeout_s=timeout_s,
+            request_id=request.request_id,
+        )
         try:
             self._step(running)
         except OfframpError as refusal:
@@ -268,7 +252,7 @@ class GenerateService:
             course.step(),
             course.placement,
             self._limit(running)[0],
-            running.settle,
+            partial(self._settle, running),
             arrived_s=self._clock.now_s(),
             request_id=running.request_id,
         )
