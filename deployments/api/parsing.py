@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -235,10 +236,10 @@ class LoadBody(Body):
     parameters: LoadParameters = LoadParameters()
 
 
-class Canary(BaseModel):
+class Canary(Body):
     """A version on trial."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True)
 
     version: Version
     share: Share = 0.0
@@ -247,10 +248,10 @@ class Canary(BaseModel):
     """Of the same, those which both versions are asked; the caller gets the answer of the one whose request it is."""
 
 
-class DefaultVersion(BaseModel):
+class DefaultVersion(Body):
     """The version that answers requests without a version."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True)
 
     version: Version
 
@@ -524,17 +525,11 @@ def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
     if ids is None:
         return ("",) * count
     if isinstance(ids, str):  # gRPC's parameters cannot be lists
-        ids = _json_list(ids)
+        with suppress(ValueError):
+            ids = from_json(ids)
     if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
         raise InputError(f"parameters.ids: a list of {count} strings is needed")
     return tuple(ids)
-
-
-def _json_list(text: str) -> object:
-    try:
-        return from_json(text)
-    except ValueError:
-        return None
 
 
 def _timeout_s(parameters: Mapping[str, Any]) -> float | None:

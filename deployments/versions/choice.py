@@ -13,10 +13,10 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from deployments.api.endpoint import Served
-from deployments.api.parsing import Canary, InferRequest, Version
+from deployments.api.parsing import Body, Canary, InferRequest, Version
 from deployments.controller.intake import latency_s
 from deployments.ingress.core.calls import bucket_of
 from earlyexit.clock import Clock
@@ -114,10 +114,10 @@ def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answ
     ]
 
 
-class Traffic(BaseModel):
+class Traffic(Body):
     """How a model's requests that name no version are divided."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True)
 
     default: Version | None = None
     """None: the version at the address of the request."""

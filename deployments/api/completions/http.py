@@ -413,25 +413,18 @@ async def respond(stream: Stream, receive: Receive, form: Form, *, streams: bool
 
 
 async def _whole(stream: Stream, first: Said, form: Form) -> Response:
-    part, parts = form.take(first), []
-    while True:
-        parts += [] if part is None else [part]
-        if form.ended is not None:
-            return json_response(form.whole(parts))
-        part = await _next_part(stream, form)
+    parts = [part async for part in _parts(stream, first, form) if part is not None]
+    return json_response(form.whole(parts))
 
 
 async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> AsyncIterator[bytes]:
     """Yields an event for each part of the text; an error in mid-stream is an event, too."""
-    begun, part = form.begin(), form.take(first)
+    begun = form.begin()
     try:
-        while True:
+        async for part in _parts(stream, first, form):
             if part is not None or begun:
                 yield begun + (b"" if part is None else form.part(part))
                 begun = b""
-            if form.ended is not None:
-                break
-            part = await _next_part(stream, form)
         yield form.end()
     except ClientDisconnect:
         return
@@ -443,12 +436,16 @@ async def _events(stream: Stream, first: Said, form: Form, request_id: str) -> A
         yield form.error("internal", FAILED, 500)
 
 
-async def _next_part(stream: Stream, form: Form) -> Stretch | None:
-    """Returns the text of the next token; None if it brings no text. Raises what `_next` raises."""
-    try:
-        return form.take(await _next(stream))
-    except CutShortError as error:
-        return form.cut(error)
+async def _parts(stream: Stream, first: Said, form: Form) -> AsyncIterator[Stretch | None]:
+    """Yields the text of each token until the answer ends, None if it brings no text; raises what `_next` raises."""
+    yield form.take(first)
+    while form.ended is None:
+        try:
+            said = await _next(stream)
+        except CutShortError as error:
+            yield form.cut(error)
+        else:
+            yield form.take(said)
 
 
 async def _next(stream: Stream) -> Said:

@@ -220,6 +220,7 @@ RATES_S = 10.0
 SHARES_S = 60.0
 """The seconds for exits, survival and batch sizes, which need more inputs; older snapshots are dropped."""
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
+TOTALS = ("arrived", "answered", "in_slo")
 
 
 def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "at_s": now.at_s,
         "service": _service(facts, now),
         "now": _now(now, recent),
-        "totals": _totals(now),
+        "totals": {name: sum(getattr(each, name) for each in now.ingresses) for name in TOTALS},
         "drops": _drops(now, recent),
         "plan": plan_state(facts, under_present_plan(within(snapshots, SHARES_S))),
         "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
@@ -279,10 +280,6 @@ def _now(now: Snapshot, seen: Interval | None) -> dict[str, Any]:
         "waiting": sum(report.waiting for report in now.ingresses),
         "waiting_in_stages": sum(report.waiting for report in now.replicas),
     }
-
-
-def _totals(now: Snapshot) -> dict[str, int]:
-    return {name: sum(getattr(report, name) for report in now.ingresses) for name in ("arrived", "answered", "in_slo")}
 
 
 def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
@@ -340,18 +337,18 @@ def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
 
 
 def _agreement(now: Snapshot) -> dict[str, Any]:
-    observed = (now.described or {}).get("observed")
-    if observed is None:
-        return {"value": now.agreement, "budget": None, "within": None, "inputs_seen": None, "pruned": None}
-    return {
-        "value": observed["agreement"],
-        "budget": observed["accuracy_budget"],
-        "within": observed["within_budget"],
-        "inputs_seen": observed["inputs_seen"],
-        "pruned": observed["pruned_agreement"],
-    }
+    observed = (now.described or {}).get("observed") or {"agreement": now.agreement}
+    return {name: observed.get(field) for name, field in AGREEMENT.items()}
 
 
+AGREEMENT = {
+    "value": "agreement",
+    "budget": "accuracy_budget",
+    "within": "within_budget",
+    "inputs_seen": "inputs_seen",
+    "pruned": "pruned_agreement",
+}
+"""Names on the page, and the controller's names of the same."""
 IN_FORCE = "in force"
 
 
@@ -364,7 +361,14 @@ def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict
     """Returns a plan of the history. Its expected gain is only in its words: forecasts differed."""
     predicted = row["placed"].get("plan", {}).get("predicted") or {}
     is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
-    gained = _so_far(described) if is_present and row["gained"] is None else _measured(row["gained"])
+    if is_present and row["gained"] is None:
+        observed = (described or {}).get("observed") or {}
+        names = {"goodput_per_s": "goodput_per_s", "offered_per_s": "rate_per_s", "seconds": "seconds"}
+        dropped = sum((observed.get("drops") or {}).values())
+    else:
+        observed = row["gained"] or {}
+        names = {"goodput_per_s": "goodput_rps", "offered_per_s": "offered_rps", "seconds": "seconds"}
+        dropped = observed.get("dropped")
     return {
         "epoch": row["epoch"],
         "at_s": row["at_s"],
@@ -374,25 +378,6 @@ def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict
         "words": row["words"],
         "expected_per_s": predicted.get("rate_per_s"),
         "expected_latency_s": predicted.get("latency_s"),
-        **gained,
-    }
-
-
-def _measured(gained: Mapping[str, Any] | None) -> dict[str, Any]:
-    measured = gained or {}
-    return {
-        "goodput_per_s": measured.get("goodput_rps"),
-        "offered_per_s": measured.get("offered_rps"),
-        "dropped": measured.get("dropped"),
-        "seconds": measured.get("seconds"),
-    }
-
-
-def _so_far(described: Mapping[str, Any] | None) -> dict[str, Any]:
-    observed = (described or {}).get("observed") or {}
-    return {
-        "goodput_per_s": observed.get("goodput_per_s"),
-        "offered_per_s": observed.get("rate_per_s"),
-        "dropped": sum((observed.get("drops") or {}).values()),
-        "seconds": observed.get("seconds"),
+        **{name: observed.get(field) for name, field in names.items()},
+        "dropped": dropped,
     }
