@@ -23,7 +23,7 @@ from deployments.controller.description import describe
 from deployments.controller.observe import Fleet
 from deployments.controller.remember import History
 from deployments.controller.settings import check_own_plan
-from deployments.local_ray.dashboard import RayDashboard
+from deployments.local_ray.applications import RayDashboard
 from deployments.local_ray.private import bind_calls
 from deployments.metrics import tags
 from deployments.process_setup import Supervised

@@ -1,4 +1,7 @@
-"""The processes of a service on this machine: noted in a file, found again after a crash, and ended. Linux."""
+"""The processes of a service on this machine: noted in a file, found again after a crash, and ended. Linux.
+
+Ray's head and raylet, without which a Ray on one machine cannot go on, are watched.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deployments.local_ray.private import variable
+from deployments.local_ray.private import Started, variable
+from earlyexit.errors import HeadLostError
 
 MARK = "OFFRAMP_RUN"
 """The environment variable that marks the processes of a run, and their children."""
@@ -229,3 +234,56 @@ def _read(file: Path) -> RunNotes | None:
     except ValidationError:
         logger.warning("%s is not this release's, and is left alone; remove it if no other release runs here", file)
         return None
+
+
+# Watching Ray's head
+
+VITAL = ("gcs_server", "raylet")
+"""Ray's processes that nothing restarts; Serve or Ray restarts all others."""
+
+
+@contextlib.contextmanager
+def watched(processes: Mapping[str, Started], on_loss: Callable[[HeadLostError], None]) -> Iterator[None]:
+    """Calls `on_loss`, from a thread, once one of the processes ends before the block."""
+    stopped, stop = os.pipe()
+    watch = threading.Thread(target=_watch, args=(processes, stopped, on_loss), name="head watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        os.close(stop)
+        watch.join()
+        os.close(stopped)
+
+
+def _watch(processes: Mapping[str, Started], stopped: int, on_loss: Callable[[HeadLostError], None]) -> None:
+    if await_loss(processes, stopped):
+        on_loss(HeadLostError(loss_words({name: (each.pid, each.poll()) for name, each in processes.items()})))
+
+
+def await_loss(processes: Mapping[str, Started], stopped: int) -> bool:
+    """Waits, without polling, until a process ends or the other end of a pipe is closed; returns whether it ended."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for each in processes.values():
+            try:
+                ends.append(os.pidfd_open(each.pid))
+            except ProcessLookupError:  # it has ended, and been waited for
+                return True
+            stack.callback(os.close, ends[-1])
+        return stopped not in wait([stopped, *ends])
+
+
+def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
+    """Describes the loss; `found`: process ids and, of ended processes, statuses as in `subprocess`."""
+    ended = [f"{name} {pid} {_how(status)}" for name, (pid, status) in found.items() if status is not None]
+    return f"Ray's head is gone ({', '.join(ended) or 'the cause is unknown'}); what was left of the service is ended"
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-status}"

@@ -21,12 +21,12 @@ from deployments.api.endpoint import Api, Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.local_ray.applications import (
     APPLICATIONS,
+    RayDashboard,
     check_devices,
     claimed,
     with_application,
     without_application,
 )
-from deployments.local_ray.dashboard import RayDashboard
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators

@@ -41,10 +41,10 @@ class Frames(asyncio.BufferedProtocol):
         self._on_end = on_end
         self._on_open = on_open
         self._short = memoryview(bytearray(SHORT_BYTES))
-        self._long: memoryview | None = None
-        """The content of a long frame that is not whole yet; None while frames come into the short memory."""
+        self._memory = self._short
+        """What is received into: the short memory, or memory for one long frame and its length."""
         self._received = 0
-        """Bytes received so far into either memory."""
+        """Bytes in this memory so far."""
         self._transport: asyncio.Transport | None = None
 
     def send(self, frame: bytes) -> None:
@@ -70,44 +70,33 @@ class Frames(asyncio.BufferedProtocol):
         self._on_end()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return (self._short if self._long is None else self._long)[self._received :]
+        return self._memory[self._received :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._received += nbytes
-        if self._long is None:
-            self._hear_short()
-        elif self._received == len(self._long):
-            frame, self._long, self._received = self._long, None, 0
-            self._hear(frame)
-
-    def _hear_short(self) -> None:
-        received, start = self._short[: self._received], 0
-        while self._is_open and len(received) - start >= LENGTH_BYTES:
-            length = int.from_bytes(received[start : start + LENGTH_BYTES], "big")
-            content = received[start + LENGTH_BYTES :][:length]
-            if length > self.longest:
-                self.abort()
-            elif len(content) == length:
-                self._hear(memoryview(bytes(content)))
-                start += LENGTH_BYTES + length
-            else:
-                break
-        self._keep(received[start:] if self._is_open else received[:0])
-
-    def _keep(self, begun: memoryview) -> None:
-        """Keep the received part of a frame that is not whole."""
-        whole = LENGTH_BYTES + int.from_bytes(begun[:LENGTH_BYTES], "big")
-        if len(begun) >= LENGTH_BYTES and whole > len(self._short):
-            self._long = memoryview(bytearray(whole - LENGTH_BYTES))
-            self._received = len(begun) - LENGTH_BYTES
-            self._long[: self._received] = begun[LENGTH_BYTES:]
-        else:
-            self._received = len(begun)
-            self._short[: self._received] = begun
-
-    def _hear(self, frame: memoryview) -> None:
-        if self._is_open:
+        left = self._memory[: self._received]
+        while (whole := self._whole(left)) <= len(left) and self._is_open:
+            frame = left[LENGTH_BYTES:whole]
+            if self._memory is self._short:  # which the next frames overwrite
+                frame = memoryview(bytes(frame))
             self._on_frame(frame.toreadonly())
+            left = left[whole:]
+        if not self._is_open:
+            left = left[:0]
+        elif whole <= len(self._memory) and len(left) == self._received:
+            return  # the rest of a frame is still to come
+        self._memory = memoryview(bytearray(whole)) if self._is_open and whole > SHORT_BYTES else self._short
+        self._received = len(left)
+        self._memory[: self._received] = left
+
+    def _whole(self, begun: memoryview) -> int:
+        """Returns the bytes of a frame and its length, or of the length alone; aborts if the frame is too long."""
+        if len(begun) < LENGTH_BYTES:
+            return LENGTH_BYTES
+        length = int.from_bytes(begun[:LENGTH_BYTES], "big")
+        if length > self.longest and self._is_open:
+            self.abort()
+        return LENGTH_BYTES + length
 
     @property
     def _is_open(self) -> bool:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments.local_ray.cluster import BINARY, HttpFront, front_of, prepared, switches_of
 from deployments.local_ray.ports import take_listener
-from deployments.local_ray.proxy import BINARY, HttpFront, front_of, prepared, switches_of
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError
 from optimizer.plan import stock_plan

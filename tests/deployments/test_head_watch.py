@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from deployments.local_ray.head_watch import loss_words, watched
+from deployments.local_ray.processes import loss_words, watched
 from earlyexit.errors import HeadLostError
 
 

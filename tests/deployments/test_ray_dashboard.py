@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from deployments.local_ray.dashboard import RayDashboard
+from deployments.local_ray.applications import RayDashboard
 from earlyexit.errors import OfframpError
 
 

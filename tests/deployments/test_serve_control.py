@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from deployments.local_ray.cluster import (
+    HttpFront,
     LocalCluster,
     _check_resources,
     _dashboard_options,
@@ -13,7 +14,6 @@ from deployments.local_ray.cluster import (
     _wanted_ports,
     _with_dashboard,
 )
-from deployments.local_ray.proxy import HttpFront
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
