@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.forecast import FloatArray, _averaged, _Candidate, _Filters, forecast_noisy, forecast_series
+from profiles.forecast import forecast_noisy, forecast_series
 
 
 def test_known_noise_is_told_from_drift() -> None:
@@ -33,23 +33,6 @@ def test_a_drift_far_above_the_noise_is_as_unsure_as_it_is() -> None:
     walk_W = np.cumsum(np.random.default_rng(12).normal(0, 300, 100))
     found = forecast_noisy(walk_W[:, None], np.ones(100), 1)
     assert found.variance_HX[0, 0] == pytest.approx(90_000, rel=0.5)
-
-
-class FakeFilters(_Filters):
-    """Every candidate foresees its own noise, with variance 1."""
-
-    def __init__(self) -> None:
-        pass
-
-    def forecast(self, candidate: _Candidate) -> tuple[FloatArray, FloatArray]:
-        return np.array([candidate.noise]), np.ones(1)
-
-
-def test_candidates_that_disagree_add_to_the_variance() -> None:
-    candidates = [_Candidate(momentum=0, drift=1, noise=noise) for noise in (0.0, 2.0)]
-    mean_H, variance_H, _ = _averaged(FakeFilters(), candidates, np.array([0.5, 0.5]))
-    # Means 0 and 2 lie 1 from the middle: variance 1 + 1.
-    assert (mean_H.tolist(), variance_H.tolist()) == ([1.0], [2.0])
 
 
 def test_a_few_windows_are_not_taken_for_a_drift_with_momentum() -> None:

@@ -57,11 +57,6 @@ def test_a_jump_is_found_wherever_it_is(before: int, num_inputs: int) -> None:
     assert found.count(before) >= 18
 
 
-def test_a_jump_in_a_drift_is_found() -> None:
-    go_on_W = np.concatenate([0.8 - 0.004 * WINDOWS[:30], 0.4 - 0.004 * WINDOWS[:5]])
-    assert breaks(np.tile(go_on_W[:, None], (1, 3)), 12_000, seed=1) == 30
-
-
 def test_of_several_jumps_the_last_is_found() -> None:
     go_on_W1 = np.repeat([0.8, 0.5, 0.8], 15)[:, None]
     assert breaks(np.tile(go_on_W1, (1, 3)), 240, seed=2) == 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.catalogue import ModelDocument, _compared, catalogue, published_profile, read_catalogue
+from profiles.catalogue import catalogue, published_profile, read_catalogue
 from profiles.latency import LatencyProfile
 from tests.data import data_folder
 
@@ -49,12 +49,6 @@ def test_a_model_is_known_on_these_accelerators(model: str, devices: str) -> Non
     assert [entry.device for entry in catalogue() if entry.model == model] == devices.split()
 
 
-def test_a_whole_model_is_spread_evenly_over_its_blocks() -> None:
-    table = published_profile("bert-base", "V100").at(128)
-    assert table.block_s_NB[:, 0] == pytest.approx(np.full(12, 1.23e-3 / 12))
-    assert table.block_s_NB[:, -1] == pytest.approx(np.full(12, 43.25e-3 / 12))
-
-
 def test_where_blocks_differ_they_share_the_time_by_what_they_compute() -> None:
     table = published_profile("resnet50", "V100").at(224)
     work_N = np.array([349, 218, 218, 372, 218, 218, 218, 372, 218, 218, 218, 218, 218, 372, 218, 220])
@@ -63,16 +57,6 @@ def test_where_blocks_differ_they_share_the_time_by_what_they_compute() -> None:
     assert published_profile("resnet50", "V100").provenance["blocks"] == (
         "the latency of the whole model spread by multiply-adds over its 16 residual blocks"
     )
-
-
-def test_work_of_another_number_of_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match="work has 2 values; 3 are needed, one per block"):
-        ModelDocument(num_blocks=3, block="layer", work=[1.0, 2.0])
-
-
-def test_the_share_is_that_of_the_measured_ramp() -> None:
-    table = published_profile("distilbert-base", "A6000").at(128)
-    assert round(float(table.ramp_s_EB[0, 0] / table.block_s_NB[1, 0]), 3) == read_catalogue().ramp_share == 0.053
 
 
 def test_a_model_known_by_layers_has_its_embedding_in_the_first_block_and_its_head_in_the_last() -> None:
@@ -93,32 +77,6 @@ def test_p100_and_k80_are_as_much_slower_than_v100_as_in_training() -> None:
     assert profile.kind == "derived"
     assert "times 1.593" in profile.provenance["derived"]
     assert profile.provenance["base"]["source"]["repo"] == "NVIDIA/TensorRT"
-
-
-def test_a30_is_as_much_slower_than_a100_as_where_both_were_measured() -> None:
-    assert whole_ms("resnet50", "A30", 224, 32) == pytest.approx(4.70 * 4.51 / 2.45)
-    profile = published_profile("resnet50", "A30")
-    assert profile.kind == "derived"
-    assert profile.at(224).batches == (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-def test_a_comparison_that_falls_with_the_batch_is_raised_too() -> None:
-    document = read_catalogue()
-    (entry,) = document.compared
-    slow_ms = [entry.latency_ms[2], *entry.latency_ms[1:]]  # as slow at batch 1 as at batch 4
-    base = published_profile("resnet50", "A100")
-    table = _compared(document, entry.model_copy(update={"latency_ms": slow_ms}), base).at(224)
-    of_base_s = base.at(224).block_s_NB[0, 0]
-    assert table.block_s_NB[0, :2] == pytest.approx([of_base_s * 1.14 / 0.76] * 2)
-
-
-def test_what_the_catalogue_gives_cannot_be_written() -> None:
-    for entry in catalogue():
-        for table in published_profile(entry.model, entry.device).tables.values():
-            assert not table.block_s_NB.flags.writeable
-            assert not table.ramp_s_EB.flags.writeable
-    with pytest.raises(ValueError, match="read-only"):
-        published_profile("bert-base", "V100").at(128).block_s_NB[0, 0] = 99.0
 
 
 def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None:

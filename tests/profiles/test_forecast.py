@@ -8,7 +8,6 @@ from profiles.forecast import (
     MOST_WINDOWS,
     SurvivalForecast,
     _last_windows,
-    _noisy_logits,
     forecast_survival,
 )
 from profiles.windows import SurvivalHistory
@@ -65,12 +64,6 @@ def test_shares_that_never_vary_are_forecast_exactly() -> None:
     assert found.methods_R[0].reason.startswith("constant")
     assert found.survival_low_HK[0, 1] > 0.99
     assert_possible(found)
-
-
-def test_a_ramp_where_hardly_anybody_leaves_takes_all_windows_together() -> None:
-    found = forecast_survival(history_of([[200, 200], [200, 199], [200, 199], [200, 200]]))
-    assert list(found.next_survival) == [1, 798 / 800]
-    assert "too few" in found.methods_R[0].reason
 
 
 def test_the_prior_stands_in_where_nothing_was_seen() -> None:
@@ -156,12 +149,6 @@ def test_few_inputs_do_not_push_the_share_from_the_middle() -> None:
     assert np.mean([each.survival_HK[0, 1] for each in found]) == pytest.approx(0.8, abs=0.008)
 
 
-def test_where_few_inputs_leave_the_pooled_share_is_unbiased() -> None:
-    # 12 inputs, 2.4 leave: a logit of so few is too crooked for ARIMA.
-    found = forecast_survival(drawn(np.full((30, 1), 0.8), 12, seed=0))
-    assert found.methods_R[0].how == "pooled share"
-
-
 def test_the_pooled_share_has_the_interval_of_jeffreys() -> None:
     # 798 of 800 go on: Beta(798.5, 2.5) has its 10 % and 90 % quantiles here.
     found = forecast_survival(history_of([[200, 200], [200, 199], [200, 199], [200, 200]]))
@@ -187,13 +174,6 @@ def test_of_a_long_history_the_last_windows_count() -> None:
     found = forecast_survival(history)
     assert found.survival_HK[0, 1] == pytest.approx(0.7, abs=0.02)
     assert "jumped" not in found.methods_R[0].reason
-
-
-def test_a_long_hole_at_the_end_leaves_what_was_seen_before_it() -> None:
-    reach_WK = np.array([[100.0, 50.0]] * 500 + [[np.nan, np.nan]] * 5000)
-    kept = _last_windows(history_of(reach_WK))
-    assert len(kept) == 2 * MOST_WINDOWS
-    assert int((~kept.missing_W).sum()) == MOST_WINDOWS
 
 
 def test_a_window_of_few_inputs_scatters_around_its_level() -> None:
@@ -237,11 +217,3 @@ def test_ramps_that_move_together_make_survival_less_sure() -> None:
     ramps_R = width(found.go_on_low_HR[0], found.go_on_HR[0], found.go_on_high_HR[0])
     [last] = width(found.survival_low_HK[0, 4:], found.survival_HK[0, 4:], found.survival_high_HK[0, 4:])
     assert 0.7 < last / ramps_R.sum() <= 1  # errors that had nothing to do with each other would give 1/2
-
-
-def test_the_noise_of_a_window_is_that_of_its_neighbourhood_not_of_its_own_share() -> None:
-    # All windows have 100 inputs; one shows 99 where its neighbours show 80, and is not taken for much surer.
-    go_on_WM = np.full((21, 1), 80.0)
-    go_on_WM[10] = 99.0
-    _, noise_WM = _noisy_logits(np.full((21, 1), 100.0), go_on_WM)
-    assert noise_WM[10, 0] / noise_WM[0, 0] < 2  # by its own share 0.99 it would be 16

@@ -88,11 +88,6 @@ def test_a_saved_profile_is_read_back_equal(profile: LatencyProfile, tmp_path: P
     assert facts(LatencyProfile.load(tmp_path / "profile.json")) == facts(profile)
 
 
-def test_a_measured_length_comes_back_as_measured() -> None:
-    table = PROFILE.at(32)
-    assert (table.block_s_NB is PROFILE.tables[32].block_s_NB, table.length) == (True, 32)
-
-
 def test_between_two_lengths_seconds_are_linear_in_the_length() -> None:
     between = PROFILE.at(20)  # a quarter of the way: 1.25 ms an input in the first block
     assert between.batches == (1, 2, 4)

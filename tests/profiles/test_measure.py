@@ -109,27 +109,6 @@ def test_blocks_carry_half_of_what_a_call_adds_and_a_ramp_what_its_block_takes_w
     assert table.ramp_s_EB.tolist() == [[1.5]]
 
 
-def test_a_whole_model_that_is_slower_than_its_blocks_alone_lifts_them() -> None:
-    table = table_of({split(0, 1): [5.0], split(1, 2): [7.0], split(0, 2): [14.0]}, 2, [])
-    assert table.block_s_NB.tolist() == [[5.5], [7.5]]
-    assert table.ramp_s_EB.shape == (0, 1)
-
-
-def test_a_table_is_of_medians_and_a_slow_spell_of_the_machine_does_not_make_a_ramp_dear() -> None:
-    table = table_of(
-        {
-            split(0, 1): [4.0, 8.0, 4.0],
-            split(1, 2): [6.0, 12.0, 6.0],
-            split(0, 1, ramps=(0,)): [5.0, 10.0, 5.0],
-            split(0, 2): [10.0, 20.0, 10.0],
-        },
-        2,
-        [0],
-    )
-    assert table.block_s_NB.tolist() == [[4.0], [6.0]]
-    assert table.ramp_s_EB.tolist() == [[1.0]]
-
-
 def test_a_ramp_is_the_median_of_what_it_adds_round_by_round() -> None:
     table = table_of(
         {
@@ -206,14 +185,17 @@ def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 
     return [point.seconds for point in time_splits(splits, runner, clock=runner.clock, rng=rng, repeats=repeats)]
 
 
-def test_three_runs_warm_up_where_they_are_stable_and_are_not_counted() -> None:
-    runner = FakeRunner({8: [50.0, 2.0, 2.0, 1.0, 4.0]})
-    assert timed(runner, [8], repeats=3) == [(1.0, 4.0, 4.0)]
-
-
-def test_warming_up_goes_on_until_two_runs_take_as_long() -> None:
-    runner = FakeRunner({8: [64.0, 32.0, 16.0, 8.0, 8.0, 1.0]})
-    assert timed(runner, [8], repeats=1) == [(1.0,)]
+@pytest.mark.parametrize(
+    ("seconds", "counted"),
+    [
+        pytest.param([50.0, 2.0, 2.0, 1.0, 4.0], (1.0, 4.0, 4.0), id="stable from the second run on"),
+        pytest.param([64.0, 32.0, 16.0, 8.0, 8.0, 1.0], (1.0, 1.0, 1.0), id="stable once two runs take as long"),
+    ],
+)
+def test_runs_warm_up_until_they_are_stable_and_are_not_counted(
+    seconds: list[float], counted: tuple[float, ...]
+) -> None:
+    assert timed(FakeRunner({8: seconds}), [8], repeats=3) == [counted]
 
 
 def test_warming_up_ends_on_a_machine_that_never_settles() -> None:
@@ -229,16 +211,6 @@ def test_rounds_hold_every_probe_once_in_an_order_of_their_own() -> None:
     rounds = runner.log[18:24], runner.log[24:]
     assert [sorted(each) for each in rounds] == [lengths, lengths]
     assert rounds[0] != rounds[1]
-
-
-def test_the_seed_decides_the_order() -> None:
-    lengths = [1, 2, 3, 4, 5, 6]
-    logs = []
-    for _ in range(2):
-        runner = FakeRunner({length: [1.0] for length in lengths})
-        timed(runner, lengths, repeats=2, seed=3)
-        logs.append(runner.log)
-    assert logs[0] == logs[1]
 
 
 def test_warm_up_and_rounds_report_their_progress() -> None:

@@ -71,15 +71,6 @@ def test_small_entropies_are_sure_ones() -> None:
     assert records.outcome({}).survival == (1.0,) * 6
 
 
-def test_records_without_ramps_go_to_the_end() -> None:
-    none = np.zeros((4, 0))
-    records = replace(
-        RECORDS, ramps=(), scores_NR=none.astype(np.float32), losses_NR=none, answers_NE=None, true_losses_NE=None
-    )
-    assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
-    assert records.outcome({}).agreement == 1.0
-
-
 @pytest.mark.parametrize(("score", "endless"), [("confidence", np.inf), ("entropy", -np.inf)])
 def test_endless_scores_do_not_leave_at_ramps_that_are_off(score: Score, endless: float) -> None:
     records = replace(RECORDS, score=score, scores_NR=np.full((4, 2), endless, dtype=np.float32))
@@ -141,13 +132,6 @@ def test_answers_of_any_shape_become_losses_in_between(tmp_path: Path) -> None:
     assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(records, provenance={}))
 
 
-def test_the_worst_loss_is_that_of_the_worst_ramp_that_is_sure() -> None:
-    # a agrees at both; b is wrong at 1 alone, which is not sure; c is wrong at 1; d is wrong at both and never sure.
-    assert RECORDS.worst_losses_N({1: 0.75, 3: 0.6}).tolist() == [0, 0, 1, 0]
-    assert RECORDS.worst_losses_N({1: 0.5, 3: 0.6}).tolist() == [0, 1, 1, 0]
-    assert RECORDS.worst_losses_N({}).tolist() == [0, 0, 0, 0]
-
-
 NO_RECORDS: dict[str, Callable[[Path], object]] = {
     "absent": lambda path: None,
     "empty": lambda path: path.write_bytes(b""),
@@ -182,10 +166,6 @@ def inputs_in(path: Path) -> int | None:
         return len(ExitRecords.load(path))
     except DataError:
         return None
-
-
-def test_nested_survival_has_all_ramps_active() -> None:
-    assert RECORDS.nested_survival({1: 0.75, 3: 0.8}) == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
 
 
 OF_INPUTS: dict[str, Any] = {

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiles.stream import COLUMNS, ExitStream, Observations, StreamShape, keys_N, sampled_N
+from profiles.stream import ExitStream, Observations, StreamShape, keys_N, sampled_N
 
 SHAPE = StreamShape(score="confidence", num_blocks=3, ramps=(0, 1))
 
@@ -90,12 +90,6 @@ def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept(
     assert len(kept.pooled([1])) == 201
 
 
-def test_pooled_windows_that_were_never_full_keep_everything() -> None:
-    kept = stream(1000)
-    kept.take_in(inputs(np.arange(0.0, 240.0, 1.0)))
-    assert len(kept.pooled(range(2))) == 240
-
-
 def test_a_window_that_was_never_full_keeps_everything() -> None:
     kept = stream(1000)
     assert len(kept.take_in(inputs(np.arange(0.0, 120.0, 1.0)))) == 120
@@ -106,27 +100,3 @@ def test_inputs_of_one_request_have_keys_of_their_own() -> None:
     same_s = np.full(1000, 7.0)
     together = inputs(same_s, probe=True)
     assert len(set(keys_N(together).tolist())) == 1000
-
-
-@pytest.mark.slow
-def test_two_hours_of_a_thousand_inputs_a_second_take_30_mb() -> None:
-    ramps = tuple(range(11))
-    shape, rng = StreamShape(score="confidence", num_blocks=12, ramps=ramps), np.random.default_rng(0)
-    kept, number = ExitStream(shape, since_s=0.0), 0
-    for look in range(1440):
-        parts = Observations(
-            shape=shape,
-            times_s_N=look * 5.0 + np.sort(rng.uniform(0.0, 5.0, 5000)),
-            probe_N=np.zeros(5000, dtype=bool),
-            stayed_N=np.ones(5000, dtype=bool),
-            active_NR=np.ones((5000, 11), dtype=bool),
-            exits_N=np.full(5000, 11, dtype=np.int16),
-            scores_NR=rng.random((5000, 11), dtype=np.float32),
-            losses_NR=np.zeros((5000, 11), dtype=np.float32),
-        )
-        number += len(kept.take_in(parts))
-    held = [kept.window(index) for index in kept.whole_windows(7200.0)]
-    assert {len(window) for window in held} == {4000}
-    size = sum(getattr(window, name).nbytes for window in held for name in COLUMNS)
-    assert size == 240_000 * (12 + 9 * 11)  # 26.6 MB
-    assert number < 0.25 * 7_200_000  # what a memory on disk is given to keep

@@ -54,30 +54,7 @@ def test_what_is_forgotten_stays_so_when_the_clock_goes_back() -> None:
     assert sizes(stream, 400) == [(240, 1)]
 
 
-def test_a_window_is_joined_once() -> None:
-    stream = stream_of(5, 6)
-    assert stream.window(0) is stream.window(0)
-    stream.append(inputs_at(7))
-    joined = stream.window(0)
-    assert joined.times_s_N.tolist() == [5, 6, 7]
-    assert windows(stream, 120)[0].observations is joined
-
-
 LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
-
-
-def test_an_input_that_stayed_is_seen_at_all_its_ramps_and_at_the_end() -> None:
-    scores_NR = np.array([[0.9, 0.5], [0.2, 0.5]], dtype=np.float32)
-    seen = replace(
-        LATE,
-        stayed_N=np.array([True, True]),
-        active_NR=np.ones((2, 2), dtype=bool),
-        scores_NR=scores_NR,
-        losses_NR=np.zeros((2, 2), dtype=np.float32),
-    )
-    assert seen.would_see_NR.all()
-    assert seen.at_end_N.all()
-    assert seen.would_end_N.all()
 
 
 def floats(*values: float) -> SmallArray:

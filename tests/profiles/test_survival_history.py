@@ -28,9 +28,3 @@ def test_a_worth_that_is_given_counts_instead() -> None:
     found = history(worth_WR=np.array([[1000.0, 24.0], [np.nan, np.nan]]))
     assert found.reach_WR.tolist() == [[1000, 24], [0, 0]]
     assert found.go_on_WR.tolist() == [[500, pytest.approx(24 * 0.2)], [0, 0]]
-
-
-def test_where_no_input_arrives_none_goes_on() -> None:
-    found = SurvivalHistory.from_counts(np.array([[100.0, 0.0, 0.0]]))
-    assert found.reach_WR.tolist() == [[100, 0]]
-    assert found.go_on_WR.tolist() == [[0, 0]]

@@ -13,44 +13,6 @@ from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 from tests.profiles.windows_of import NONE, RECORDS, SHAPE, estimate, observe, random_records, values, worth
 
-
-def test_what_the_plan_ran_is_known_without_any_probe() -> None:
-    found = estimate(RECORDS, {1: 0.75, 3: 0.8}, NONE, {1: 0.75, 3: 0.8})
-    # a and c leave after block 1, b after block 3, d after the last.
-    assert values(found) == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
-    assert found.mean_blocks == 1 + 1 + 0.5 + 0.5 + 0.25 + 0.25
-    assert found.accuracy is not None
-    assert found.accuracy.value == 0.75
-    assert found.agreement is None  # of a, b and c the full model's answer is not known
-    assert found.survival is not None
-    assert found.survival[2].effective_inputs == pytest.approx(4)
-
-
-def test_a_bolder_threshold_is_known_and_a_more_cautious_one_is_not() -> None:
-    # d alone passed ramp 1, at 0.2; at a limit of 0.1 all leave there.
-    assert values(estimate(RECORDS, {1: 0.5}, NONE, {1: 0.1})) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    # At 0.8 b and c would go on, and nobody looked whether ramp 3 lets them out.
-    assert estimate(RECORDS, {1: 0.5}, NONE, {1: 0.8, 3: 0.7}).survival is None
-
-
-def test_probes_stand_for_all_inputs_that_the_plan_hides() -> None:
-    # The plan lets a, b and c out at ramp 1. At 0.8, only a still leaves there: known. b, c and d are the rest: of d
-    # ramp 3 is not seen either, as it is off. The probe is b, which ramp 3 lets out.
-    found = estimate(RECORDS, {1: 0.5}, [False, True, False, False], {1: 0.8, 3: 0.7})
-    assert values(found) == [1.0, 1.0, 0.75, 0.75, 0.0, 0.0]
-    # With c and d as probes, both go to the end: all three of the rest count as going there.
-    found = estimate(RECORDS, {1: 0.5}, [False, False, True, True], {1: 0.8, 3: 0.7})
-    assert values(found) == [1.0, 1.0, 0.75, 0.75, 0.75, 0.75]
-
-
-def test_an_input_that_would_go_to_the_end_agrees_even_if_it_left_later() -> None:
-    # Of a, b and c, let out by the plan, nobody knows the full model's answer; without ramps it would be theirs.
-    found = estimate(RECORDS, {1: 0.9, 3: 0.5}, NONE, {})
-    assert found.agreement is not None
-    assert found.agreement.value == 1.0
-    assert found.accuracy is None
-
-
 PLANS: tuple[dict[int, float], ...] = ({}, {1: 0.75, 3: 0.8}, {1: 0.5}, {3: 0.6})
 ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55}, {1: 0.25, 3: 0.9})
 
@@ -158,28 +120,11 @@ def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -
     assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
 
 
-def test_a_rest_that_is_all_probes_is_without_sampling_error() -> None:
-    found = estimate(RECORDS, {}, [True] * 4, {1: 0.75})
-    assert found.survival is not None
-    assert [share.effective_inputs for share in found.survival] == pytest.approx([4] * 6)
-
-
 def test_before_the_first_ramp_asked_for_all_inputs_count() -> None:
     found = estimate(RECORDS, {}, [True, False, False, False], {3: 0.7})
     assert found.survival is not None
     assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
     assert survival_history([found]).inputs_WK[0, 0] == found.num_inputs == 4
-
-
-def test_a_share_counted_at_one_ramp_and_probed_at_the_next_is_worth_what_was_probed() -> None:
-    # Ramp 1 of the plan lets a and c out: a census. Of b and d, that pass, b is the probe: ramp 3 lets it go on at 0.9.
-    found = estimate(RECORDS, {1: 0.75}, [False, True, False, False], {1: 0.75, 3: 0.9})
-    assert values(found) == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
-    # All go on at blocks 0, 2 and 4, where no ramp is asked for: 4, 2 and 2 inputs get there.
-    assert worth(found) == pytest.approx([4, 4, 2, 1, 2])
-    history = survival_history([found])
-    assert history.reach_WR.tolist() == [pytest.approx([4, 4, 2, 1, 2])]
-    assert history.go_on_WR.tolist() == [pytest.approx([4, 2, 2, 1, 2])]
 
 
 def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
@@ -205,12 +150,6 @@ def test_only_the_probes_that_reach_a_ramp_tell_who_goes_on_there() -> None:
     variance = (2 / 3) * 0.25 / 4 + (2 / 3) * 0.25 * (1 / 3 - 1 / 4)
     assert worth(found)[3] == pytest.approx(0.25 * (2 / 3) ** 2 / variance)
     assert worth(found)[3] == pytest.approx(2)
-
-
-def test_ramps_that_no_input_reaches_are_worth_nothing() -> None:
-    found = estimate(RECORDS, {}, [True] * 4, {1: 0.0, 3: 0.5})
-    assert worth(found) == pytest.approx([4, 4, 0, 0, 0])
-    assert survival_history([found]).go_on_WR.tolist() == [[4, 0, 0, 0, 0]]
 
 
 def test_accuracy_counts_only_inputs_with_a_true_label() -> None:
@@ -260,11 +199,6 @@ def test_a_window_without_inputs_says_nothing() -> None:
     found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
     assert (found.num_inputs, found.survival, found.go_on) == (0, None, None)
     assert (found.agreement, found.accuracy, found.mean_blocks) == (None, None, None)
-
-
-def test_endless_scores_do_not_leave_at_ramps_that_are_off() -> None:
-    endless = replace(RECORDS, scores_NR=np.full((4, 2), np.inf, dtype=np.float32))
-    assert values(estimate(endless, {}, [True] * 4, {3: 0.5})) == [1, 1, 1, 1, 0, 0]
 
 
 # Windows of streams
@@ -347,11 +281,6 @@ def test_a_window_that_recording_began_in_is_left_out() -> None:
     stream = ExitStream(SHAPE, since_s=100)
     stream.append(observe(RECORDS, {}, np.array(NONE), [110, 130, 140, 150]))
     assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]
-
-
-def test_rates_are_by_the_second() -> None:
-    found = windows(stream_of([5, 59, 60], period_s=60), now_s=120)
-    assert [window.rate_rps for window in found] == [2 / 60, 1 / 60]
 
 
 def test_estimates_become_a_history_with_missing_windows() -> None:

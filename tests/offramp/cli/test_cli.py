@@ -83,20 +83,6 @@ def answering_url() -> Iterator[str]:
         yield url_of(server)
 
 
-def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "offramp", "calibrate", str(tmp_path), "--data", "gone.csv"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        2,
-        "",
-        f"offramp: {tmp_path} is not a model folder: it has no model.json\n",
-    )
-
-
 def test_the_version_is_printed(capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -253,23 +239,28 @@ def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answeri
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
-@pytest.mark.parametrize("argument", ["a.png", "-"])
-def test_arrays_are_given_in_files_whatever_their_name_is(answering_url: str, argument: str, capsys: Captured) -> None:
-    said = refused(capsys, "predict", argument, "--url", f"{answering_url}/arrays")
-    assert said == "the model takes image, arrays: give a .npy or .npz file with --data"
-
-
-def test_a_text_for_a_model_of_images_is_answered_by_what_the_model_takes(answering_url: str, capsys: Captured) -> None:
-    said = refused(capsys, "predict", "what is my balance", "--url", f"{answering_url}/images")
-    assert said == ("the model takes images, and there is no file 'what is my balance': give the paths of image files")
-
-
-def test_an_array_of_another_name_than_the_models_input_is_refused(
-    tmp_path: Path, answering_url: str, capsys: Captured
+@pytest.mark.parametrize(
+    ("given", "place", "words"),
+    [
+        (("a.png",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
+        (("-",), "arrays", "the model takes image, arrays: give a .npy or .npz file with --data"),
+        (("hi",), "images", "the model takes images, and there is no file 'hi': give the paths of image files"),
+        (("--data", "x.npz"), "arrays", "x.npz: the model takes image; the file holds sound"),
+    ],
+    ids=["an image", "a pipe", "a text", "another array"],
+)
+def test_inputs_of_another_kind_are_answered_by_what_the_model_takes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answering_url: str,
+    capsys: Captured,
+    given: tuple[str, ...],
+    place: str,
+    words: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "x.npz", sound=np.zeros((2, 8), dtype=np.float32))
-    said = refused(capsys, "predict", "--data", tmp_path / "x.npz", "--url", f"{answering_url}/arrays")
-    assert said == f"{tmp_path / 'x.npz'}: the model takes image; the file holds sound"
+    assert refused(capsys, "predict", *given, "--url", f"{answering_url}/{place}") == words
 
 
 @pytest.mark.parametrize("backbone", ["nosuch/thing", "/no/such/folder"])

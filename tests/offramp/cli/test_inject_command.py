@@ -21,30 +21,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ("net.pt", [], "net.pt is a pickle, which may run foreign code and is not loaded"),
-        (TORCH, ["--blocks", "1"], "--blocks 1; at least 2 are needed"),
-        (TORCH, ["--hold-out", "1.5"], "--hold-out 1.5; a share between 0 and 1 is needed"),
-        (TORCH, ["--image-size", "224"], "--image-size '224'; HEIGHTxWIDTH in pixels is needed, like 224x224"),
-        (TORCH, ["--mean", ".5"], "--mean '.5'; three numbers are needed"),
-        (TORCH, ["--std", "1,0,1"], "--std '1,0,1'; three numbers are needed"),
-        (TORCH, ["--mean", "123.7,116.8,103.9"], "--mean '123.7,116.8,103.9'; pixels count from 0 to 1 here"),
-        (TORCH, ["--labels", "nowhere.txt"], "nowhere.txt: no such file"),
-        (TORCH, ["--ramp-style", "heavy"], "--ramp-style 'heavy'; allowed: light, mlp, pooler, reduced, conv"),
-        (TORCH, ["--name", "a model"], "a model cannot be named 'a model'"),
-        (TORCH, ["--tokenizer", "minilm"], "the codec image reads none"),
-        ("words", [], "words"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    data: Path, tmp_path: Path, capsys: Captured, model: str, options: list[str], message: str
-) -> None:
-    line = refused(capsys, "inject", model, "--data", str(data), "--out", str(tmp_path / "out"), *options)
-    assert message in line
-
-
-@pytest.mark.parametrize(
     ("mean", "bgr", "warned"),
     [
         (".485,.456,.406", False, False),

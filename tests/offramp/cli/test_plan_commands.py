@@ -178,13 +178,6 @@ def test_a_what_if_says_where_there_is_no_plan(problem: Path, capsys: Captured, 
     assert none["strategies"]["best"]["no_plan"]["binding"] == binding
 
 
-def test_a_what_if_is_printed_as_a_table(problem: Path, capsys: Captured) -> None:
-    assert run("what-if", problem, "--slo-ms", "1,100") == 0
-    out = capsys.readouterr().out
-    assert "SLO ms" in out
-    assert "8000" in out
-
-
 def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
     code = (
         "import sys\n"

@@ -8,7 +8,7 @@ import pytest
 
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import Split
-from offramp.commands.plan_picture import batches_without_fusing, draw_plan
+from offramp.commands.plan_picture import draw_plan
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
@@ -34,10 +34,6 @@ STAGES = (
 PLANNED = Planned(strategy="best", stages=STAGES, figures=evaluate(PROBLEM, STAGES), bound=1.0, gap=0.0)
 
 
-def test_without_fusing_the_first_batch_shrinks_with_survival() -> None:
-    assert batches_without_fusing(PLANNED.figures) == [4, 2, 1]
-
-
 def test_a_plan_is_drawn_with_its_stages_and_splits(tmp_path: Path) -> None:
     draw_plan(PLANNED, tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text(encoding="utf-8")
@@ -57,18 +53,6 @@ def test_an_ending_says_the_format(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"plan.bmp; allowed endings: .svg, .png, .pdf"):
         draw_plan(PLANNED, tmp_path / "plan.bmp")
-
-
-def test_an_ending_may_be_in_capitals(tmp_path: Path) -> None:
-    draw_plan(PLANNED, tmp_path / "a.svg")
-    draw_plan(PLANNED, tmp_path / "A.SVG")
-    assert (tmp_path / "A.SVG").read_bytes() == (tmp_path / "a.svg").read_bytes()
-
-
-@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
-def test_a_picture_that_cannot_be_written_is_refused_with_the_reason(ending: str) -> None:
-    with pytest.raises(InputError, match=rf"--plot /proc/x.{ending}: cannot be written: (No such file|Perm)"):
-        draw_plan(PLANNED, Path(f"/proc/x.{ending}"))
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,12 +75,6 @@ def test_what_it_writes_is_taken_by_plan_and_simulate(exits: Path, tmp_path: Pat
         assert set(found["simulated"]["exits"]) == {"0", "1"}
 
 
-def test_a_table_may_stand_in_a_problem_as_it_is(exits: Path, tmp_path: Path, capsys: Captured) -> None:
-    survival = f"{{records: {exits.name}, thresholds: 0.75}}"
-    problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
-    assert "at least 0.75" in played(capsys, problem)["inputs"]["policy"]
-
-
 def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
     rng = np.random.default_rng(1)
     rows = [HEADER.removesuffix(",label")]
@@ -119,35 +113,6 @@ def test_harm_costs_less_than_agreement_where_the_last_exit_is_the_one_that_errs
     assert (kept["metric"], kept["budget"]) == ("harm", 0.1)
     assert run("calibrate", "--records", exits, *PROMISE, "--metric", "harm") == 0
     assert "wrong where the full model is right" in capsys.readouterr().out
-
-
-def test_harm_without_labels_is_refused(tmp_path: Path, capsys: Captured) -> None:
-    text = table(tmp_path / "exits.csv").read_text(encoding="utf-8").replace(",yes\n", "\n").replace(",label", "")
-    path = written(tmp_path / "no_truth.csv", text)
-    said = refused(capsys, "calibrate", "--records", path, *PROMISE, "--metric", "harm")
-    assert said == f"{path}: harm is a loss against the truth, and these exit records hold none: give labels"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        pytest.param(
-            ("--records", "EXITS", "--metric", "harm"),
-            "EXITS: 200 rows; at least 306 are needed to promise harm of 0.01 at most with confidence 0.9",
-            id="too few for harm",
-        ),
-        pytest.param(("m", "--records", "EXITS"), "--records stands for itself", id="a model and records"),
-        pytest.param(("--records", "EXITS"), "EXITS: 200 rows; at least 306 are needed", id="too few"),
-        pytest.param(
-            ("--records", "EXITS", "--policy", "entropy", *PROMISE), "holds scores of confidence", id="policy"
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    exits: Path, capsys: Captured, options: tuple[object, ...], message: str
-) -> None:
-    assert run("calibrate", *(exits if each == "EXITS" else each for each in options)) == 2
-    assert message.replace("EXITS", str(exits)) in capsys.readouterr().err
 
 
 def test_a_calibration_that_does_not_fit_is_refused_at_its_line(exits: Path, tmp_path: Path, capsys: Captured) -> None:

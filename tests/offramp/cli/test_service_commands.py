@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deployments.settings import ServeSettings
-from offramp.commands.service import service_url, status_tables
+from offramp.commands.service import status_tables
 from offramp.spec.file import at_folder, read_service
 from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
@@ -184,20 +184,6 @@ def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
 def test_status_says_where_hops_are_in_half_precision(hops: Any, words: str) -> None:
     _, plan = status_tables({"applications": [], "plan": PLAN | {"reason": "asked", "hops": hops}})
     assert plan.title == f"Plan in force: asked{words}"
-
-
-@pytest.mark.parametrize("answer", [["a list"], {"plan": "free"}, {}], ids=["list", "word", "nothing"])
-def test_a_plan_of_somebody_else_is_no_plan(answer: Any) -> None:
-    assert len(status_tables({"applications": [], "plan": answer})) == 1
-
-
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [("http://ray:8265", "http://ray:9000"), ("http://[::1]:8265", "http://[::1]:9000")],
-    ids=["name", "IPv6"],
-)
-def test_a_service_is_beside_the_dashboard(address: str, url: str) -> None:
-    assert service_url(address, {"http_options": {"port": 9000}}) == url
 
 
 def test_status_numbers_the_chains_of_a_plan_that_has_several() -> None:

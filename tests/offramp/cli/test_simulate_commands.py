@@ -276,10 +276,6 @@ def test_figures_of_an_interrupted_simulation_end_where_it_was() -> None:
     assert figures.usd_per_hour == pytest.approx(1.0)
 
 
-def test_a_simulation_that_is_interrupted_within_its_warm_up_has_no_figures() -> None:
-    assert figures_so_far(interrupted(warm_up_s=3.0)) is None
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) -> None:
     terminal, its_end = pty.openpty()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.offramp.cli import runs
-from tests.offramp.cli.runs import Captured, printed, refused, run, written
+from tests.offramp.cli.runs import Captured, printed, run, written
 
 PROBLEM = (
     runs.PROBLEM.replace("slo: {latency_s: 0.1, slack: 0.2}\n", "")
@@ -56,19 +56,3 @@ def test_tokens_that_leave_early_are_told_in_the_table(problem: Path, capsys: Ca
     assert "20 sequences" in said
     assert "per token p50" in said
     assert "Tokens by exit" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "words"),
-    [
-        (("--lengths", "20,100,3,100"), PROBLEM, "--lengths: the problem's generation says"),
-        (("--inputs-per-request", 2), PROBLEM, "--inputs-per-request: a request of a model that generates"),
-        ((), PROBLEM.replace("ramp_s: [[0.0, 0.0, 0.0]]}", "ramp_s: [[0.0, 0.0, 0.0]], length: 8}"), "steps have 1"),
-    ],
-    ids=["lengths", "inputs per request", "a profile of inputs"],
-)
-def test_options_that_mean_nothing_of_sequences_are_refused(
-    problem: Path, options: tuple[object, ...], text: str, words: str, capsys: Captured
-) -> None:
-    written(problem, text)
-    assert words in refused(capsys, "simulate", problem, *ONE_BY_ONE, *options)

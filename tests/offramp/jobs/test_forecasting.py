@@ -75,43 +75,6 @@ def test_a_series_is_read_from_json(tmp_path: Path) -> None:
     np.testing.assert_array_equal(from_json.missing_W, from_csv.missing_W)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("0,1\n1,0.5\n", ":1: the columns must be inputs, 0, 1, ... (one per block), not ['0', '1']"),
-        ("inputs,0,2\n9,1,0.5\n", ":1: the columns must be inputs, 0, 1, ... (one per block), not ['inputs', '0', '2"),
-        ("", ":1: the columns must be inputs, 0, 1, ... (one per block), not []"),
-        ("inputs,0\n", ": no window with values and inputs; at least one is needed"),
-        ("inputs,0,1\n0,1,0.5\n", ": no window with values and inputs; at least one is needed"),
-        ("inputs,0,1\n1e308,1,0.5\n", ":2: 1e+308 inputs; at most 1e+15 are taken"),
-        pytest.param("inputs,0,1\n9,1," + "0" * 140_000 + "\n", ":2: field larger than field limit", id="long cell"),
-        ("inputs,0,1\n9,1\n", ":2: 2 values; 3 are needed, or none where nothing is known"),
-        ("inputs,0,1\n9,1,\n", ":2: could not convert string to float: ''; numbers are needed"),
-        ("inputs,0,1\n9,1,nan\n", ":2: values must be finite numbers"),
-        ("inputs,0,1\n9,1,1.5\n", ": survival rises"),
-        ("inputs,0,1\n-9,1,0.5\n", ": a window cannot have fewer than no inputs"),
-    ],
-)
-def test_a_mistake_in_a_csv_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
-    assert refused(write(tmp_path, text)).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"windows": []}', ":1: windows: List should have at least 1 item"),
-        ('{"windows": [{"inputs": 9,\n"survival": [1, 2]}]}', ":2: windows.0.survival.1: Input should be less than or"),
-        ('{"windows": [{"inputs": 9, "survival": [1]}, {"inputs": 9, "survival": [1, 1]}]}', ": window 1 has another "),
-        ('{"windows": [null]}', ": no window with values"),
-        ('{"schema_version": 2,\n"windows": [null]}', ":1: schema_version: Input should be 1"),
-        ('{"windows": [\n{"inputs": 1e308, "survival": [1]}]}', ":2: windows.0.inputs: Input should be less than or"),
-        ("{", ":1: not JSON"),
-    ],
-)
-def test_a_mistake_in_json_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
-    assert refused(write(tmp_path, text, "series.json")).startswith(said)
-
-
 def test_another_kind_of_file_or_none_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path / "series.txt") == ": a series is a .csv or .json file"
     assert refused(tmp_path / "gone.csv") == ": no such file"

@@ -30,12 +30,6 @@ def test_images_of_one_name_have_a_file_each(tmp_path: Path) -> None:
     assert [Path(path).name for path in paths] == ["a.png", "a-2.png", "b.png"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file"):
-        MapFiles(tmp_path / "file")
-
-
 @pytest.mark.parametrize("given", ["a.png", "", "inner", "../photos"], ids=["image", "folder", "folder inside", "dots"])
 def test_a_folder_that_is_or_holds_the_inputs_is_refused_and_they_stay_as_they_are(tmp_path: Path, given: str) -> None:
     folder = tmp_path / "photos"

@@ -36,23 +36,12 @@ def test_a_training_without_a_backbone_begins_with_the_packaged_one(tmp_path: Pa
     assert (Path(options.backbone) / "config.json").is_file()
 
 
-def test_any_other_name_is_a_place_already() -> None:
-    assert resolve_backbone("some/folder") == "some/folder"
-
-
 def test_pieces_joined_are_the_checkpoints_folder_and_nothing_else(tmp_path: Path) -> None:
     place = tmp_path / "cache" / "net"
     unpack(pieces(tmp_path), "net", SHA256, place)
     assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors"]
     assert (place / "model.safetensors").read_bytes() == WEIGHTS
     assert [path.name for path in place.parent.iterdir()] == ["net"]
-
-
-def test_who_comes_second_finds_what_the_first_unpacked(tmp_path: Path) -> None:
-    place = tmp_path / "cache" / "net"
-    for _ in range(2):
-        unpack(pieces(tmp_path), "net", SHA256, place)
-    assert (place / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_other_weights_are_refused_and_leave_nothing(tmp_path: Path) -> None:
@@ -73,14 +62,6 @@ def test_packages_without_a_checkpoint_are_refused(tmp_path: Path, held: dict[st
     parts = [Path(__file__)] if held is None else pieces(tmp_path, name=held["name"])
     with pytest.raises(InputError, match=message):
         unpack(parts, "net", SHA256, tmp_path / "cache" / "net")
-
-
-def test_a_place_that_is_taken_by_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    place = tmp_path / "cache" / "net"
-    place.write_text("")
-    with pytest.raises(InputError, match=r"net cannot be made: "):
-        unpack(pieces(tmp_path), "net", SHA256, place)
 
 
 def test_without_its_packages_mpnet_is_refused_with_the_extra_that_brings_them(

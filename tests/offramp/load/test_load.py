@@ -48,10 +48,6 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def test_constant_arrivals_are_equally_spaced() -> None:
-    assert send_times_s(config_of(rate_rps=4.0, arrivals="constant"), 3) == [0.0, 0.25, 0.5]
-
-
 def test_poisson_arrivals_have_the_rate_they_were_asked_for_and_repeat_with_their_seed() -> None:
     config = config_of(rate_rps=50.0, seed=3)
     times_s = send_times_s(config, 10_000)
@@ -115,18 +111,6 @@ async def test_a_closed_loop_keeps_as_many_requests_under_way_as_it_has_workers(
     assert most == 4
     assert len(records) == 10
     assert {record.lateness_s for record in records} == {0.0}
-
-
-async def test_workers_of_a_closed_loop_pause_after_a_failure() -> None:
-    clock = ManualClock()
-    outcomes: list[Outcome] = [Reply(status=500, payload=""), *[Reply(status=200, payload=ANSWER)] * 2]
-
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        return outcomes.pop(0)
-
-    records: list[RequestRecord] = []
-    await generator_of(config_of(concurrency=1), post, clock).closed_loop(iter(range(3)), records.append, pause_s=0.5)
-    assert [record.sent_s for record in records] == [0.0, 0.5, 0.5]
 
 
 async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedule() -> None:
@@ -195,17 +179,6 @@ async def test_every_request_is_counted_exactly_once_whatever_became_of_it() -> 
     assert report.errors == {"connection": 2, "http_502": 2, "malformed": 2, "overloaded": 2, "timeout": 2}
     assert len(ids) == 14
     assert progress == [(done, 14) for done in range(1, 15)]
-
-
-async def test_a_server_that_is_not_there_is_counted_as_connection() -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return web.json_response(ANSWER)
-
-    async with serving(handler) as url:
-        pass  # its port is free again
-    report = await run_load(config_of(url=url, rate_rps=1000.0))
-    assert report.errors == {"connection": 3}
-    assert report.latency is None
 
 
 async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out() -> None:

@@ -64,19 +64,6 @@ def test_a_search_brackets_the_capacity_then_halves_and_asks_the_failure_again()
     assert (round(search.best_per_s, 1), search.ending) == (237.8, "bracketed")
 
 
-def test_a_search_goes_down_where_its_start_fails() -> None:
-    search = searched(up_to(45.0), resolution=0.2)
-    # 100 and 50 fail, and 50 / 4 = 12.5 passes; means: 25, sqrt(25 * 50) = 35.4, 42.0; 50 / 42 is 1.19.
-    assert rates(search) == [100.0, 50.0, 12.5, 25.0, 35.4, 42.0, 50.0]
-    assert search.ending == "bracketed"
-
-
-def test_a_search_that_starts_near_its_end_needs_four_probes() -> None:
-    search = searched(up_to(101.0), growth=1.06, resolution=0.03)
-    assert rates(search) == [100.0, 106.0, 103.0, 103.0]
-    assert (search.best_per_s, search.ending) == (100.0, "bracketed")
-
-
 @pytest.mark.parametrize("capacity_per_s", [11.0, 99.0, 100.0, 101.0, 333.3, 950.0], ids=str)
 def test_the_result_is_within_the_resolution_of_the_capacity(capacity_per_s: float) -> None:
     best_per_s = searched(up_to(capacity_per_s), resolution=0.03).best_per_s
@@ -117,18 +104,7 @@ def test_a_client_that_is_late_twice_bounds_the_search_and_the_ending_tells() ->
     assert (round(search.best_per_s, 1), search.ending) == (237.8, "client late")
 
 
-def test_a_client_that_is_always_late_says_nothing_about_the_server() -> None:
-    search = searched(lambda *_: "client late")
-    assert (search.best_per_s, search.ending) == (0.0, "client late")
-
-
 @pytest.mark.parametrize(("most_probes", "ending"), [(3, "most probes"), (4, "highest")], ids=str)
 def test_a_search_takes_no_more_probes_than_it_may(most_probes: int, ending: Ending) -> None:
     search = searched(up_to(1e9), most_probes=most_probes)
     assert (len(search.probes), search.ending) == (most_probes, ending)
-
-
-def test_a_start_outside_the_bounds_is_moved_to_them() -> None:
-    bounds = Bounds(low_per_s=10.0, high_per_s=20.0)
-    assert Search(start_per_s=50.0, bounds=bounds).next_rate() == 20.0
-    assert Search(start_per_s=5.0, bounds=bounds).next_rate() == 10.0

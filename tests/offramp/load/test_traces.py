@@ -89,20 +89,3 @@ def test_the_twitter_trace_is_the_one_described() -> None:
     assert found[0].tolist() == [84_661, 86_400]
     assert (per_second_S.mean(), per_second_S.max()) == (pytest.approx(63.6, abs=0.05), 388)
     assert per_second_S[1_436_400:1_440_000].mean() == pytest.approx(59.9, abs=0.05)
-
-
-def test_the_azure_functions_are_the_ones_described() -> None:
-    trace = read_counts(real("azure_functions_2019_sample_500_inv.csv.gz"))
-    assert (len(trace.counts_B), trace.bin_s, trace.counts_B.sum()) == (1440, 60.0, 4_451_143)
-    assert np.quantile(trace.counts_B, [0, 0.5, 1]).tolist() == [1947, 2841.5, 8094]
-
-
-@pytest.mark.parametrize(
-    ("name", "num_requests", "span_s"),
-    [("AzureLLMInferenceTrace_code.csv", 8819, 3436), ("AzureLLMInferenceTrace_conv.csv", 19366, 3502)],
-)
-def test_the_azure_llm_requests_are_the_ones_described(name: str, num_requests: int, span_s: float) -> None:
-    trace = read_trace(real(name))
-    assert isinstance(trace, StampTrace)
-    assert len(trace.arrivals_s_N) == num_requests
-    assert trace.arrivals_s_N[-1] == pytest.approx(span_s, abs=1)
