@@ -1,11 +1,11 @@
-"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON."""
+"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON and as tables."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,19 +19,13 @@ from offramp.commands.options import SimulateJob, order_option
 from offramp.commands.output import make_table, milliseconds, show
 from offramp.commands.plan import NO_PLAN, NoPlanAnswer
 from offramp.commands.progress import progress_share, provenance
-from offramp.commands.simulate_sequences import (
-    SimulatedSequences,
-    Simulation,
-    check_sequences,
-    in_sequences,
-    play_sequences,
-    sequences_document,
-)
 from offramp.commands.simulated_inputs import (
     Inputs,
     PlayedPlan,
+    check_sequences,
     exit_inputs,
     given_lengths,
+    in_sequences,
     lengthened,
     plan_of_file,
     planner_plan,
@@ -40,7 +34,9 @@ from offramp.commands.simulated_inputs import (
     with_lengths,
 )
 from offramp.load.arrivals import MOST_ARRIVALS, FloatArray, parse_arrivals
-from optimizer.evaluate import Evaluation, evaluate, violations
+from offramp.load.report import percentile
+from optimizer.evaluate import Evaluation, evaluate, step_figures, violations
+from optimizer.generation.figures import SequenceFigures, sequence_figures
 from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
@@ -49,7 +45,7 @@ from optimizer.problem_file import read_problem
 from optimizer.reach import nested_shares
 from simulator.outcome import DROPS, Figures, Outcome, SplitUse
 from simulator.scenario import Scenario
-from simulator.simulate import Progress, simulate
+from simulator.simulate import PlayedSequences, Progress, generate, simulate
 
 SCHEMA_VERSION = 1
 MOST_INPUTS = MOST_ARRIVALS
@@ -59,17 +55,28 @@ SAME_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulation:
+    """All that is needed to run, read and checked."""
+
+    job: SimulateJob
+    scenario: Scenario
+    played: PlayedPlan
+    predicted: Evaluation
+    """By the cost model, with the problem's survival."""
+    inputs: Inputs
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulated:
-    """What became of it."""
+    """What became of a simulation, as plain JSON data and as tables."""
 
     simulation: Simulation
-    figures: Figures
+    document: dict[str, Any]
+    tables: tuple[Table, ...]
+    interrupted: bool
     notes: tuple[str, ...]
     """A sentence each."""
-
-    @property
-    def interrupted(self) -> bool:
-        return self.figures.interrupted
 
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
@@ -108,17 +115,80 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     )
 
 
-def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | SimulatedSequences | None:
+def play(simulation: Simulation, progress: Progress | None = None) -> Simulated | None:
     """Play it. Interrupted (Ctrl-C), give what there is of it; None where that is nothing after the warm-up."""
     if simulation.scenario.sequences is not None:
-        return play_sequences(simulation, progress)
+        found = generate(simulation.scenario, progress=progress)
+        return _simulated_sequences(simulation, found) if found.said_K.any() else None
     outcome = simulate(simulation.scenario, progress=progress)
     figures = figures_so_far(outcome) if outcome.interrupted else outcome.figures()
-    if figures is None:
-        return None
-    return Simulated(
-        simulation=simulation, figures=figures, notes=(*simulation.notes, *_load_notes(simulation, figures))
+    return None if figures is None else _simulated(simulation, figures)
+
+
+def _simulated(simulation: Simulation, figures: Figures) -> Simulated:
+    networks = _network_answers(simulation, figures)
+    document = {
+        **figures.document(),
+        "in_slo_share": figures.in_slo_share,
+        "utilisation": figures.utilisation,
+        **({"networks": networks} if networks else {}),
+    }
+    tables = (
+        _splits_table(simulation, figures),
+        *_lengths_table(figures),
+        _figures_table(simulation, figures),
+        *_networks_table(networks),
+        _exits_table(simulation, figures),
     )
+    return Simulated(
+        simulation=simulation,
+        document={"simulated": document},
+        tables=tables,
+        interrupted=figures.interrupted,
+        notes=(*simulation.notes, *_load_notes(simulation, figures)),
+    )
+
+
+def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simulated:
+    expected = sequence_figures(
+        simulation.scenario.problem, simulation.played.plan.stages, **step_figures(simulation.predicted)
+    )
+    figures, exits = _sequence_figures(simulation.scenario, found), dict(found.exits)
+    return Simulated(
+        simulation=simulation,
+        document={"predicted_sequences": asdict(expected), "simulated": figures | {"exits": _by_text(exits)}},
+        tables=_sequence_tables(expected, figures, exits, interrupted=found.interrupted),
+        interrupted=found.interrupted,
+        notes=simulation.notes,
+    )
+
+
+def _by_text(exits: Mapping[int, int]) -> dict[str, int]:
+    return {str(block): tokens for block, tokens in exits.items()}
+
+
+def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, Any]:
+    """What became of the sequences that arrived after the warm-up; seconds are None where there are none."""
+    lengths, generation = scenario.sequences, scenario.problem.generation
+    assert lengths is not None
+    assert generation is not None
+    counted_K = scenario.arrivals_s >= scenario.warm_up_s
+    whole_K = counted_K & (found.said_K == np.resize(lengths.answer_K, len(counted_K)))
+    ttft_slo_s = math.inf if generation.ttft_s is None else generation.ttft_s
+    # A sequence of one token alone has no time per token: NaN.
+    in_slo_K = whole_K & (found.ttft_s_K <= ttft_slo_s) & ~(found.tpot_s_K > scenario.problem.slo.latency_s)
+    seconds = found.ended_s - scenario.warm_up_s  # until the last of all tokens
+    times_K = {"ttft": found.ttft_s_K[counted_K], "tpot": found.tpot_s_K[counted_K]}
+    return {
+        "sequences": int(counted_K.sum()),
+        "whole": int(whole_K.sum()),
+        "in_slo": int(in_slo_K.sum()),
+        "refused": int((counted_K & (found.said_K == 0)).sum()),
+        "seconds": seconds,
+        "tokens_per_s": float(found.said_K[counted_K].sum()) / seconds,
+        "goodput_per_s": float(in_slo_K.sum()) / seconds,
+        **{f"{name}_p{share}_s": percentile(of_K, share) for name, of_K in times_K.items() for share in (50, 99)},
+    }
 
 
 def figures_so_far(outcome: Outcome) -> Figures | None:
@@ -141,27 +211,11 @@ def figures_so_far(outcome: Outcome) -> Figures | None:
     return replace(figures, slots=slots)
 
 
-def document_of(simulated: Simulated | SimulatedSequences) -> dict[str, Any]:
+def document_of(simulated: Simulated) -> dict[str, Any]:
     """Everything as plain JSON data; equal jobs give equal documents, byte for byte, on one machine and commit."""
     facts = {name: value for name, value in provenance().items() if name != "created_at"}
-    if isinstance(simulated, SimulatedSequences):
-        became = sequences_document(simulated)
-    else:
-        figures = simulated.figures
-        became = {
-            "simulated": {
-                **figures.document(),
-                "in_slo_share": figures.in_slo_share,
-                "utilisation": figures.utilisation,
-                **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
-            }
-        }
-    return {
-        **_document(simulated.simulation, interrupted=simulated.interrupted),
-        **became,
-        "notes": list(simulated.notes),
-        "provenance": facts,
-    }
+    asked = _document(simulated.simulation, interrupted=simulated.interrupted)
+    return {**asked, **simulated.document, "notes": list(simulated.notes), "provenance": facts}
 
 
 def _document(simulation: Simulation, *, interrupted: bool) -> dict[str, Any]:
@@ -197,33 +251,22 @@ def predicted_exits(simulation: Simulation) -> dict[int, float]:
     return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkAnswers:
-    """What one network of a chain did."""
+def _network_answers(simulation: Simulation, figures: Figures) -> list[dict[str, Any]]:
+    """What each network of a chain did: how many answered inputs reached it, and how many answers it gave.
 
-    first: int
-    end: int
-    used: bool
-    """Whether the plan uses it."""
-    reached: int
-    """Answered inputs that came so far."""
-    answers: int
-    """That it gave."""
-
-
-def network_answers(simulated: Simulated) -> tuple[NetworkAnswers, ...]:
-    """Network by network; nothing where there is one."""
-    plan, exits = simulated.simulation.played.plan, simulated.figures.exits
-    return tuple(
-        NetworkAnswers(
-            first=first,
-            end=end,
-            used=number in plan.used,
-            reached=sum(count for block, count in exits.items() if block >= first) if number in plan.used else 0,
-            answers=sum(count for block, count in exits.items() if first <= block < end),
-        )
+    `used`: whether the plan uses it. Empty where there is one network.
+    """
+    plan, exits = simulation.played.plan, figures.exits
+    return [
+        {
+            "first": first,
+            "end": end,
+            "used": number in plan.used,
+            "reached": sum(count for block, count in exits.items() if block >= first) if number in plan.used else 0,
+            "answers": sum(count for block, count in exits.items() if first <= block < end),
+        }
         for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
-    )
+    ]
 
 
 def _predicted_document(simulation: Simulation) -> dict[str, Any]:
@@ -312,33 +355,22 @@ def run(job: SimulateJob) -> None:
     if job.as_json:
         print(json.dumps(document_of(simulated)))
     else:
-        show(*tables_of(simulated))
+        show(*simulated.tables)
         for note in simulated.notes:
             print(note)
     if simulated.interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
-def tables_of(simulated: Simulated | SimulatedSequences) -> list[Table]:
-    """What the plan does beside what it was to do, and where inputs or tokens left."""
-    return sequence_tables(simulated) if isinstance(simulated, SimulatedSequences) else simulate_tables(simulated)
-
-
-def simulate_tables(simulated: Simulated) -> list[Table]:
-    """The plan's splits, what it does and was to do, and where inputs left."""
-    return [_splits(simulated), *_lengths(simulated), _figures(simulated), *_networks(simulated), _exits(simulated)]
-
-
-def _splits(simulated: Simulated) -> Table:
-    plan, figures = simulated.simulation.played.plan, simulated.figures
+def _splits_table(simulation: Simulation, figures: Figures) -> Table:
     table = make_table(
         *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
-        title=f"Plan ({simulated.simulation.played.words})",
+        title=f"Plan ({simulation.played.words})",
         narrow=True,
     )
     ran = {(each.first, each.end): each for each in figures.splits}
-    planned = {(each.split.first, each.split.end): each for each in simulated.simulation.predicted.splits}
-    for index, (stage, slot) in enumerate(zip(plan.stages, figures.slots, strict=True)):
+    planned = {(each.split.first, each.split.end): each for each in simulation.predicted.splits}
+    for index, (stage, slot) in enumerate(zip(simulation.played.plan.stages, figures.slots, strict=True)):
         for split in stage.splits:
             own = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
             key = (split.first, split.end)
@@ -356,26 +388,27 @@ def _splits(simulated: Simulated) -> Table:
     return table
 
 
-def sequence_tables(simulated: SimulatedSequences) -> list[Table]:
+def _sequence_tables(
+    expected: SequenceFigures, figures: Mapping[str, Any], exits: Mapping[int, int], *, interrupted: bool
+) -> tuple[Table, ...]:
     """Sequences beside what the cost model says of them, and where tokens left."""
-    figures, expected = simulated.figures, simulated.expected
-    title = f"Simulated, {figures.seconds:.4g} s, {figures.sequences} sequences"
+    sequences = figures["sequences"]
+    title = f"Simulated, {figures['seconds']:.4g} s, {sequences} sequences" + (", INTERRUPTED" if interrupted else "")
     rows = (
-        ("tokens", f"{expected.tokens_per_s:.1f}/s at most", f"{figures.tokens_per_s:.1f}/s"),
-        ("within both SLOs", "", f"{figures.in_slo} sequences, {figures.goodput_per_s:.2f}/s"),
-        ("first token p50", "", _shown(figures.ttft_p50_s)),
-        ("first token p99", f"{milliseconds(expected.ttft_s)} ms at worst", _shown(figures.ttft_p99_s)),
-        ("per token p50", f"{milliseconds(expected.token_s)} ms on average", _shown(figures.tpot_p50_s)),
-        ("per token p99", f"{milliseconds(expected.most_token_s)} ms at worst", _shown(figures.tpot_p99_s)),
-        ("refused", "", f"{figures.refused} of {figures.sequences}"),
+        ("tokens", f"{expected.tokens_per_s:.1f}/s at most", f"{figures['tokens_per_s']:.1f}/s"),
+        ("within both SLOs", "", f"{figures['in_slo']} sequences, {figures['goodput_per_s']:.2f}/s"),
+        ("first token p50", "", _shown(figures["ttft_p50_s"])),
+        ("first token p99", f"{milliseconds(expected.ttft_s)} ms at worst", _shown(figures["ttft_p99_s"])),
+        ("per token p50", f"{milliseconds(expected.token_s)} ms on average", _shown(figures["tpot_p50_s"])),
+        ("per token p99", f"{milliseconds(expected.most_token_s)} ms at worst", _shown(figures["tpot_p99_s"])),
+        ("refused", "", f"{figures['refused']} of {sequences}"),
     )
-    title = f"{title}, INTERRUPTED" if simulated.interrupted else title
-    tokens = sum(simulated.exits.values())
-    exits = ((str(block), str(number), f"{number / tokens:.2%}") for block, number in sorted(simulated.exits.items()))
-    return [
+    tokens = sum(exits.values())
+    by_exit = ((str(block), str(number), f"{number / tokens:.2%}") for block, number in sorted(exits.items()))
+    return (
         make_table("", "planned", "simulated", title=title, rows=rows),
-        make_table("after block", "tokens", "share", title="Tokens by exit", rows=exits),
-    ]
+        make_table("after block", "tokens", "share", title="Tokens by exit", rows=by_exit),
+    )
 
 
 def _shown(seconds: float | None) -> str:
@@ -388,9 +421,9 @@ def _fill(use: SplitUse) -> float:
     return use.fill if by_tokens is None else by_tokens
 
 
-def _lengths(simulated: Simulated) -> list[Table]:
+def _lengths_table(figures: Figures) -> list[Table]:
     """What inputs of several lengths made of batches; nothing where they cost alike."""
-    uses = [use for use in simulated.figures.splits if use.lengths is not None]
+    uses = [use for use in figures.splits if use.lengths is not None]
     if not uses:
         return []
     table = make_table("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50", title="Batches")
@@ -408,20 +441,18 @@ def _lengths(simulated: Simulated) -> list[Table]:
     return [table]
 
 
-def _figures(simulated: Simulated) -> Table:
-    figures = simulated.figures
+def _figures_table(simulation: Simulation, figures: Figures) -> Table:
     title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
     title = f"{title}, INTERRUPTED" if figures.interrupted else title
-    return make_table("", "planned", "simulated", title=title, rows=_rows(simulated))
+    return make_table("", "planned", "simulated", title=title, rows=_rows(simulation, figures))
 
 
-def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
-    figures, predicted = simulated.figures, simulated.simulation.predicted
-    slo_s = simulated.simulation.scenario.slo_s
+def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, str]]:
+    predicted, slo_s = simulation.predicted, simulation.scenario.slo_s
     yield "offered", "", f"{figures.offered_per_s:.1f} inputs/s"
     within = f"within {milliseconds(slo_s)} ms"
     yield "goodput", f"{predicted.rate_per_s:.1f}/s at most", f"{figures.goodput_per_s:.1f}/s {within}"
-    if simulated.simulation.job.inputs_per_request > 1:
+    if simulation.job.inputs_per_request > 1:
         yield "goodput, whole requests", "", f"{figures.request_goodput_per_s:.1f} inputs/s {within}"
     yield "in time", "", f"{figures.in_slo_share:.2%} of inputs"
     worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
@@ -435,21 +466,24 @@ def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
     yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
 
 
-def _networks(simulated: Simulated) -> list[Table]:
+def _networks_table(networks: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Of a chain, the share of what reached each network that it returned; nothing where there is one."""
-    rows = network_answers(simulated)
-    if not rows:
-        return []
-    table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
-    for number, row in enumerate(rows):
-        returned = f"{row.answers / row.reached:.2%}" if row.reached else "-"
-        blocks = f"{row.first}-{row.end - 1}" + ("" if row.used else ", left out")
-        table.add_row(str(number), blocks, str(row.reached), str(row.answers), returned)
-    return [table]
+    rows = (
+        (
+            str(number),
+            f"{each['first']}-{each['end'] - 1}" + ("" if each["used"] else ", left out"),
+            str(each["reached"]),
+            str(each["answers"]),
+            f"{each['answers'] / each['reached']:.2%}" if each["reached"] else "-",
+        )
+        for number, each in enumerate(networks)
+    )
+    names = ("network", "blocks", "reached by", "answers", "returned")
+    return [make_table(*names, title="Answers by network", rows=rows)] if networks else []
 
 
-def _exits(simulated: Simulated) -> Table:
-    figures, planned = simulated.figures, predicted_exits(simulated.simulation)
+def _exits_table(simulation: Simulation, figures: Figures) -> Table:
+    planned = predicted_exits(simulation)
     table = make_table("after block", "planned", "simulated", "answers", title="Answers by exit")
     for block in sorted({*planned, *figures.exits}):
         answers = figures.exits.get(block, 0)

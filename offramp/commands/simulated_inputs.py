@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
 from offramp.commands.plan import NoPlanAnswer, answer, plan_of
@@ -27,8 +28,11 @@ from profiles.records import ExitRecords
 from profiles.records_table import read_records
 from profiles.scores import SCORES
 from simulator.inputs import Decisions, IntArray, nested, patient, recorded, truncated_normal
+from simulator.scenario import Scenario, SequenceLengths
 
 if TYPE_CHECKING:
+    from offramp.commands.options import SimulateJob
+    from optimizer.generation.demand import Generation
     from optimizer.problem_file import ProblemFile
 
 
@@ -277,8 +281,12 @@ def _per_ramp(given: float | Mapping[int, float], ramps: tuple[int, ...]) -> dic
     return {ramp: given[ramp] for ramp in ramps} if isinstance(given, Mapping) else dict.fromkeys(ramps, given)
 
 
-STREAM = 2
+STREAM, SEQUENCE_STREAM = 2, 3
 """Of the seed: what is drawn here leaves arrivals and exits as they are."""
+NUM_SEQUENCES = 20_000
+"""Sequences whose lengths are drawn; then they come again in the same order."""
+CHUNK: int = ServeSettings.model_fields["prompt_chunk"].default
+TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
 FORM = "mean,variance,low,high"
 
 
@@ -326,11 +334,9 @@ def lengthened(inputs: Inputs, file: ProblemFile, given: GivenLengths | None, se
     elif inputs.tokens_R is not None:
         lengths_R, words = inputs.tokens_R, "as recorded"
     elif lengths.shares is None:
-        lengths_R, words = np.full(rows, max(1, round(lengths.mean))), "the problem's mean, all alike"
+        lengths_R, words = np.full(rows, _drawn(lengths, 1, rng)), "the problem's mean, all alike"
     else:
-        kinds, shares = zip(*lengths.shares, strict=True)
-        chance = np.array(shares)
-        lengths_R, words = rng.choice(kinds, rows, p=chance / chance.sum()), "drawn from the problem's"
+        lengths_R, words = _drawn(lengths, rows, rng), "drawn from the problem's"
     said = f"{words}, {lengths_R.mean():.4g} tokens on average"
     return replace(
         inputs,
@@ -350,3 +356,51 @@ def _numbers(text: str) -> list[float]:
     if any(number != round(number) for number in numbers[2:]):
         raise InputError(f"--lengths {text!r}; low and high are whole numbers of tokens")
     return numbers
+
+
+def check_sequences(job: SimulateJob, problem: PlanProblem) -> None:
+    """Raise InputError for options that say what the problem's sequences say, or mean nothing of them."""
+    if problem.generation is None:
+        return
+    if job.lengths is not None:
+        raise InputError("--lengths: the problem's generation says how long prompts and answers are")
+    if job.inputs_per_request != 1:
+        raise InputError("--inputs-per-request: a request of a model that generates is one sequence")
+    for device, table in problem.latency.items():
+        if table.length not in (None, 1):
+            raise InputError(f"latency of {device}: measured with {table.length} tokens an input; steps have 1")
+
+
+def in_sequences(scenario: Scenario, problem: PlanProblem, job: SimulateJob) -> Scenario:
+    """The scenario, whose requests are the problem's sequences where it has any."""
+    generation = problem.generation
+    if generation is None:
+        return scenario
+    rng = np.random.default_rng([job.seed, SEQUENCE_STREAM])
+    prompt_K, answer_K = _lengths(generation, rng)
+    lengths = SequenceLengths(
+        prompt_K=prompt_K,
+        answer_K=answer_K,
+        chunk=generation.chunk or CHUNK,
+        ttft_slo_s=generation.ttft_s if job.admission else None,
+        tpot_slo_s=problem.slo.latency_s if job.admission else None,
+        timeout_s=TIMEOUT_S,
+    )
+    latency = {device: replace(table, length=1) for device, table in problem.latency.items()}
+    return replace(scenario, problem=replace(problem, latency=latency), sequences=lengths, slo_s=math.inf)
+
+
+def _lengths(generation: Generation, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """As recorded, in turn; else drawn."""
+    if generation.recorded is not None:
+        pairs_K2 = np.array(generation.recorded, dtype=np.int64)
+        return pairs_K2[:, 0], pairs_K2[:, 1]
+    return _drawn(generation.prompt, NUM_SEQUENCES, rng), _drawn(generation.output, NUM_SEQUENCES, rng)
+
+
+def _drawn(lengths: Lengths, number: int, rng: np.random.Generator) -> IntArray:
+    """So many lengths, drawn by their shares; one, the mean, where no shares are known."""
+    if lengths.shares is None:
+        return np.full(1, max(1, round(lengths.mean)))
+    kinds, shares = zip(*lengths.shares, strict=True)
+    return rng.choice(kinds, number, p=np.array(shares) / sum(shares)).astype(np.int64)
