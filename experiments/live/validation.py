@@ -34,7 +34,7 @@ from experiments.live.model import FOLDER, TEXT, ensure_model, thresholds
 from experiments.problems import PROBLEMS, stretched
 from offramp.client.protocol import Prediction
 from offramp.demo.service import served
-from offramp.load.arrivals import Poisson
+from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord, percentile
 from offramp.load.run import LoadConfig, run_load
 from optimizer.calibration_file import RECORDS_FILE

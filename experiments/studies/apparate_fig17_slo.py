@@ -17,8 +17,8 @@ from experiments.data import require_data
 from experiments.served_streams import BATCH, BUDGET, RAMP_BUDGET, STRATEGIES_PERIOD, Case, Replay, cases, with_ramps
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from offramp.load.arrivals import CountReplay, Poisson, Process
-from offramp.load.traces import read_counts
+from offramp.load.arrivals import read_counts
+from offramp.load.processes import CountReplay, Poisson, Process
 from optimizer.live.ramps import best_ramps, greedily
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply

@@ -33,7 +33,8 @@ from offramp.commands.simulated_inputs import (
     thresholds_option,
     with_lengths,
 )
-from offramp.load.arrivals import MOST_ARRIVALS, FloatArray, parse_arrivals
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import MOST_ARRIVALS, FloatArray
 from offramp.load.report import percentile
 from optimizer.evaluate import Evaluation, evaluate, step_figures, violations
 from optimizer.generation.figures import SequenceFigures, sequence_figures

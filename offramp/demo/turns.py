@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offramp.demo.service import RunningService
-from offramp.load.arrivals import Poisson
+from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord
 from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import Plan

@@ -3,300 +3,57 @@
 A trace's numbers may be requests per second or the time of each request: `trace:` goes by the content and notes which
 reading was taken, `counts:` and `times:` say it.
 
-Random processes of arrivals: each draws whole arrays of seconds at once.
+Recorded traffic stands in files: how many requests came per second or minute, or when each did. What a
+file is follows from its content, and so does gzip:
 
-All but equal gaps are drawn alike: points of mean spacing 1 on the axis of *expected arrivals*, mapped back to seconds
-through the expected number of arrivals by then. So an arrival process is its expectation over time.
+    52 55 48 ...                      whole numbers: requests per second (the Twitter trace of InfAdapter and IPA)
+    HashFunction,...,minute_1,...     a function a row, its requests per minute (Azure Functions 2019)
+    TIMESTAMP,...                     a request a row (Azure LLM inference 2023, both files)
+    0.25                              a request a line: its second
 
-Recorded traffic as arrival processes: from a second of the trace on, as it was or scaled to a rate.
-
-Both go round again where more is drawn than the trace holds. A rate is that of the window that is drawn, not of the
-whole trace, so the mean rate offered is the one asked for.
+Whole numbers alone are taken for counts, unless the caller says that they are times; numbers one a line, with a point
+in one of them (`3.0`), for times, unless the caller says otherwise.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.data.text_tables import csv_cells
 from earlyexit.errors import DataError, InputError
-from offramp.load.traces import GAP_S, CountTrace, Reading, StampTrace, gaps, in_gaps, read_trace
+from offramp.load.processes import (
+    CountReplay,
+    FloatArray,
+    Gamma,
+    Modulated,
+    Poisson,
+    Process,
+    StampReplay,
+    Uniform,
+)
 
-FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
-MOST_ARRIVALS = 200_000_000
-"""In one draw: 1.6 GB as an array, several times that while it is drawn."""
-
-
-class Process(Protocol):
-    """Arrivals of one kind."""
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Seconds in [0, duration_s), ascending; raises InputError above `MOST_ARRIVALS`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uniform:
-    """Equal gaps from second 0 on: one metronome, the kindest load of its rate."""
-
-    rate_per_s: float
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        check_size(self.rate_per_s * duration_s)
-        return before(self.first(math.ceil(self.rate_per_s * duration_s), rng), duration_s)
-
-    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds of the first so many."""
-        return np.arange(num_arrivals) / self.rate_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poisson:
-    """Many independent users, arriving in bursts and lulls."""
-
-    rate_per_s: float
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        points_N = unit_points(self.rate_per_s * duration_s, rng.standard_exponential)
-        return before(points_N / self.rate_per_s, duration_s)
-
-    def first(self, num_arrivals: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds of the first so many."""
-        return np.cumsum(rng.standard_exponential(num_arrivals)) / self.rate_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gamma:
-    """Independent gaps of a gamma distribution; `cv` 1 is Poisson, above is burstier.
-
-    The process has been running before second 0, which therefore more likely lies in a long gap than in a short one; so
-    the expected rate is `rate_per_s` over any window.
-    """
-
-    rate_per_s: float
-    cv: float
-    """Standard deviation of the gaps over their mean."""
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        shape, until = self.cv**-2, self.rate_per_s * duration_s
-        check_size(until)
-        # A gap that holds a given instant is drawn by its length, which for gamma means one more in the shape.
-        first = rng.random() * rng.gamma(shape + 1, 1 / shape)
-        further_N = unit_points(until - first, lambda num: rng.gamma(shape, 1 / shape, num))
-        return before(np.concatenate([[first], first + further_N]) / self.rate_per_s, duration_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Modulated:
-    """A Poisson process whose rate switches between two states at exponential times (two-state MMPP).
-
-    It starts in the states' long-run shares, so the expected rate is `mean_per_s` over any window; a window of few
-    sojourns can be far from it. Raises InputError for a peak that leaves the calm state a rate below zero.
-    """
-
-    mean_per_s: float
-    peak_per_s: float
-    """In a burst."""
-    calm_s: float
-    """Mean length of a calm."""
-    burst_s: float
-    """Mean length of a burst."""
-
-    def __post_init__(self) -> None:
-        highest = self.mean_per_s * (1 + self.calm_s / self.burst_s)
-        if not self.mean_per_s < self.peak_per_s <= highest:
-            raise InputError(
-                f"a peak of {self.peak_per_s:g}/s in bursts of {self.burst_s:g} s after calms of {self.calm_s:g} s; "
-                f"for a mean of {self.mean_per_s:g}/s it must be above the mean and at most {highest:g}/s "
-                "(calms without arrivals)"
-            )
-
-    @property
-    def calm_per_s(self) -> float:
-        """The rate outside bursts, which makes the mean come out."""
-        return max(0.0, self.mean_per_s - (self.peak_per_s - self.mean_per_s) * self.burst_s / self.calm_s)
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        check_size(self.mean_per_s * duration_s)
-        ends_s, rates_per_s = self._sojourns(duration_s, rng)
-        knots_s = np.concatenate([[0.0], ends_s])
-        expected = np.concatenate([[0.0], np.cumsum(rates_per_s * np.diff(knots_s))])
-        points_N = unit_points(float(np.interp(duration_s, knots_s, expected)), rng.standard_exponential)
-        return within(np.interp(points_N, expected, knots_s), duration_s)
-
-    def _sojourns(self, duration_s: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-        """Ends and rates of sojourns that cover `duration_s`."""
-        cycle_s = self.calm_s + self.burst_s
-        check_size(2 * duration_s / cycle_s, "changes between calm and burst")
-        pair = [(self.burst_s, self.peak_per_s), (self.calm_s, self.calm_per_s)]
-        means_s, rates_per_s = zip(*(pair if rng.random() < self.burst_s / cycle_s else pair[::-1]), strict=True)
-        lengths: list[FloatArray] = []
-        reached_s = 0.0
-        while reached_s < duration_s:
-            num_cycles = _enough((duration_s - reached_s) / cycle_s)
-            lengths.append((rng.standard_exponential((num_cycles, 2)) * means_s).ravel())
-            reached_s += float(lengths[-1].sum())
-        lengths_s = np.concatenate(lengths)
-        return np.cumsum(lengths_s), np.tile(rates_per_s, len(lengths_s) // 2)
-
-
-def unit_points(until: float, spacings: Callable[[int], FloatArray]) -> FloatArray:
-    """Sums of spacings of mean 1 that stay below `until`; `spacings` draws so many. Raises InputError for too many."""
-    check_size(until)
-    parts: list[FloatArray] = [np.empty(0)]
-    reached = 0.0
-    while reached < until:
-        part = np.cumsum(spacings(_enough(until - reached)))
-        part += reached
-        reached = float(part[-1])
-        parts.append(part)
-    return before(parts[1] if len(parts) == 2 else np.concatenate(parts), until)
-
-
-def _enough(expected: float) -> int:
-    """A number to draw at once that rarely falls short of `expected`, by four standard deviations of a count."""
-    return math.ceil(expected + 4 * math.sqrt(expected)) + 16
-
-
-def within(seconds_N: FloatArray, duration_s: float) -> FloatArray:
-    """Interpolated seconds, cut to [0, duration_s)."""
-    # Rounding at a knot may put neighbours in the wrong order, or the first below 0, by a unit in the last place.
-    return before(np.maximum.accumulate(np.maximum(seconds_N, 0.0)), duration_s)
-
-
-def before(seconds_N: FloatArray, end_s: float) -> FloatArray:
-    """Those of ascending seconds that are before `end_s`."""
-    return seconds_N[: np.searchsorted(seconds_N, end_s, side="left")]
-
-
-def check_size(num: float, what: str = "arrivals") -> None:
-    """Raises InputError for more than `MOST_ARRIVALS`, before memory or minutes are spent."""
-    if not num <= MOST_ARRIVALS:
-        raise InputError(
-            f"about {num:.3g} {what} in one draw; at most {MOST_ARRIVALS:,} are drawn: lower the rate or the duration"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CountReplay:
-    """Counts per bin as the expectations of a Poisson process, constant within each bin.
-
-    Scaling multiplies every count by one number, fractions allowed, so bursts and lulls keep their proportions and
-    their lengths. E3 (section 5.7) scales the Twitter trace to a mean of 1000 requests/s and does not say how; this is
-    our reading. Unscaled counts are expectations too: a second of 50 gets 50 arrivals on average, not exactly.
-    """
-
-    counts_B: FloatArray
-    bin_s: float
-    start_s: float = 0.0
-    """Where in the counts the draw begins."""
-    rate_per_s: float | None = None
-    """Mean over the drawn window; None: as recorded."""
-
-    @property
-    def period_s(self) -> float:
-        """After so many seconds the counts begin again."""
-        return len(self.counts_B) * self.bin_s
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Raises DataError for a window without arrivals, InputError for too many."""
-        expected_K = np.concatenate([[0.0], np.cumsum(self.counts_B)])
-        begin = self._expected_by(self.start_s, expected_K)
-        in_window = self._expected_by(self.start_s + duration_s, expected_K) - begin
-        if in_window <= 0:
-            raise _silent(duration_s)
-        scale = 1.0 if self.rate_per_s is None else self.rate_per_s * duration_s / in_window
-        points_N = begin + unit_points(in_window * scale, rng.standard_exponential) / scale
-        rounds_N, rest_N = np.divmod(points_N, expected_K[-1])
-        seconds_N = rounds_N * self.period_s + np.interp(rest_N, expected_K, self._knots_s())
-        return within(seconds_N - self.start_s, duration_s)
-
-    def _expected_by(self, second: float, expected_K: FloatArray) -> float:
-        rounds, rest_s = divmod(second, self.period_s)
-        return float(rounds * expected_K[-1] + np.interp(rest_s, self._knots_s(), expected_K))
-
-    def _knots_s(self) -> FloatArray:
-        return np.arange(len(self.counts_B) + 1, dtype=np.float64) * self.bin_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StampReplay:
-    """The recorded arrivals themselves; nothing is random.
-
-    Scaling compresses or stretches time: of the arrivals from `start_s` on, the next `rate * duration` are fitted to
-    the duration, so bursts get shorter as the rate rises, and exactly so many are drawn. The trace begins again one
-    mean gap after its last arrival.
-    """
-
-    arrivals_s_N: FloatArray
-    """Ascending, not all equal."""
-    start_s: float = 0.0
-    """Where in the trace the draw begins."""
-    rate_per_s: float | None = None
-    """Mean over the drawn window; None: as recorded."""
-
-    @property
-    def period_s(self) -> float:
-        """After so many seconds the arrivals begin again."""
-        span_s = float(self.arrivals_s_N[-1] - self.arrivals_s_N[0])
-        return span_s * (1 + 1 / (len(self.arrivals_s_N) - 1))
-
-    def draw(self, duration_s: float, rng: np.random.Generator) -> FloatArray:
-        """Raises DataError for a window without arrivals, InputError for too many."""
-        drawn_N = (
-            self._as_recorded(duration_s) if self.rate_per_s is None else self._fitted(self.rate_per_s, duration_s)
-        )
-        if not len(drawn_N):
-            raise _silent(duration_s)
-        return drawn_N
-
-    def _as_recorded(self, duration_s: float) -> FloatArray:
-        check_size(duration_s / self.period_s * len(self.arrivals_s_N))
-        indices_N = np.arange(self._num_before(self.start_s), self._num_before(self.start_s + duration_s))
-        return within(self._from_start_s(indices_N), duration_s)
-
-    def _fitted(self, rate_per_s: float, duration_s: float) -> FloatArray:
-        check_size(rate_per_s * duration_s)
-        first, num_arrivals = self._num_before(self.start_s), round(rate_per_s * duration_s)
-        if not num_arrivals:
-            return np.empty(0)
-        following = self._first_after(first + num_arrivals - 1)
-        seconds_N = self._from_start_s(np.append(np.arange(first, first + num_arrivals), following))
-        return within(seconds_N[:-1] * (duration_s / seconds_N[-1]), duration_s)
-
-    def _first_after(self, index: int) -> int:
-        """The next arrival that is not at the very instant of this one: there the window of a fit ends."""
-        in_round = index % len(self.arrivals_s_N)
-        later = np.searchsorted(self.arrivals_s_N, self.arrivals_s_N[in_round], side="right")
-        return index - in_round + int(later)
-
-    def _num_before(self, second: float) -> int:
-        """Of the arrivals of all rounds, those before a second of the trace."""
-        rounds, rest_s = divmod(second - self.arrivals_s_N[0], self.period_s)
-        if rounds < 0:
-            return 0
-        in_round = np.searchsorted(self.arrivals_s_N - self.arrivals_s_N[0], rest_s, side="left")
-        return int(rounds) * len(self.arrivals_s_N) + int(in_round)
-
-    def _from_start_s(self, indices_N: npt.NDArray[np.int64]) -> FloatArray:
-        rounds_N, rest_N = np.divmod(indices_N, len(self.arrivals_s_N))
-        return rounds_N * self.period_s + self.arrivals_s_N[rest_N] - self.start_s
-
-
-def _silent(duration_s: float) -> DataError:
-    return DataError(f"the trace has no arrivals in the {duration_s:g} s drawn; draw more, or set another from=")
-
-
-__all__ = ["ALLOWED", "Arrivals", "FloatArray", "parse_arrivals"]
-
+GAP_S = 60
+"""So many seconds in a row without a request, where a hundred are usual, are a gap in the trace."""
+GZIP = b"\x1f\x8b"
+COLUMNS = "TIMESTAMP (Azure LLM) or minute_1, minute_2, ... (Azure Functions)"
+FORMS = f"counts per second, the seconds of requests, one a line, and tables with the columns {COLUMNS}"
+Reading = Literal["counts", "times"]
+"""Of numbers that could be both: requests per second, or the second of each request."""
 ALLOWED = (
     "poisson:RATE, uniform:RATE, gamma:RATE,cv=CV, mmpp:MEAN,peak=RATE,calm_s=S,burst_s=S, "
     "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; in the place of trace, counts:FILE (requests per second) or "
@@ -341,14 +98,14 @@ def parse_arrivals(spec: str) -> Arrivals:
     rest is moved together. A trace is read here; raises InputError for wrong words and DataError for a wrong file.
     """
     name, _, rest = spec.strip().partition(":")
-    if name not in _KINDS:
+    if name not in KEYS:
         raise InputError(f"arrivals {spec!r}: no such process {name!r}; allowed: {ALLOWED}")
     head, options = _options(spec, rest)
-    build, keys = _KINDS[name]
-    unknown = sorted(set(options) - set(keys))
+    unknown = sorted(set(options) - set(KEYS[name]))
     if unknown:
         raise InputError(f"arrivals {spec!r}: no such key {unknown[0]!r}; allowed: {ALLOWED}")
-    process, notes = build(_Words(spec=spec, head=head, options=options))
+    words = _Words(spec=spec, head=head, options=options)
+    process, notes = _recorded(words, READINGS[name]) if name in READINGS else (_drawn(name, words), ())
     return Arrivals(words=spec.strip(), process=process, notes=notes)
 
 
@@ -415,88 +172,80 @@ def _options(spec: str, rest: str) -> tuple[str, dict[str, str]]:
 
 
 _Built = tuple[Process, tuple[str, ...]]
+READINGS: Mapping[str, Reading | None] = {"trace": None, "counts": "counts", "times": "times"}
+"""How the numbers of a recorded trace are read; None: as the content says."""
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "poisson": (),
+    "uniform": (),
+    "gamma": ("cv",),
+    "mmpp": ("peak", "calm_s", "burst_s"),
+    "trace": ("rate", "from", "gaps"),
+    "counts": ("rate", "from", "gaps"),
+    "times": ("rate", "from", "unit"),
+}
 
 
-def _poisson(words: _Words) -> _Built:
-    return Poisson(rate_per_s=words.rate_per_s), ()
-
-
-def _uniform(words: _Words) -> _Built:
-    return Uniform(rate_per_s=words.rate_per_s), ()
-
-
-def _gamma(words: _Words) -> _Built:
-    cv = words.needed("cv")
-    if not CV_RANGE[0] <= cv <= CV_RANGE[1]:
-        raise InputError(f"arrivals {words.spec!r}: cv={cv:g}; allowed: {CV_RANGE[0]:g} to {CV_RANGE[1]:g}")
-    return Gamma(rate_per_s=words.rate_per_s, cv=cv), ()
-
-
-def _mmpp(words: _Words) -> _Built:
-    process = Modulated(
+def _drawn(name: str, words: _Words) -> Process:
+    """A process that is drawn at random, or of equal gaps."""
+    match name:
+        case "poisson":
+            return Poisson(rate_per_s=words.rate_per_s)
+        case "uniform":
+            return Uniform(rate_per_s=words.rate_per_s)
+        case "gamma":
+            cv = words.needed("cv")
+            if not CV_RANGE[0] <= cv <= CV_RANGE[1]:
+                raise InputError(f"arrivals {words.spec!r}: cv={cv:g}; allowed: {CV_RANGE[0]:g} to {CV_RANGE[1]:g}")
+            return Gamma(rate_per_s=words.rate_per_s, cv=cv)
+    return Modulated(
         mean_per_s=words.rate_per_s,
         peak_per_s=words.needed("peak"),
         calm_s=words.needed("calm_s"),
         burst_s=words.needed("burst_s"),
     )
-    return process, ()
 
 
-def _trace(words: _Words) -> _Built:
-    return _read(words, None)
-
-
-def _read(words: _Words, reading: Reading | None) -> _Built:
+def _recorded(words: _Words, reading: Reading | None) -> _Built:
     """With a note of how the file was read."""
-    if not words.head:
-        raise InputError(f"arrivals {words.spec!r}: the file is missing; allowed: {ALLOWED}")
-    trace = read_trace(Path(words.head), reading)
-    if isinstance(trace, StampTrace):
-        process, notes = _stamps(words, trace)
-        taken = f"the times of {len(trace.arrivals_s_N):,} requests"
-    else:
-        process, notes = _counts(words, trace)
-        taken = f"{len(trace.counts_B):,} counts, requests per {'second' if trace.bin_s == 1 else 'minute'}"
-        if reading is None and trace.bin_s == 1:
-            taken += " (times: reads them as the time of each request)"
-    return process, (f"{words.head}: read as {taken}", *notes)
-
-
-def _counted(words: _Words) -> _Built:
-    return _read(words, "counts")
-
-
-def _timed(words: _Words) -> _Built:
     unit = words.options.get("unit", "s")
     if unit not in UNITS:
         raise InputError(f"arrivals {words.spec!r}: unit={unit!r}; allowed: {', '.join(UNITS)}")
-    return _read(words, "times")
+    if not words.head:
+        raise InputError(f"arrivals {words.spec!r}: the file is missing; allowed: {ALLOWED}")
+    trace = read_trace(Path(words.head), reading)
+    process: CountReplay | StampReplay
+    if isinstance(trace, StampReplay):
+        process, notes = _replayed_stamps(words, trace.arrivals_s_N * UNITS[unit])
+        taken = f"the times of {len(trace.arrivals_s_N):,} requests"
+    else:
+        process, notes = _replayed_counts(words, trace)
+        taken = f"{len(trace.counts_B):,} counts, requests per {'second' if trace.bin_s == 1 else 'minute'}"
+        if reading is None and trace.bin_s == 1:
+            taken += " (times: reads them as the time of each request)"
+    again = f"the trace is {process.period_s:,.0f} s long; where more is drawn it goes round again"
+    return process, (f"{words.head}: read as {taken}", *notes, again)
 
 
-def _stamps(words: _Words, trace: StampTrace) -> _Built:
+def _replayed_stamps(words: _Words, arrivals_s_N: FloatArray) -> tuple[StampReplay, tuple[str, ...]]:
     if "gaps" in words.options:
         raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has single requests")
-    arrivals_s_N = trace.arrivals_s_N * UNITS[words.options.get("unit", "s")]
     first_s, last_s = float(arrivals_s_N[0]), float(arrivals_s_N[-1])
     if "from" not in words.options and first_s > DATES_S:
         raise DataError(f"{words.head}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
     if words.start_s() > last_s:
         raise _beyond(words, last_s)
-    replay = StampReplay(arrivals_s_N=arrivals_s_N, start_s=words.start_s(), rate_per_s=words.rate_option())
-    return replay, (_round_again(replay.period_s),)
+    return StampReplay(arrivals_s_N=arrivals_s_N, start_s=words.start_s(), rate_per_s=words.rate_option()), ()
 
 
-def _counts(words: _Words, trace: CountTrace) -> _Built:
+def _replayed_counts(words: _Words, trace: CountReplay) -> tuple[CountReplay, tuple[str, ...]]:
     if "gaps" in words.options and trace.bin_s != 1:
         raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has minutes")
-    seconds, start_s = len(trace.counts_B) * trace.bin_s, words.start_s()
-    if start_s >= seconds:
-        raise _beyond(words, seconds)
-    counts_B, notes = trace.counts_B, tuple[str, ...]()
+    start_s, counts_B, notes = words.start_s(), trace.counts_B, tuple[str, ...]()
+    if start_s >= trace.period_s:
+        raise _beyond(words, trace.period_s)
     if trace.bin_s == 1 and words.cuts_gaps():
         counts_B, start_s, notes = _without_gaps(words, counts_B)
-    replay = CountReplay(counts_B=counts_B, bin_s=trace.bin_s, start_s=start_s, rate_per_s=words.rate_option())
-    return replay, (*notes, _round_again(replay.period_s))
+    return replace(trace, counts_B=counts_B, start_s=start_s, rate_per_s=words.rate_option()), notes
 
 
 def _without_gaps(words: _Words, per_second_S: FloatArray) -> tuple[FloatArray, float, tuple[str, ...]]:
@@ -516,16 +265,172 @@ def _beyond(words: _Words, seconds: float) -> InputError:
     return InputError(f"arrivals {words.spec!r}: from={words.options['from']} is beyond the trace's {seconds:g} s")
 
 
-def _round_again(period_s: float) -> str:
-    return f"the trace is {period_s:,.0f} s long; where more is drawn it goes round again"
+def read_trace(path: Path, reading: Reading | None = None) -> CountReplay | StampReplay:
+    """Read a file of any of the formats above; raises DataError that names file and line for anything else.
+
+    `reading`: what is asked for, else the content decides; raises DataError too for a table of the other kind.
+    """
+    lines = _text(path).splitlines()
+    header = next((line for line in lines if line.strip()), None)
+    if header is None:
+        raise DataError(f"{path}: empty; a trace is needed")
+    columns = [name.strip(' "') for name in header.split(",")]
+    if "TIMESTAMP" in columns:
+        trace: CountReplay | StampReplay = _seconds(_stamps(path, lines, columns))
+    elif len(columns) > 1:
+        trace = _per_minute(path, lines, columns)
+    else:
+        trace = _numbers(path, lines, reading)
+    if reading == "counts" and isinstance(trace, StampReplay):
+        raise DataError(f"{path}: seconds of single requests; counts per second or minute are needed")
+    if reading == "times" and isinstance(trace, CountReplay):
+        raise DataError(f"{path}: counts per minute; the seconds of single requests are needed")
+    return trace
 
 
-_KINDS: Mapping[str, tuple[Callable[[_Words], _Built], tuple[str, ...]]] = {
-    "poisson": (_poisson, ()),
-    "uniform": (_uniform, ()),
-    "gamma": (_gamma, ("cv",)),
-    "mmpp": (_mmpp, ("peak", "calm_s", "burst_s")),
-    "trace": (_trace, ("rate", "from", "gaps")),
-    "counts": (_counted, ("rate", "from", "gaps")),
-    "times": (_timed, ("rate", "from", "unit")),
-}
+def read_counts(path: Path) -> CountReplay:
+    """Read a file of counts; raises DataError for one of seconds too."""
+    trace = read_trace(path, "counts")
+    assert isinstance(trace, CountReplay)
+    return trace
+
+
+def gaps(per_second_S: FloatArray) -> IntArray:
+    """First second and end (G, 2) of the runs of at least `GAP_S` zeros: there nothing was recorded."""
+    zero_S = np.concatenate([[False], per_second_S == 0, [False]])
+    runs_G2 = np.flatnonzero(np.diff(zero_S)).reshape(-1, 2)
+    return runs_G2[runs_G2[:, 1] - runs_G2[:, 0] >= GAP_S]
+
+
+def in_gaps(per_second_S: FloatArray) -> BoolArray:
+    """Which seconds lie in gaps."""
+    found_S = np.zeros(len(per_second_S), dtype=np.bool_)
+    for begin, end in gaps(per_second_S):
+        found_S[begin:end] = True
+    return found_S
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: is a folder, not a file") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line}: not UTF-8") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged gzip: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Values:
+    """Numbers of a file and where they stand."""
+
+    path: Path
+    words: Sequence[str]
+    lines_N: IntArray
+    values_N: FloatArray
+
+    def refuse(self, bad_N: BoolArray, why: str) -> None:
+        """Raises DataError for the first bad one."""
+        if bad_N.any():
+            raise _error(self.path, self.words, self.lines_N, int(bad_N.argmax()), why)
+
+
+def _error(path: Path, words: Sequence[str], lines_N: IntArray, index: int, why: str) -> DataError:
+    place = "" if len(words) <= lines_N[-1] else f" (value {index + 1} of the file)"  # which of those in its line
+    return DataError(f"{path}:{lines_N[index]}: {words[index]!r} {why}{place}")
+
+
+def _numbers(path: Path, lines: Sequence[str], reading: Reading | None) -> CountReplay | StampReplay:
+    """As they are to be read; else counts where a line holds several, or all are whole numbers, and seconds else."""
+    rows = [line.split() for line in lines]
+    words = [word for row in rows for word in row]
+    lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
+    values = _Values(path=path, words=words, lines_N=lines_N, values_N=_floats(path, words, lines_N))
+    if reading is None:
+        alone = len(words) == sum(map(bool, rows))
+        reading = "times" if alone and not set().union(*words) <= set("+-0123456789") else "counts"
+    return _seconds(values) if reading == "times" else _per_second(values)
+
+
+def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
+    try:
+        return np.array(words, dtype=np.float64)
+    except ValueError:
+        index = next(index for index, word in enumerate(words) if not _is_number(word))
+        raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _per_second(values: _Values) -> CountReplay:
+    counts_S = values.values_N
+    values.refuse(~(np.isfinite(counts_S) & (counts_S == np.floor(counts_S))), "is no whole number of requests")
+    values.refuse(counts_S < 0, "is negative; a second has 0 requests or more")
+    return _some(values.path, counts_S, bin_s=1.0)
+
+
+def _seconds(values: _Values) -> StampReplay:
+    seconds_N = values.values_N
+    values.refuse(~(np.isfinite(seconds_N) & (seconds_N >= 0)), "is no second; finite ones, 0 or above, are allowed")
+    values.refuse(np.diff(seconds_N, prepend=0.0) < 0, "is before the line above it; arrivals must ascend")
+    if seconds_N[0] == seconds_N[-1]:
+        raise DataError(
+            f"{values.path}: {len(seconds_N)} requests at one instant have no rate; two instants are needed"
+        )
+    return StampReplay(arrivals_s_N=seconds_N)
+
+
+def _some(path: Path, counts_B: FloatArray, *, bin_s: float) -> CountReplay:
+    if not counts_B.any():
+        raise DataError(f"{path}: no requests: every count is 0")
+    return CountReplay(counts_B=counts_B, bin_s=bin_s)
+
+
+def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> CountReplay:
+    """The functions' counts, added."""
+    minutes = [index for index, name in enumerate(columns) if re.fullmatch(r"(minute_)?\d+", name)]
+    if not minutes or all(name.isdigit() for name in columns):  # a row of numbers names nothing
+        raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
+    sums_M = np.zeros(len(minutes))
+    for line, row in islice(csv_cells(path, lines), 1, None):
+        words, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)
+        values = _Values(path=path, words=words, lines_N=lines_M, values_N=_floats(path, words, lines_M))
+        values.refuse(~(np.isfinite(values.values_N) & (values.values_N >= 0)), "is no count; 0 or more are allowed")
+        sums_M += values.values_N
+    return _some(path, sums_M, bin_s=60.0)
+
+
+def _stamps(path: Path, lines: Sequence[str], columns: Sequence[str]) -> _Values:
+    """Seconds since the first request."""
+    column = columns.index("TIMESTAMP")
+    cells = [(line, row[column].strip()) for line, row in islice(csv_cells(path, lines), 1, None)]
+    if not cells:
+        raise DataError(f"{path}: no requests below the columns")
+    times = [_moment(path, line, word) for line, word in cells]
+    return _Values(
+        path=path,
+        words=[word for _, word in cells],
+        lines_N=np.array([line for line, _ in cells]),
+        values_N=np.array([(time - times[0]).total_seconds() for time in times]),
+    )
+
+
+def _moment(path: Path, line: int, word: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(word)  # to the microsecond
+    except ValueError:
+        raise DataError(f"{path}:{line}: {word!r} is no time like 2023-11-16 18:17:03.9799600") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -18,9 +18,9 @@ import numpy as np
 from earlyexit.clock import MonotonicClock
 from offramp.client.client import AsyncClient
 from offramp.client.inputs import travel_as_json
-from offramp.load.arrivals import Poisson, Uniform
 from offramp.load.connections import connected
 from offramp.load.generator import Generator, LoadConfig, OnRecord, exact_sleep
+from offramp.load.processes import Poisson, Uniform
 from offramp.load.report import LoadReport, RequestRecord, render, summarise
 
 __all__ = ["LoadConfig", "LoadReport", "RequestRecord", "render", "run_load"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from offramp.load.arrivals import FloatArray, parse_arrivals
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import FloatArray
 
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from offramp.load.arrivals import Modulated, parse_arrivals
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import Modulated
 from tests.offramp.load.drawn import draw, per_second
 
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.load.arrivals import parse_arrivals
+from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from offramp.load.data_stream import stream_inputs, stream_texts
+from offramp.load.processes import CountReplay, StampReplay
 from offramp.load.sustained import Bounds, Search, Sustaining
-from offramp.load.traces import CountTrace, StampTrace, read_counts, read_trace
 from tests.offramp.load.drawn import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_traces import FUNCTIONS, LLM
@@ -52,8 +52,8 @@ CASES: dict[str, Case] = {
     "draw: gamma, too many": lambda: draw("gamma:3e6,cv=2", 100.0),
     "draw: mmpp, too many": lambda: draw("mmpp:3e6,peak=4e6,calm_s=10,burst_s=1", 100.0),
     "draw: too many changes of state": lambda: draw("mmpp:1,peak=2,calm_s=1e-9,burst_s=1e-9", 100.0),
-    "trace: counts of 0": lambda: CountTrace(counts_B=np.zeros(3), bin_s=1.0),
-    "trace: seconds out of order": lambda: StampTrace(arrivals_s_N=np.array([0.0, 2.0, 1.0])),
+    "trace: counts of 0": lambda: CountReplay(counts_B=np.zeros(3), bin_s=1.0),
+    "trace: seconds out of order": lambda: StampReplay(arrivals_s_N=np.array([0.0, 2.0, 1.0])),
     "load: no loop": lambda: config_of(rate_rps=None),
     "load: two loops": lambda: config_of(rate_rps=1.0, concurrency=1),
     "load: a rate and times": lambda: config_of(rate_rps=1.0, send_times_s=[1.0, 2.0, 3.0]),

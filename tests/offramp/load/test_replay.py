@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.load.arrivals import CountReplay, StampReplay, parse_arrivals
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import CountReplay, StampReplay
 from tests.data import data_folder
 from tests.offramp.load.drawn import draw, per_second, trace
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.load.traces import CountTrace, StampTrace, gaps, in_gaps, read_counts, read_trace
+from offramp.load.arrivals import gaps, in_gaps, read_counts, read_trace
+from offramp.load.processes import CountReplay, StampReplay
 from tests.data import data_folder
 
 FUNCTIONS = "HashFunction,HashApp,minute_1,minute_2\n"
@@ -21,13 +22,13 @@ def write(folder: Path, text: str) -> Path:
 
 def counts(folder: Path, text: str) -> tuple[list[float], float]:
     trace = read_trace(write(folder, text))
-    assert isinstance(trace, CountTrace)
+    assert isinstance(trace, CountReplay)
     return trace.counts_B.tolist(), trace.bin_s
 
 
 def seconds(folder: Path, text: str) -> list[float]:
     trace = read_trace(write(folder, text))
-    assert isinstance(trace, StampTrace)
+    assert isinstance(trace, StampReplay)
     return list(trace.arrivals_s_N)
 
 
@@ -50,8 +51,8 @@ def test_one_number_with_a_point_makes_them_all_seconds(tmp_path: Path) -> None:
 def test_the_caller_may_say_what_whole_numbers_are(tmp_path: Path) -> None:
     path = write(tmp_path, "0\n3\n12\n")
     timed, counted = read_trace(path, "times"), read_trace(path, "counts")
-    assert isinstance(timed, StampTrace)
-    assert isinstance(counted, CountTrace)
+    assert isinstance(timed, StampReplay)
+    assert isinstance(counted, CountReplay)
     assert timed.arrivals_s_N.tolist() == counted.counts_B.tolist() == [0.0, 3.0, 12.0]
 
 
