@@ -34,9 +34,9 @@ from experiments.live.model import FOLDER, TEXT, ensure_model, thresholds
 from experiments.problems import PROBLEMS, stretched
 from offramp.client.protocol import Prediction
 from offramp.demo.service import served
+from offramp.load.generator import LoadConfig, run_load
 from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord, percentile
-from offramp.load.run import LoadConfig, run_load
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import NoPlan, Strategy
 from optimizer.evaluate import evaluate

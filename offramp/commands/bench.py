@@ -19,8 +19,8 @@ from offramp.commands.options import BenchOptions
 from offramp.commands.output import choice, show
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
+from offramp.load.generator import LoadConfig, run_load
 from offramp.load.report import render
-from offramp.load.run import LoadConfig, run_load
 from offramp.load.sustained import Bounds, Measured, Search, Sustaining
 
 ARRIVALS = ("poisson", "constant")

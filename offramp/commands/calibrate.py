@@ -58,7 +58,7 @@ from offramp.commands.train import prompts_of
 from offramp.commands.worth import likely_thresholds
 from optimizer.calibration_file import MEMBERS, PRUNED, REFERENCE, CalibrationCard
 from optimizer.plan import policy_of_score
-from profiles.networks import ALONE_FILE, DECAY, subsets
+from profiles.networks import ALONE_FILE, DECAY, PRUNE, subsets
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
 
@@ -306,19 +306,20 @@ def _calibrate_pruned(
     assert job.prune is not None
     assert task is not None
     assert labels is not None
-    pruned = run_pruned(
+    pruned, found = run_pruned(
         folder, chain, data, outputs, share=job.prune, parts=whole.parts, dtype=job.dtype, progress=progress
     )
-    facts = whole.facts | pruned.facts()
-    made = [(rows, pruned.records_of(outputs))]
+    facts, last = whole.facts | found, max(outputs)
+    made = [(rows, pruned | {last: outputs[last]})]  # the reference's answers are those to whole texts
+    at_end, full = (task.answer(each[last]).numpy() for each in (pruned, outputs))
     records = replace(
         _recorded(made, unpruned.score, task, labels, whole.parts, job, facts),
         tokens_N=unpruned.tokens_N,
-        end_losses_N=pruned.end_losses_N(task, outputs),
-        end_true_losses_N=pruned.end_true_losses_N(task, labels),
+        end_losses_N=task.loss(at_end, full),
+        end_true_losses_N=task.loss(at_end, labels),
     )
     both = replace(whole, views=[records, unpruned], facts=facts)
-    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=pruned.prune)
+    card = both.card(both.few(chain.chain.end_ramps) if job.ramps is None else job.ramps, prune=found[PRUNE])
     save_calibration(card, records, folder / PRUNED)
     return card, records
 

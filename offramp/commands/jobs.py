@@ -16,8 +16,7 @@ from cluster.devices import find_device
 from earlyexit.backends.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
-from offramp.commands.options import Printed, integers
-from offramp.load.job import Job, LabelledRows, Rows
+from offramp.commands.options import Job, LabelledRows, Printed, Rows, integers
 
 if TYPE_CHECKING:
     from earlyexit.network.checkpoint import RampOptions

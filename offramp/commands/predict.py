@@ -36,11 +36,10 @@ from earlyexit.errors import (
 )
 from offramp.client.client import AsyncClient, Client
 from offramp.client.protocol import Prediction, find_api_key
-from offramp.commands.options import PredictOptions
+from offramp.commands.options import PredictJob, PredictOptions
 from offramp.commands.output import in_a_folder
 from offramp.commands.progress import progress_count
 from offramp.load.data_stream import ARRAYS, Given, shown_columns, stream_inputs, stream_lines
-from offramp.load.job import PredictJob
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n")[:-2].decode()
 """What a PNG file in base64 begins with, but for the end, which depends on what follows."""

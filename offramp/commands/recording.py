@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.training.ramps import Progress
     from profiles.outcome import ExitOutcome
-    from profiles.scores import BoolArray, FloatArray
+    from profiles.scores import BoolArray
 
 
 SERVED = "likelihood"
@@ -389,46 +389,6 @@ def _judge(policy: Score, confidences: Confidences | None) -> ThresholdPolicy:
     return judge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedRun:
-    """All exits' outputs, those of later networks on texts without some of their words."""
-
-    outputs: Mapping[int, Tensor]
-    """By the chain's block, the last network's end included."""
-    prune: Mapping[int, float]
-    """Alpha by end ramp."""
-    words_cut: float
-    """Share of all words that the last network does not see."""
-    tokens_kept: Sequence[float]
-    """Of every network, the share of an input's tokens that is left there."""
-    measuring: Sequence[float]
-    """Of every network but the last, how many times as long it takes to tell what attention its tokens receive."""
-
-    def facts(self) -> dict[str, Any]:
-        """For the provenance of what is found with it."""
-        return {
-            PRUNE: dict(self.prune),
-            WORDS_CUT: self.words_cut,
-            TOKENS_KEPT: list(self.tokens_kept),
-            MEASURING: list(self.measuring),
-        }
-
-    def records_of(self, whole: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """What exit records are made of: the reference's answers are those to whole texts."""
-        last = max(whole)
-        return {**self.outputs, last: whole[last]}
-
-    def end_losses_N(self, task: Task, whole: Mapping[int, Tensor]) -> FloatArray:
-        """What the last network's answers to pruned texts cost against those to whole ones."""
-        last = max(whole)
-        early, full = (task.answer(each[last]).numpy() for each in (self.outputs, whole))
-        return task.loss(early, full)
-
-    def end_true_losses_N(self, task: Task, truth_N: ValueArray) -> FloatArray:
-        """The same against the truth."""
-        return task.loss(task.answer(self.outputs[max(self.outputs)]).numpy(), truth_N)
-
-
 def run_pruned(
     folder: Path,
     card: ModelCard,
@@ -439,11 +399,14 @@ def run_pruned(
     parts: tuple[IntArray, IntArray],
     dtype: FloatName,
     progress: Progress,
-) -> PrunedRun:
+) -> tuple[dict[int, Tensor], dict[str, Any]]:
     """Cut this share of the words at every crossing, by alphas of the first part's rows, and run the networks after.
 
-    `whole`: every exit's outputs on whole texts, of which those of the first network are used; its words can
-    be pruned (`check_prunable`). Raises DataError for a share that no alpha cuts.
+    Returns all exits' outputs by the chain's block, and the facts for the provenance of what is found with them: alpha
+    by end ramp, the share of all words that the last network does not see, of every network the share of an input's
+    tokens that is left there, and of every network but the last how many times as long it takes to tell what attention
+    its tokens receive. `whole`: every exit's outputs on whole texts, of which those of the first network are used; its
+    words can be pruned (`check_prunable`). Raises DataError for a share that no alpha cuts.
     """
     import torch
 
@@ -477,7 +440,7 @@ def run_pruned(
                 for row, own in zip(rows, importance, strict=True)
             ]
     words_cut = 1 - _words(rows) / _words(given)
-    return PrunedRun(outputs=outputs, prune=prune, words_cut=words_cut, tokens_kept=kept, measuring=measuring)
+    return outputs, {PRUNE: prune, WORDS_CUT: words_cut, TOKENS_KEPT: kept, MEASURING: measuring}
 
 
 def _alpha(codec: ChainCodec, network: int, design: Sequence[tuple[Any, Any]], share: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +26,6 @@ the end (`probe_share`)."""
 AS_LIKELY_AS_NOT = 0.5
 """The confidence of thresholds that only estimate what exits will do."""
 WITHOUT_EXITS = "serve it without exits (offramp serve FOLDER --plan stock)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What a model and its exits do on some rows. None: not known."""
-
-    accuracy: float | None
-    """Of the full model."""
-    constant_accuracy: float | None
-    """Of the best answer that is the same for every row (`constant_accuracy`)."""
-    saved: float | None
-    """Share of the full model's work that exits save."""
 
 
 def constant_accuracy(task: Task, truth_N: ValueArray) -> float | None:
@@ -81,31 +68,6 @@ def work_share(
     return float(np.dot(survival[entry:], costs_N[entry:]) / costs_N[first:].sum())
 
 
-def worth_on(
-    outputs: Mapping[int, Tensor],
-    task: Task,
-    truth_N: ValueArray,
-    *,
-    budget: float,
-    block_costs: Sequence[float] | None,
-) -> Worth:
-    """What exits with these outputs (N, C) by block do on their rows, with thresholds that these rows choose."""
-    from offramp.commands.recording import records_from_outputs, score_of
-
-    if task.large:
-        return Worth(accuracy=None, constant_accuracy=None, saved=None)
-    records = records_from_outputs(outputs, score_of(task, None), task, truth_N)
-    try:
-        outcome = records.outcome(likely_thresholds(records, budget, block_costs))
-    except DataError:  # too few rows to estimate anything
-        saved = None
-    else:
-        saved = 1 - work_share(outcome.survival, block_costs)
-    return Worth(
-        accuracy=records.outcome({}).full_accuracy, constant_accuracy=constant_accuracy(task, truth_N), saved=saved
-    )
-
-
 def warnings_on(
     outputs: Mapping[int, Tensor],
     task: Task,
@@ -114,13 +76,26 @@ def warnings_on(
     *,
     block_costs: Sequence[float] | None,
 ) -> list[str]:
-    """What outputs (N, C) by block say against serving a trained model with this provenance, and what to do."""
+    """What outputs (N, C) by block say against serving a trained model with this provenance, and what to do.
+
+    What exits save is told with thresholds that these rows choose.
+    """
+    from offramp.commands.recording import records_from_outputs, score_of
+
     if not len(truth_N):
         return []
     if any(bool(each.isnan().any()) for each in outputs.values()):
         return ["the model's outputs are not numbers: its training diverged; train again with a lower --learning-rate"]
-    worth = worth_on(outputs, task, truth_N, budget=CalibrateJob().budget, block_costs=block_costs)
-    return warnings_of(worth, model)
+    if task.large:
+        return []
+    records = records_from_outputs(outputs, score_of(task, None), task, truth_N)
+    try:
+        outcome = records.outcome(likely_thresholds(records, CalibrateJob().budget, block_costs))
+    except DataError:  # too few rows to estimate anything
+        saved = None
+    else:
+        saved = 1 - work_share(outcome.survival, block_costs)
+    return warnings_of(records.outcome({}).full_accuracy, constant_accuracy(task, truth_N), saved, model)
 
 
 def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], batch: int = 256) -> dict[int, Tensor]:
@@ -136,16 +111,23 @@ def outputs_of_features(model: EarlyExitModel, features: Mapping[int, Tensor], b
         }
 
 
-def warnings_of(worth: Worth, model: Mapping[str, Any] | None) -> list[str]:
-    """What speaks against serving the model, and what to do; `model` is its provenance, None where it is not here."""
+def warnings_of(
+    accuracy: float | None, constant: float | None, saved: float | None, model: Mapping[str, Any] | None
+) -> list[str]:
+    """What speaks against serving the model, and what to do.
+
+    `accuracy` is the full model's and `constant` that of the best answer that is the same for every row
+    (`constant_accuracy`), `saved` is the share of the full model's work that exits save; None: not known. `model` is
+    its provenance, None where it is not here.
+    """
     said = []
-    if worth.accuracy is not None and worth.constant_accuracy is not None and worth.accuracy <= worth.constant_accuracy:
+    if accuracy is not None and constant is not None and accuracy <= constant:
         said.append(
-            f"the full model answers {worth.accuracy:.1%} of the rows right, and the same answer to all of them is "
-            f"right for {worth.constant_accuracy:.1%}: {_to_learn(model or {})}"
+            f"the full model answers {accuracy:.1%} of the rows right, and the same answer to all of them is "
+            f"right for {constant:.1%}: {_to_learn(model or {})}"
         )
-    if worth.saved is not None and worth.saved < LEAST_SAVED:
-        said.append(f"exits save {max(0.0, worth.saved):.1%} of the model's work: {_to_save(model)}")
+    if saved is not None and saved < LEAST_SAVED:
+        said.append(f"exits save {max(0.0, saved):.1%} of the model's work: {_to_save(model)}")
     return said
 
 
@@ -173,16 +155,11 @@ def calibration_warnings(
     calibrations, by name.
     """
     tested = card.tested
-    saved = 1 - tested["work_share"]
     said = [] if card.thresholds else [no_threshold_text(budget=card.budget, confidence=card.confidence)]
     if reference is not None:
         said += _chain_warnings(card, beside.get("reference"), reference)
-    worth = Worth(
-        accuracy=tested["full_accuracy"],
-        constant_accuracy=tested.get("constant_accuracy"),
-        saved=None if said else saved,
-    )
-    return [*said, *warnings_of(worth, model)]
+    saved = None if said else 1 - tested["work_share"]
+    return [*said, *warnings_of(tested["full_accuracy"], tested.get("constant_accuracy"), saved, model)]
 
 
 def _chain_warnings(card: CalibrationCard, alone: CalibrationCard | None, reference: str) -> list[str]:

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from offramp.demo.service import RunningService
+from offramp.load.generator import LoadConfig, run_load
 from offramp.load.processes import Poisson
 from offramp.load.report import RequestRecord
-from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import Plan
 
 ROUNDS = 2

@@ -1,9 +1,12 @@
-"""The two loops of the load generator, open and closed, and the life of one request in them.
+"""The load generator: sends predictions to a server at a rate, or from so many workers, and reports what came back.
 
-Sleeps to well below the millisecond that timers of event loops know.
+One process, one event loop. In an open loop (`rate_rps` or `send_times_s`) every request has its send time before the
+first is sent, and is sent then whether or not earlier ones were answered; its latency counts from that time. In a
+closed loop (`concurrency`) workers send back to back, and latency counts from the sending.
 
-A load generator that sends up to a millisecond late adds that to every latency, and sends in bursts what should be
-Poisson. Linux's timerfd (timerfd_create(2)): the loop sleeps until the kernel's timer makes a file readable.
+Timers of event loops know milliseconds. A generator that sends up to a millisecond late adds that to every latency, and
+sends in bursts what should be Poisson. So on Linux the loop sleeps until a timer of the kernel makes a file readable
+(timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import numpy as np
 
-from earlyexit.clock import Clock
+from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError, OfframpError
+from offramp.client.client import AsyncClient
 from offramp.client.inputs import Input, TensorBody, tensor_body, travel_as_json
 from offramp.client.protocol import (
     NoReply,
@@ -32,7 +37,9 @@ from offramp.client.protocol import (
     read_predictions,
     retry_wait_s,
 )
-from offramp.load.report import RequestRecord
+from offramp.load.connections import Body, Post, connected
+from offramp.load.processes import Poisson, Uniform
+from offramp.load.report import LoadReport, RequestRecord, summarise
 
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -150,16 +157,7 @@ class LoadConfig:
         return tuple(index % len(self.inputs) for index in range(first, first + self.inputs_per_request))
 
 
-Body: TypeAlias = dict[str, object] | TensorBody
 OnRecord = Callable[[RequestRecord], object]
-
-
-class Post(Protocol):
-    """The seam to the network: sends one body and tells what came of it; raises nothing."""
-
-    def __call__(self, request_id: str, body: Body, timeout_s: float) -> Awaitable[Outcome]:
-        """Send once and wait at most `timeout_s` for the answer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ class Generator:
     sleep: Sleep = asyncio.sleep
     """Between the attempts of one request; many sleep at once."""
     pace: Sleep = asyncio.sleep
-    """Between the requests of an open loop: `alarm.exact_sleep` gives a finer one."""
+    """Between the requests of an open loop: `exact_sleep` gives a finer one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The model's, which images and arrays are sent by."""
 
@@ -277,3 +275,70 @@ def _light(found: Prediction) -> Prediction:
     """Without arrays, which no report looks at: the class maps of a run would fill the memory."""
     said = {name: value for name, value in found.said.items() if not isinstance(value, np.ndarray)}
     return found if len(said) == len(found.said) else Prediction(exit=found.exit, request_id=found.request_id, **said)
+
+
+OnProgress = Callable[[int, int], object]
+"""Called with the number of requests done and the number of all, after each."""
+
+
+async def run_load(
+    config: LoadConfig, on_progress: OnProgress | None = None, *, api_key: str | None = None
+) -> LoadReport:
+    """Warm up, measure, report. Requests that fail are counted in the report, not raised."""
+    async with connected(config.url, api_key=api_key) as post:
+        generator = Generator(
+            config=config,
+            post=post,
+            rng=random.Random(config.seed),
+            clock=MonotonicClock(),
+            metadata={} if travel_as_json(config.inputs[:1]) else await _metadata(config, api_key),
+        )
+        await _run_phase(generator, config.warmup_requests, lambda _: None)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        records = await _measure(generator, on_progress)
+    return summarise(
+        records,
+        started_at=started_at,
+        seed=config.seed,
+        slo_s=config.slo_s,
+        offered_rps=config.offered_rps,
+        labels=config.labels,
+    )
+
+
+async def _metadata(config: LoadConfig, api_key: str | None) -> dict[str, Any]:
+    async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
+        return await client.metadata()
+
+
+async def _measure(generator: Generator, on_progress: OnProgress | None) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    num_requests = generator.config.num_requests
+
+    def note(record: RequestRecord) -> None:
+        records.append(record)
+        if on_progress is not None:
+            on_progress(len(records), num_requests)
+
+    await _run_phase(generator, num_requests, note)
+    assert len(records) == num_requests
+    return records
+
+
+async def _run_phase(generator: Generator, num_requests: int, done: OnRecord) -> None:
+    times_s = send_times_s(generator.config, num_requests)
+    if times_s is None:
+        await generator.closed_loop(iter(range(num_requests)), done)
+        return
+    with exact_sleep() as pace:
+        await replace(generator, pace=pace).open_loop(times_s, done)
+
+
+def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
+    """When an open loop sends its first so many requests; None for a closed loop."""
+    if config.send_times_s is not None:
+        return config.send_times_s[:num_requests]
+    if config.rate_rps is None:
+        return None
+    process = (Uniform if config.arrivals == "constant" else Poisson)(rate_per_s=config.rate_rps)
+    return [float(time_s) for time_s in process.first(num_requests, np.random.default_rng(config.seed))]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from earlyexit.errors import InputError
-from offramp.commands.options import Address, refusal
-from offramp.load.job import Job
+from offramp.commands.options import Address, Job, refusal
 from offramp.spec.documents import FolderDocument
 
 if TYPE_CHECKING:

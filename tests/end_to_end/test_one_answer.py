@@ -26,7 +26,7 @@ from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.network.boundary import Answer
 from offramp import Client
 from offramp.client.client import Prediction
-from offramp.load.run import LoadConfig, run_load
+from offramp.load.generator import LoadConfig, run_load
 from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
 from tests.deployments.ingress.dashboard.fake_service import served

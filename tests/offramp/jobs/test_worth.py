@@ -21,7 +21,6 @@ from offramp.commands.calibrate_command import calibration_tables
 from offramp.commands.inject import inject
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.worth import (
-    Worth,
     calibration_warnings,
     constant_accuracy,
     warnings_of,
@@ -122,7 +121,7 @@ def test_what_to_do_depends_on_how_the_model_was_made(
     worth: tuple[Any, Any, Any], model: dict[str, Any] | None, words: list[str]
 ) -> None:
     accuracy, constant, saved = worth
-    said = warnings_of(Worth(accuracy=accuracy, constant_accuracy=constant, saved=saved), model)
+    said = warnings_of(accuracy, constant, saved, model)
     assert len(said) == len(words)
     assert all(part in each for part, each in zip(words, said, strict=True))
 

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from earlyexit.clock import ManualClock
 from offramp.client.protocol import NoReply, Outcome, Reply
-from offramp.load.generator import Generator
-from offramp.load.run import LoadConfig, RequestRecord, run_load, send_times_s
+from offramp.load.generator import Generator, LoadConfig, run_load, send_times_s
+from offramp.load.report import RequestRecord
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
