@@ -10,7 +10,7 @@ provenance what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from earlyexit.data.source_file import StrictDocument, read_source
 from earlyexit.errors import DataError
-from profiles.latency import LatencyProfile, ProfileKind
+from profiles.latency import LatencyProfile
 from profiles.table import FloatArray, LatencyTable
 
 CATALOGUE = Path(__file__).with_name("catalogue.yaml")
@@ -143,30 +143,9 @@ MS = 1e-3
 DTYPES = {"FP32": "float32", "FP16": "float16", "FP16-AMP": "float16"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
-    """One profile that `published_profile` gives."""
-
-    model: str
-    num_blocks: int
-    device: str
-    backend: str
-    kind: ProfileKind
-    lengths: tuple[int, ...]
-    batches: tuple[int, ...]
-    """At the first length."""
-    source: str
-    """Repository, path and commit."""
-
-
-def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Every model and accelerator with published or derived figures."""
-    return tuple(_entry(profile) for profile in _profiles().values())
-
-
 def published_profile(model: str, device: str) -> LatencyProfile:
     """The profile of a model on an accelerator type; raises DataError that lists what there is."""
-    known = _profiles()
+    known = published_profiles()
     if (model, device) in known:
         return known[model, device]
     devices = [each for name, each in known if name == model]
@@ -177,7 +156,8 @@ def published_profile(model: str, device: str) -> LatencyProfile:
 
 
 @cache
-def _profiles() -> dict[tuple[str, str], LatencyProfile]:
+def published_profiles() -> dict[tuple[str, str], LatencyProfile]:
+    """Every profile with published or derived figures, by model and accelerator type."""
     document = read_catalogue()
     profiles = [_from_whole(document, each) for each in document.whole]
     profiles += [_from_layers(document, each) for each in document.layers]
@@ -191,43 +171,37 @@ def _profiles() -> dict[tuple[str, str], LatencyProfile]:
     return dict(sorted(found.items()))
 
 
-def _entry(profile: LatencyProfile) -> CatalogueEntry:
-    source = profile.provenance["source"]
-    return CatalogueEntry(
-        model=profile.model,
-        num_blocks=profile.num_blocks,
-        device=profile.device,
-        backend=profile.backend,
-        kind=profile.kind,
-        lengths=profile.lengths,
-        batches=profile.tables[profile.lengths[0]].batches,
-        source=f"{source['repo']} {source['path']} @ {source['commit']}",
-    )
-
-
 def _from_whole(document: CatalogueDocument, entry: WholeDocument) -> LatencyProfile:
     model = document.models[entry.model]
-    source = document.sources[entry.source]
     tables = {
         each.length: _spread(tuple(each.batch), _whole_s_B(each), model, document.ramp_share) for each in entry.tables
     }
+    said = {
+        "lines": {str(each.length): each.line for each in entry.tables},
+        "blocks": f"the latency of the whole model spread {_how(model)} its {model.num_blocks} {model.block}s",
+        "ramps": f"derived: {document.ramp_share:.1%} of a block, measured for DistilBERT on an A6000 at batch 1",
+        **_smoothed(entry),
+    }
+    return _published(document, entry, tables, said)
+
+
+def _published(
+    document: CatalogueDocument,
+    entry: WholeDocument | LayersDocument,
+    tables: Mapping[int, LatencyTable],
+    said: Mapping[str, Any],
+) -> LatencyProfile:
+    source, num_blocks = document.sources[entry.source], document.models[entry.model].num_blocks
     return LatencyProfile(
         model=entry.model,
-        num_blocks=model.num_blocks,
-        ramps=tuple(range(model.num_blocks - 1)),
+        num_blocks=num_blocks,
+        ramps=tuple(range(num_blocks - 1)),
         device=entry.device,
         backend=source.backend,
         dtype=DTYPES[entry.precision],
         kind="published",
         tables=tables,
-        provenance={
-            "source": source.model_dump(),
-            "lines": {str(each.length): each.line for each in entry.tables},
-            "precision": entry.precision,
-            "blocks": f"the latency of the whole model spread {_how(model)} its {model.num_blocks} {model.block}s",
-            "ramps": f"derived: {document.ramp_share:.1%} of a block, measured for DistilBERT on an A6000 at batch 1",
-            **_smoothed(entry),
-        },
+        provenance={"source": source.model_dump(), "precision": entry.precision, **said},
     )
 
 
@@ -269,39 +243,24 @@ def _smoothed(entry: WholeDocument) -> Mapping[str, Any]:
 
 
 def _from_layers(document: CatalogueDocument, entry: LayersDocument) -> LatencyProfile:
-    source = document.sources[entry.source]
-    num_blocks = document.models[entry.model].num_blocks
     ends_ms = [*entry.until_ms[:-1], entry.whole_ms]  # the head belongs to the last block, the embedding to the first
     table = LatencyTable(
         batches=(entry.batch,),
         block_s_NB=np.diff(ends_ms, prepend=0.0)[:, None] * MS,
-        ramp_s_EB=np.full((num_blocks - 1, 1), entry.ramp_ms * MS),
+        ramp_s_EB=np.full((document.models[entry.model].num_blocks - 1, 1), entry.ramp_ms * MS),
     )
-    return LatencyProfile(
-        model=entry.model,
-        num_blocks=num_blocks,
-        ramps=tuple(range(num_blocks - 1)),
-        device=entry.device,
-        backend=source.backend,
-        dtype=DTYPES[entry.precision],
-        kind="published",
-        tables={entry.length: table},
-        provenance={
-            "source": source.model_dump(),
-            "precision": entry.precision,
-            "blocks": "by layer; the embedding is in the first block, the head in the last",
-            "ramps": "measured",
-            "length": "not stated: that of Apparate's script for BERT, profiling/deepspeed_profile_bert.py",
-        },
-    )
+    said = {
+        "blocks": "by layer; the embedding is in the first block, the head in the last",
+        "ramps": "measured",
+        "length": "not stated: that of Apparate's script for BERT, profiling/deepspeed_profile_bert.py",
+    }
+    return _published(document, entry, {entry.length: table}, said)
 
 
 def _scaled(document: CatalogueDocument, entry: ScaledDocument, base: LatencyProfile) -> LatencyProfile:
     slower = entry.base_steps_per_s / entry.steps_per_s
     tables = {
-        length: LatencyTable(
-            batches=table.batches, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower
-        )
+        length: replace(table, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower)
         for length, table in base.tables.items()
     }
     how = (
@@ -309,7 +268,7 @@ def _scaled(document: CatalogueDocument, entry: ScaledDocument, base: LatencyPro
         f"steps/s on {base.device}, {entry.steps_per_s} on {entry.device}"
     )
     caution = f"training speeds; half precision gains more on {base.device}, so {entry.device} may be slower than this"
-    return _derived(document, base, entry.device, entry.source, tables, {"derived": how, "caution": caution})
+    return _derived(document, entry, base, tables, {"derived": how, "caution": caution})
 
 
 def _compared(document: CatalogueDocument, entry: ComparedDocument, base: LatencyProfile) -> LatencyProfile:
@@ -325,25 +284,16 @@ def _compared(document: CatalogueDocument, entry: ComparedDocument, base: Latenc
         f"under {document.sources[entry.source].backend} {entry.precision}"
     )
     said = {"derived": how, "lines": {base.device: entry.base_line, entry.device: entry.line}}
-    return _derived(document, base, entry.device, entry.source, {entry.length: table}, said)
+    return _derived(document, entry, base, {entry.length: table}, said)
 
 
 def _derived(
     document: CatalogueDocument,
+    entry: ScaledDocument | ComparedDocument,
     base: LatencyProfile,
-    device: str,
-    source: str,
     tables: Mapping[int, LatencyTable],
     said: Mapping[str, Any],
 ) -> LatencyProfile:
-    return LatencyProfile(
-        model=base.model,
-        num_blocks=base.num_blocks,
-        ramps=base.ramps,
-        device=device,
-        backend=base.backend,
-        dtype=base.dtype,
-        kind="derived",
-        tables=tables,
-        provenance={**said, "source": document.sources[source].model_dump(), "base": dict(base.provenance)},
-    )
+    source = document.sources[entry.source].model_dump()
+    provenance = {**said, "source": source, "base": dict(base.provenance)}
+    return replace(base, device=entry.device, kind="derived", tables=tables, provenance=provenance)

@@ -345,13 +345,8 @@ def _random_walk(past: _Past, horizon: int) -> tuple[FloatArray, FloatArray, Met
 def _stopped_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
     """No requests, as in the last window, up to what few windows exceed."""
     high = float(np.quantile(past.seen_S, (1 + coverage) / 2, method="higher"))
-    return RateForecast(
-        rate_rps_H=np.zeros(horizon),
-        low_rps_H=np.zeros(horizon),
-        high_rps_H=np.full(horizon, high),
-        coverage=coverage,
-        method=Method(how="last value", reason="the last window had no requests"),
-    )
+    method = Method(how="last value", reason="the last window had no requests")
+    return _even(0.0, 0.0, high, horizon, coverage, method)
 
 
 def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
@@ -368,13 +363,17 @@ def _pooled_rate(past: _Past, horizon: int, coverage: float) -> RateForecast:
     coming = nbinom(shape, num / (num + 1))
     least = min(coming.ppf(low), np.quantile(count_S, low, method="lower"), count_S.mean())
     most = max(coming.ppf(high), gamma.ppf(high, shape) / num, np.quantile(count_S, high, method="higher"))
-    return RateForecast(
-        rate_rps_H=np.full(horizon, count_S.mean() / past.window_s),
-        low_rps_H=np.full(horizon, least / past.window_s),
-        high_rps_H=np.full(horizon, most / past.window_s),
-        coverage=coverage,
-        method=Method(how="pooled rate", reason=f"no window had more than {FEW} requests"),
-    )
+    method = Method(how="pooled rate", reason=f"no window had more than {FEW} requests")
+    rate_rps, low_rps, high_rps = (count / past.window_s for count in (count_S.mean(), least, most))
+    return _even(rate_rps, low_rps, high_rps, horizon, coverage, method)
+
+
+def _even(
+    rate_rps: float, low_rps: float, high_rps: float, horizon: int, coverage: float, method: Method
+) -> RateForecast:
+    """The same for every coming window."""
+    rate_H, low_H, high_H = (np.full(horizon, each) for each in (rate_rps, low_rps, high_rps))
+    return RateForecast(rate_rps_H=rate_H, low_rps_H=low_H, high_rps_H=high_H, coverage=coverage, method=method)
 
 
 def _with_zeros(found: RateForecast, past: _Past) -> RateForecast:
@@ -690,4 +689,4 @@ def _prior_shares(prior: Sequence[float] | None, num_blocks: int) -> FloatArray 
     one = np.ones((1, num_blocks))
     SurvivalHistory(survival_WK=survival_K[None], inputs_WK=one, missing_W=np.zeros(1, dtype=bool))
     before_R = survival_K[:-1]
-    return np.asarray(np.where(before_R > 0, survival_K[1:] / np.where(before_R > 0, before_R, 1.0), 1.0))
+    return np.divide(survival_K[1:], before_R, out=np.ones_like(before_R), where=before_R > 0)

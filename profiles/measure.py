@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,14 +104,6 @@ class Point:
         return MAD_TO_SIGMA * float(np.median(self._distance_R))
 
 
-class SplitRunner(Protocol):
-    """What can run splits."""
-
-    def prepare(self, timed: TimedSplit) -> Callable[[], None]:
-        """A call that runs the split once, and returns when the device has finished it."""
-        ...
-
-
 def profile_splits(
     num_blocks: int,
     ramps: Sequence[int],
@@ -139,15 +131,18 @@ def profile_splits(
 
 def time_splits(
     splits: Sequence[TimedSplit],
-    runner: SplitRunner,
+    prepare: Callable[[TimedSplit], Callable[[], None]],
     *,
     clock: Clock,
     rng: np.random.Generator,
     repeats: int,
     progress: Progress | None = None,
 ) -> tuple[Point, ...]:
-    """Time every split once per round, in an order drawn anew for each, so that the machine's drift hits all alike."""
-    runs = [_warm(runner.prepare(timed), clock, progress, k, len(splits)) for k, timed in enumerate(splits)]
+    """Time every split once per round, in an order drawn anew for each, so that the machine's drift hits all alike.
+
+    `prepare` gives a call that runs a split once, and returns when the device has finished it.
+    """
+    runs = [_warm(prepare(timed), clock, progress, k, len(splits)) for k, timed in enumerate(splits)]
     seconds_PR = np.empty((len(splits), repeats))
     for round_ in range(repeats):
         for k in rng.permutation(len(splits)):
@@ -211,17 +206,13 @@ def _networks(num_blocks: int, ramps: Sequence[int], starts: Sequence[int]) -> t
 
 def _splits(num_blocks: int, ramps: Sequence[int], batch: int, starts: Sequence[int]) -> tuple[Split, ...]:
     alone = [_alone(block, batch) for block in range(num_blocks)]
-    with_ramp = [_with_ramp(ramp, batch) for ramp in ramps]
+    with_ramp = [_alone(ramp, batch, (ramp,)) for ramp in ramps]
     whole = [_whole(network, batch) for network in _networks(num_blocks, ramps, starts)]
     return tuple(dict.fromkeys([*alone, *with_ramp, *whole]))  # one block is the whole of its network
 
 
-def _alone(block: int, batch: int) -> Split:
-    return Split(first=block, end=block + 1, batch=batch)
-
-
-def _with_ramp(block: int, batch: int) -> Split:
-    return Split(first=block, end=block + 1, batch=batch, ramps=(block,))
+def _alone(block: int, batch: int, ramps: tuple[int, ...] = ()) -> Split:
+    return Split(first=block, end=block + 1, batch=batch, ramps=ramps)
 
 
 def _whole(network: _Network, batch: int) -> Split:
@@ -276,7 +267,7 @@ def _column(seconds_of: Callable[[Split], FloatArray], network: _Network, batch:
     whole_R = seconds_of(_whole(network, batch))
     half_call_s = float(np.median(alone_NR.sum(axis=0) - whole_R)) / (2 * (end - first))
     block_s_N = np.median(alone_NR, axis=1) - half_call_s
-    added_E = [np.median(seconds_of(_with_ramp(ramp, batch)) - alone_NR[ramp - first]) for ramp in ramps]
+    added_E = [np.median(seconds_of(_alone(ramp, batch, (ramp,))) - alone_NR[ramp - first]) for ramp in ramps]
     ramp_s_E = np.array(added_E, dtype=np.float64) + half_call_s
     return np.maximum(block_s_N, LEAST_SHARE * np.median(alone_NR, axis=1)), np.maximum(ramp_s_E, 0.0)
 

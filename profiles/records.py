@@ -162,44 +162,28 @@ class ExitRecords:
         cls,
         answers_NE: ValueArray,
         *,
-        score: Score,
-        num_blocks: int,
         ramps: tuple[int, ...],
         sample_ids: tuple[str, ...],
-        scores_NR: npt.NDArray[np.float32],
         truth_N: ValueArray | None = None,
         loss: Loss = differ,
-        zero_one: bool = True,
         keep_answers: bool = True,
-        times_s_N: FloatArray | None = None,
-        tokens_N: IntArray | None = None,
-        sequences_N: IntArray | None = None,
-        confidences: Mapping[int, float] | None = None,
-        tallies_NE: ValueArray | None = None,
-        provenance: Mapping[str, Any] | None = None,
+        **facts: Any,
     ) -> ExitRecords:
-        """Records of what every exit answered, the full model last; `loss` is that of labels unless said otherwise."""
+        """Records of what every exit answered, the full model last; `loss` is that of labels unless said otherwise.
+
+        `facts`: all other fields of the records.
+        """
         if answers_NE.shape[:2] != (len(sample_ids), len(ramps) + 1):
             raise DataError(f"{len(sample_ids)} inputs and {len(ramps) + 1} exits need as many answers")
         if truth_N is not None and len(truth_N) != len(sample_ids):
             raise DataError(f"exit records of {len(sample_ids)} inputs need as many true answers")
-        full_N = answers_NE[:, -1]
         return cls(
-            score=score,
-            num_blocks=num_blocks,
             ramps=ramps,
             sample_ids=sample_ids,
-            scores_NR=scores_NR,
-            losses_NR=_against(full_N, answers_NE[:, :-1], loss),
-            zero_one=zero_one,
+            losses_NR=_against(answers_NE[:, -1], answers_NE[:, :-1], loss),
             answers_NE=answers_NE if keep_answers else None,
             true_losses_NE=None if truth_N is None else _against(truth_N, answers_NE, loss),
-            times_s_N=times_s_N,
-            tokens_N=tokens_N,
-            sequences_N=sequences_N,
-            confidences=confidences,
-            tallies_NE=tallies_NE,
-            provenance=provenance,
+            **facts,
         )
 
     @classmethod

@@ -287,7 +287,7 @@ class ExitStream:
         self.append(kept)
         window_N = np.floor(kept.times_s_N / self.period_s).astype(np.int64)
         for window in np.unique(window_N[sampled_N(kept)]).tolist():
-            held = sum(_num_sampled(part) for part in self._parts.get(window, []))
+            held = sum(int(sampled_N(part).sum()) for part in self._parts.get(window, []))
             if held >= 2 * self.most_of_window:
                 self.window(window)
         return kept
@@ -348,7 +348,3 @@ def _mixed(key_N: KeyArray) -> KeyArray:
     key_N = (key_N ^ (key_N >> np.uint64(30))) * _MIX[0]
     key_N = (key_N ^ (key_N >> np.uint64(27))) * _MIX[1]
     return np.asarray(key_N ^ (key_N >> np.uint64(31)))
-
-
-def _num_sampled(part: Observations) -> int:
-    return int(sampled_N(part).sum())

@@ -219,11 +219,11 @@ class Counts:
     reaching: float
     """Of the known, as is `going`."""
     going: float
-    num_rest: int
-    num_probes: int
+    num_rest: int = 0
+    num_probes: int = 0
     """Among the rest, as are the next two."""
-    probes_reaching: int
-    probes_going: float
+    probes_reaching: int = 0
+    probes_going: float = 0.0
 
     def effective_inputs(self, rest_share: float | None = None) -> float:
         """Inputs n with share * (1 - share) / n equal to the variance of our estimate of the share.
@@ -431,14 +431,11 @@ def _go_on(
     found = []
     for block, (share, after) in enumerate(pairwise(survival)):
         if share.value == 0 or block not in asked or division.settles(plain.earliest_N, block + 1):
-            found.append(_census(share.value * division.num_inputs, after.value * division.num_inputs))
+            reaching, going = share.value * division.num_inputs, after.value * division.num_inputs
+            found.append(Counts(reaching=reaching, going=going))
         else:
             found.append(division.counts(full.exits_N > block, full.exits_N >= block))
     return tuple(found)
-
-
-def _census(reaching: float, going: float) -> Counts:
-    return Counts(reaching=reaching, going=going, num_rest=0, num_probes=0, probes_reaching=0, probes_going=0)
 
 
 def _share(going_N: BoolArray | FloatArray, division: _Division, guess_N: FloatArray | None = None) -> Share | None:

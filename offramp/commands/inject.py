@@ -89,7 +89,7 @@ def time_exits(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatAr
         rng = np.random.default_rng(0)
         runner = LiveSplits(model, rng, open_segments("torch", model, folder, 1))
         splits = profile_splits(model.num_blocks, model.ramp_indices, (1,), (length,))
-        points = time_splits(splits, runner, clock=MonotonicClock(), rng=rng, repeats=REPEATS)
+        points = time_splits(splits, runner.prepare, clock=MonotonicClock(), rng=rng, repeats=REPEATS)
     finally:
         torch.set_num_threads(threads)
     # The quickest round of each: what else the machine does only ever adds, and much to calls as short as a ramp.

@@ -122,7 +122,9 @@ class Bench:
     def time(self, splits: Sequence[TimedSplit], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
         """See `profiles.measure.time_splits`; they are run as a replica runs them."""
         self.splits.make_ready(splits)
-        return time_splits(splits, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
+        return time_splits(
+            splits, self.splits.prepare, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress
+        )
 
     def profile(self, points: Sequence[Point]) -> LatencyProfile:
         """The profile that follows from the points of `splits_of`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.catalogue import catalogue, published_profile, read_catalogue
+from profiles.catalogue import published_profile, published_profiles, read_catalogue
 from profiles.latency import LatencyProfile
 from tests.data import data_folder
 
@@ -18,35 +18,27 @@ DATA = data_folder()
 needs_data = pytest.mark.skipif(DATA is None, reason="the published tables are not in OFFRAMP_DATA")
 
 
-def profiles() -> list[LatencyProfile]:
-    return [published_profile(entry.model, entry.device) for entry in catalogue()]
-
-
 def whole_ms(model: str, device: str, length: int, batch: int) -> float:
     table = published_profile(model, device).at(length)
     return float(table.block_s_NB[:, table.batches.index(batch)].sum()) * 1e3
 
 
 def test_the_catalogue_names_models_accelerators_and_sources() -> None:
-    found = {(entry.model, entry.device): entry for entry in catalogue()}
-    assert sorted({model for model, _ in found}) == ["bert-base", "bert-large", "distilbert-base", "resnet50"]
-    entry = found["bert-base", "V100"]
-    assert (entry.num_blocks, entry.lengths, entry.batches) == (12, (128, 384), BERT_BATCHES)
-    assert (entry.backend, entry.kind) == ("TensorRT", "published")
-    assert entry.source == "NVIDIA/TensorRT demo/BERT/README.md @ ab20a8ac26da03df5e434b4f9d1da0156ca019b6"
-
-
-@pytest.mark.parametrize(
-    ("model", "devices"),
-    [
-        ("bert-base", "A100 A30 K80 L4 L40S P100 T4 V100"),
-        ("bert-large", "A100 A30 K80 L4 L40S P100 T4 V100"),
-        ("distilbert-base", "A6000 P100"),
-        ("resnet50", "A100 A30 K80 P100 T4 V100"),
-    ],
-)
-def test_a_model_is_known_on_these_accelerators(model: str, devices: str) -> None:
-    assert [entry.device for entry in catalogue() if entry.model == model] == devices.split()
+    devices: dict[str, list[str]] = {}
+    for model, device in published_profiles():
+        devices.setdefault(model, []).append(device)
+    assert {model: " ".join(names) for model, names in devices.items()} == {
+        "bert-base": "A100 A30 K80 L4 L40S P100 T4 V100",
+        "bert-large": "A100 A30 K80 L4 L40S P100 T4 V100",
+        "distilbert-base": "A6000 P100",
+        "resnet50": "A100 A30 K80 P100 T4 V100",
+    }
+    profile = published_profile("bert-base", "V100")
+    assert (profile.num_blocks, profile.lengths, profile.at(128).batches) == (12, (128, 384), BERT_BATCHES)
+    assert (profile.backend, profile.kind) == ("TensorRT", "published")
+    source = profile.provenance["source"]
+    assert (source["repo"], source["path"]) == ("NVIDIA/TensorRT", "demo/BERT/README.md")
+    assert source["commit"] == "ab20a8ac26da03df5e434b4f9d1da0156ca019b6"
 
 
 def test_where_blocks_differ_they_share_the_time_by_what_they_compute() -> None:
@@ -87,7 +79,7 @@ def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None
 
 
 def test_every_profile_has_seconds_that_never_fall_with_the_batch_and_ramps_after_all_blocks_but_the_last() -> None:
-    for profile in profiles():
+    for profile in published_profiles().values():
         assert profile.ramps == tuple(range(profile.num_blocks - 1))
         for table in profile.tables.values():
             assert (np.diff(table.block_s_NB, axis=1) >= 0).all(), (profile.model, profile.device)
@@ -95,7 +87,7 @@ def test_every_profile_has_seconds_that_never_fall_with_the_batch_and_ramps_afte
 
 
 def test_what_the_catalogue_gives_can_be_saved(tmp_path: Path) -> None:
-    for profile in profiles():
+    for profile in published_profiles().values():
         profile.save(tmp_path / "profile.json")
         assert LatencyProfile.load(tmp_path / "profile.json").provenance == profile.provenance
 

@@ -182,7 +182,9 @@ def _last_for_ever(seconds: Sequence[float]) -> Iterator[float]:
 def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 0) -> list[tuple[float, ...]]:
     splits = [TimedSplit(split=split(0, 1), length=length) for length in lengths]
     rng = np.random.default_rng(seed)
-    return [point.seconds for point in time_splits(splits, runner, clock=runner.clock, rng=rng, repeats=repeats)]
+    return [
+        point.seconds for point in time_splits(splits, runner.prepare, clock=runner.clock, rng=rng, repeats=repeats)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_warm_up_and_rounds_report_their_progress() -> None:
     runner = FakeRunner({8: [1.0]})
     time_splits(
         [TimedSplit(split=split(0, 1), length=8)],
-        runner,
+        runner.prepare,
         clock=runner.clock,
         rng=np.random.default_rng(0),
         repeats=2,
