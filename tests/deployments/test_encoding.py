@@ -182,17 +182,6 @@ def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
     assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
-def test_a_part_of_a_longer_buffer_is_decoded_in_place() -> None:
-    frame = encode(Begin(1, CALL))
-    view = memoryview(b"xxxxx" + frame)[5:]
-    assert plain(from_ingress(view)) == plain(Begin(1, CALL))
-
-
-def test_what_does_not_travel_is_named() -> None:
-    with pytest.raises(NotImplementedError, match="a complex does not travel"):
-        encode(Refused(1, 1j))  # type: ignore[arg-type] # that is the point
-
-
 def changed(message: Begin | Part, *path: str | int, to: Any) -> bytes:
     """A message with one thing in it replaced."""
     document = msgspec.msgpack.decode(encode(message))

@@ -42,15 +42,6 @@ def test_the_end_of_one_of_several_processes_is_the_loss() -> None:
     assert losses.empty()
 
 
-def test_what_ends_with_the_block_is_no_loss() -> None:
-    losses: list[HeadLostError] = []
-    with subprocess.Popen(["sleep", "60"]) as stays:
-        with watched({"raylet": stays}, losses.append):
-            pass
-        stays.kill()
-    assert losses == []
-
-
 def test_one_that_was_waited_for_already_is_lost() -> None:
     losses: queue.Queue[HeadLostError] = queue.Queue()
     ended = subprocess.Popen(["true"])

@@ -108,12 +108,6 @@ def test_a_run_whose_owner_is_there_is_left_alone(folder: Path, start: Start, la
     assert marked.poll() is None if runs else marked.wait(5) == -signal.SIGTERM
 
 
-def test_a_run_of_an_earlier_process_with_this_number_is_not_this_ones(folder: Path) -> None:
-    file = leave(folder, "mine", identity_of(psutil.Process()))
-    clear_left()
-    assert not file.exists()
-
-
 def test_the_clock_may_be_set_while_a_run_goes_on(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     owner = identity_of(psutil.Process(start().pid))
     notes, boot_s, created_s = (

@@ -15,7 +15,6 @@ from deployments.replica.build import (
     build_policy,
     build_runner,
     check_emulated,
-    is_recorded,
     policy_for,
     starting_policy,
     warm_up,
@@ -26,8 +25,6 @@ from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.store import read_card
-from earlyexit.policies.recorded import RecordedPolicy
-from earlyexit.policies.threshold import EntropyPolicy
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -100,12 +97,6 @@ def test_an_emulated_device_paces_records_or_the_model(folder: Path, device: str
     assert isinstance(runner_of(settings_of(folder), device).inner, inner)
 
 
-def test_the_profile_is_stretched_by_the_scale(folder: Path) -> None:
-    settings = settings_of(folder)
-    alone = Split(first=0, end=2, batch=1, ramps=(0,))
-    assert runner_of(settings).pace.split_s(alone, 1) == (15.0, 25.0)
-
-
 def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:
     settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
     with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not 'entropy'"):
@@ -132,13 +123,6 @@ def test_records_without_answers_are_refused_before_a_replica_starts(folder: Pat
         check_emulated(settings_of(folder, spec), V100, read_card(folder))
 
 
-def test_an_emulated_device_without_a_profile_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        PlanError, match=r"no latency profile says how fast emulated:T4 is; profiles are of \['emulated"
-    ):
-        runner_of(settings_of(folder), "emulated:T4")
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -153,19 +137,6 @@ def test_a_profile_that_does_not_fit_is_refused(folder: Path, wrong: dict[str, A
     settings = settings_of(folder, emulated={V100: PROFILE | wrong})
     with pytest.raises(PlanError, match=f"the profile of {V100}.*{said}"):
         runner_of(settings)
-
-
-def test_only_emulated_devices_are_recorded(folder: Path) -> None:
-    settings = settings_of(folder)
-    assert [is_recorded(settings, device) for device in (V100, A100, "cpu")] == [True, False, False]
-
-
-def test_a_recorded_runner_follows_thresholds_and_others_a_policy(folder: Path) -> None:
-    settings, spec = settings_of(folder), recorded_spec(folder)
-    assert policy_for(settings, V100, spec) == 0.4
-    assert policy_for(settings, V100, None) is None
-    assert isinstance(policy_for(settings, A100, spec), RecordedPolicy)
-    assert isinstance(policy_for(settings, "cpu", PolicySpec(name="entropy", thresholds=0.4)), EntropyPolicy)
 
 
 def test_a_running_replica_keeps_its_exit_records(folder: Path) -> None:
@@ -199,18 +170,6 @@ def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folde
     assert slept == []
     # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
     assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
-
-
-def test_warming_an_emulated_device_of_token_budgets_teaches_what_the_budgets_take(folder: Path) -> None:
-    profile = settings_of(folder).emulated[V100].model_copy(update={"length": 25})
-    settings = settings_of(folder).model_copy(update={"emulated": {V100: profile}})
-    runner = build_runner(settings, V100, starting_policy(settings), clock=ManualClock())
-    runner.follow(0.4)
-    split = Split(first=0, end=2, batch=64, ramps=(0,), tokens=100)
-    times = warm_up(runner, (split,), clock=ManualClock())
-    # 6 inputs of 16 tokens are 3.84 of the profile's, whose blocks take 1 s for one input and 2 s for four.
-    assert times.batch_s(split, 96) == pytest.approx(10 * (2 * (1 + 2.84 / 3) + 0.5))
-    assert times.mean_tokens(split) == pytest.approx((16 + 0.2 * (96 - 16)) / (1 + 0.2 * 5))
 
 
 @pytest.mark.parametrize("device", [V100, A100], ids=["recorded", "computed"])

@@ -73,8 +73,3 @@ def test_an_emulated_accelerator_takes_the_rows_of_the_whole_chain(folder: Path)
     assert [runner.pace.split_s(split, 1) for split in SPLITS] == [(2.5, 2.5), (3.5, 6.5), (3.0, 3.0)]
     with pytest.raises(PlanError, match="has 3 rows of block_s and 4 of ramp_s; large has 5 blocks and 4 ramps"):
         check_emulated(settings_of(folder, V100, emulated={V100: PROFILE | {"block_s": [[1.0, 2.0]] * 3}}), V100, card)
-
-
-def test_bfloat16_is_that_of_every_network(folder: Path) -> None:
-    runner = build_runner(settings_of(folder, "cpu", dtype="bfloat16"), "cpu", NEVER, clock=MonotonicClock())
-    assert runner.warm_up_pieces(SPLITS[2], 2).tensors[0].dtype.itemsize == 2

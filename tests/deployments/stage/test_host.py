@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.times import TimesRun
-from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.plan import early_exit_plan
 from optimizer.plan_file import plan_document
@@ -102,12 +102,6 @@ async def test_a_replica_without_an_assignment_does_as_its_first_call_says(repli
     assert epoch_and_splits(replica) == (3, [(0, 2)])
 
 
-async def test_a_call_of_a_newer_plan_is_followed(replica: Replica) -> None:
-    await replica.call("a", replica.assignment(3, FIRST))
-    assert await replica.told("cd", replica.assignment(4, LAST), next_block=2) == ("cd", "")
-    assert epoch_and_splits(replica) == (4, [(2, 4)])
-
-
 async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Replica) -> None:
     staying = [replace(split, after_answer="stay") for split in (FIRST, LAST)]
     assert await replica.told("abcd", replica.assignment(1, FIRST)) == ("ab", "cd")
@@ -172,18 +166,6 @@ async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
     assert replica.host.epoch == NOTHING
 
 
-async def test_detours_are_not_prepared(replica: Replica) -> None:
-    asked: list[Split] = []
-
-    class Asked(RecordedRunner):
-        def prepare(self, splits: Sequence[Split]) -> None:
-            asked.extend(splits)
-
-    replica.runner.inner = Asked(replica.records(), 4)
-    await replica.host.prepare(replace(replica.assignment(7, LAST), detours=(Split(first=0, end=2, batch=4),)))
-    assert asked == [LAST]
-
-
 async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(replica: Replica) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
@@ -200,11 +182,6 @@ async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(rep
     go_on.set()
     await preparing
     assert epoch_and_splits(replica) == (6, [(2, 4)])
-
-
-async def test_the_dispatch_rule_reaches_the_emulated_device(replica: Replica) -> None:
-    await replica.host.prepare(replica.assignment(1, FIRST, dispatch="deferred"))
-    assert replica.runner.dispatch == "deferred"
 
 
 async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
@@ -231,13 +208,6 @@ async def test_probes_are_seen_and_answered_and_go_on(replica: Replica) -> None:
         ("d", 1),
     ]
     assert [chunk.going_on.piece.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
-
-
-async def test_an_unknown_input_costs_its_batch_mates_nothing(replica: Replica) -> None:
-    chunks = await replica.call(("a", "stranger"), replica.assignment(2, FIRST))
-    assert [answer.sample_id for chunk in chunks for answer, _ in chunk.answers] == ["a"]
-    [(sample_id, error)] = [lost for chunk in chunks for lost in chunk.lost]
-    assert (sample_id, type(error)) == ("stranger", UnprocessableInputError)
 
 
 async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_ended(settings: ServeSettings) -> None:

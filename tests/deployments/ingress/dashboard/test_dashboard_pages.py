@@ -73,14 +73,6 @@ async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
     assert response.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_a_viewer_too_many_is_told_when_to_come_back(client: httpx.AsyncClient, service: FakeService) -> None:
-    present = service.feed.join()
-    response = await client.get("/dashboard/events")
-    assert (response.status_code, response.headers["retry-after"]) == (503, "10")
-    assert response.json()["error"]["kind"] == "overloaded"
-    present.leave()
-
-
 class Connection:
     """One ASGI request for the stream; `gone` is set when the client leaves."""
 
@@ -115,21 +107,6 @@ async def stream_to(viewer: Viewer, connection: Connection, *, stuck_s: float = 
 
 def a_viewer(left: list[Viewer]) -> Viewer:
     return Viewer(0.0, left.append)
-
-
-async def test_the_stream_may_not_be_gathered_or_kept_on_its_way() -> None:
-    connection, viewer = Connection(), a_viewer([])
-    streaming = asyncio.create_task(stream_to(viewer, connection))
-    viewer.offer(b"data: 1\n\n")
-    await settle()
-    headers = dict(connection.sent[0]["headers"])
-    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
-    assert headers[b"cache-control"] == b"no-store, no-transform"
-    assert headers[b"x-accel-buffering"] == b"no"
-    assert b"content-length" not in headers
-    assert connection.sent[1] == {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
-    viewer.end()
-    await streaming
 
 
 async def streamed(what: str) -> tuple[Connection, bool]:

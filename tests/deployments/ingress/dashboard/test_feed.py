@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -90,13 +89,6 @@ async def test_one_producer_serves_all_viewers_and_who_comes_later_sees_the_newe
     assert scene.log == ["look at 0", "look at 1", "look at 2"]
 
 
-async def test_a_viewer_that_reads_slowly_gets_only_the_newest() -> None:
-    scene = Scene()
-    viewer = scene.feed.join()
-    await scene.advance(5.0)
-    assert [await taken(viewer), await taken(viewer)] == [b"state 5", None]
-
-
 async def test_looks_that_take_long_begin_a_period_apart_and_never_overlap() -> None:
     scene = Scene()
     scene.takes_s = 0.5
@@ -167,26 +159,3 @@ async def test_a_viewer_is_asked_to_come_again_after_a_while() -> None:
     await scene.advance(14.0)
     assert await taken(early) == b"the end"
     assert await taken(late) == b"state 20"
-
-
-async def test_leaving_while_a_look_is_under_way_ends_the_look() -> None:
-    scene = Scene()
-    ended: list[str] = []
-    feed = Feed(until_cancelled(ended), scene.clock, sleep=scene.sleep)
-    viewer = feed.join()
-    await settle()
-    viewer.leave()
-    await settle()
-    assert ended == ["cancelled"]
-
-
-def until_cancelled(ended: list[str]) -> Callable[[], Awaitable[bytes | None]]:
-    async def produce() -> bytes | None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            ended.append("cancelled")
-            raise
-        return None
-
-    return produce

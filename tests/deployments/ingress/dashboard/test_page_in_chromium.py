@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from deployments.local_ray.ports import free_port
-from earlyexit.network.boundary import Split
 from earlyexit.tasks.checks import colours
 from optimizer.placement import PlacedPlan, initial_placement
-from optimizer.plan import Stage
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
-from tests.deployments.ingress.dashboard.fake_service import FakeService, plan, served
+from tests.deployments.ingress.dashboard.fake_service import FakeService, served
 from tests.earlyexit.tasks.maps import BODY
 
 if TYPE_CHECKING:
@@ -108,15 +105,6 @@ def test_marks_are_reached_by_keyboard_and_keep_the_focus_while_figures_change(b
         assert page.page.locator("#survival .tip").count() == 0
 
 
-def test_pointing_at_a_chart_shows_its_figures(browser: Browser) -> None:
-    with looked_at(browser, FakeService()) as page:
-        page.wait_for_updates(2)
-        page.page.locator("#exits .hit").nth(1).hover()
-        assert page.text("#exits .tip").startswith("ramp 1")
-        page.page.locator("#plan .replica").first.hover()
-        assert "busy" in page.text("#plan .replica:hover .tip")
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) -> None:
@@ -149,31 +137,6 @@ def by_tokens() -> PlacedPlan:
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
     )
     return initial_placement(replace(plan, stages=stages))
-
-
-APART = """() => {
-  const boxes = [...document.querySelectorAll("#plan .batch")].map((batch) => {
-    const words = document.createRange();
-    words.selectNodeContents(batch);
-    return words.getBoundingClientRect();
-  });
-  const beside = (one, other) => one.right <= other.left || other.right <= one.left;
-  const above = (one, other) => one.bottom <= other.top || other.bottom <= one.top;
-  const apart = (one, other) => beside(one, other) || above(one, other);
-  return [boxes.length, boxes.every((one, at) => boxes.slice(at + 1).every((other) => apart(one, other)))];
-}"""
-"""How many splits have figures, and whether those of no two run into each other."""
-
-
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_figures_of_neighbouring_splits_stay_apart_however_short_the_splits_are(browser: Browser, width: int) -> None:
-    bounds = [0, 1, 2, 3, 4, 5, 6, 12]
-    splits = tuple(Split(first=first, end=end, batch=128) for first, end in pairwise(bounds))
-    stages = (Stage(device="emulated:V100", replicas=9, splits=splits),)
-    with looked_at(browser, FakeService(followed=plan(4, stages)), width=width) as page:
-        page.wait_for_updates(2)
-        assert page.page.evaluate(APART) == [7, True]
-        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -223,12 +186,6 @@ def test_joints_are_drawn_into_the_image_and_a_refusal_is_said(browser: Browser)
         assert "content-type 'image/gif'; this model takes application/json, image/jpeg" in page.text("#try-said")
 
 
-def test_a_model_of_texts_has_no_image_to_try(browser: Browser) -> None:
-    with looked_at(browser, FakeService()) as page:
-        page.wait_for_updates(1)
-        assert not page.page.locator("#try").is_visible()
-
-
 def test_a_suspended_service_and_a_silent_controller_are_said(browser: Browser) -> None:
     service = FakeService(suspended="too few accelerators", controller_answers=False)
     with looked_at(browser, service) as page:
@@ -244,21 +201,6 @@ def test_a_service_whose_ingresses_do_not_answer_is_said(browser: Browser) -> No
     with looked_at(browser, FakeService(ingresses_answer=False)) as page:
         page.wait_for_connection("silent")
         assert page.text("#connection") == "No ingress answers"
-
-
-def test_a_lost_connection_is_said_and_comes_back(browser: Browser) -> None:
-    port = free_port()
-    with opened(browser, "about:blank") as page:
-        with served(FakeService(), port) as url:
-            page.page.goto(f"{url}/dashboard")
-            page.wait_for_connection("live")
-        page.wait_for_connection("lost")
-        assert page.text("#connection").startswith("Disconnected since ")
-        assert page.figure("agreement") == "99.31"
-        assert page.findings() == []
-        with served(FakeService(), port):
-            page.wait_for_connection("live")
-            page.wait_for_updates(1)
 
 
 def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:

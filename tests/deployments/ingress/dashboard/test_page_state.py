@@ -28,15 +28,6 @@ from tests.deployments.ingress.dashboard.dashboard_scene import (
 # Rates and shares
 
 
-def test_a_single_look_has_totals_but_no_rates() -> None:
-    state = page_state(FACTS, [snapshot(5.0, ingress(answered=10, in_slo=9, unanswered=3, waiting=1))])
-    rates = ("seconds", "arrived_per_s", "answered_per_s", "goodput_per_s", "p50_s", "p90_s", "p99_s")
-    assert state["totals"] == {"arrived": 10, "answered": 10, "in_slo": 9}
-    assert state["now"] == dict.fromkeys(rates) | {"unanswered": 3, "waiting": 1, "waiting_in_stages": 0}
-    assert state["early"] == {"share": None, "mean_blocks": None}
-    assert (state["survival"]["answers"], state["networks"]) == (None, [])
-
-
 def test_figures_are_differences_over_all_ingresses() -> None:
     before = snapshot(5.0, ingress("a", answered=10, exits={0: 4}, drops={"deadline": 2}), ingress("b", answered=100))
     after = snapshot(
@@ -191,18 +182,6 @@ def test_stages_say_where_they_run_and_their_splits_the_mean_batch() -> None:
         {"first": 2, "end": 4, "batch": 4, "ramps": [], "size": 3.0, "size_tokens": 3.0, "fill": 3 / 4}
         | {"batches_per_s": 1.0, **shared}
     ]
-
-
-def test_where_tokens_bound_batches_they_say_how_full_they_were() -> None:
-    split = replace(FIRST, tokens=320)
-    plan = replace(placed().plan, stages=(replace(placed().plan.stages[0], splits=(split,)), placed().plan.stages[1]))
-    now = [replica("r", CPU, ran(split, 8, 1, length=20), ran(split, 2, 3, length=100))]
-    both = [
-        snapshot(at_s, ingress(), placed=initial_placement(plan), replicas=now if at_s else ()) for at_s in (0.0, 2.0)
-    ]
-    [shown] = plan_state(FACTS, both)["stages"][0]["splits"]
-    assert (shown["batch"], shown["size"], shown["tokens"], shown["size_tokens"]) == (8, 3.5, 320, 190.0)
-    assert (shown["fill"], shown["token_fill"]) == (3.5 / 8, 190 / 320)
 
 
 def test_replicas_say_how_busy_they_were_and_which_rest_and_some_of_many_are_listed() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from deployments.wire.directory import ReplicaDirectory, board_of
 from deployments.wire.messages import Address
@@ -21,26 +19,6 @@ def test_whoever_follows_is_told_what_there_is_and_of_every_change() -> None:
     board.follow(late.append)
     board.announce({})
     assert (early, late) == ([{}, A, A | B, {}], [A | B, {}])
-
-
-def test_changes_are_told_in_the_thread_in_which_they_are_announced() -> None:
-    board, threads = ReplicaDirectory(), list[str]()
-    board.follow(lambda _: threads.append(threading.current_thread().name))
-    router = threading.Thread(target=board.announce, args=(A,), name="router")
-    router.start()
-    router.join()
-    assert threads == [threading.current_thread().name, "router"]
-
-
-def test_whoever_begins_to_follow_amid_announcements_ends_with_the_newest() -> None:
-    board, told = ReplicaDirectory(), [Heard() for _ in range(20)]
-    with ThreadPoolExecutor(4) as pool:
-        for k, heard in enumerate(told):
-            pool.submit(board.announce, {str(k): A["a"]})
-            pool.submit(board.follow, heard.append)
-    newest = Heard()
-    board.follow(newest.append)
-    assert [heard[-1] for heard in told] == newest * len(told)
 
 
 def test_every_slot_has_one_board() -> None:

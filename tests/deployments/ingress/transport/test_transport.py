@@ -172,22 +172,6 @@ async def test_a_call_is_a_load_by_its_weight_until_the_last_of_its_inputs_has_l
     assert await slot.taker("rst") == first.replica  # it holds 1, the other one 4
 
 
-async def test_loads_stay_as_they_are_while_replicas_come_and_go(slot: Slot) -> None:
-    await slot.has("a")
-    call, asked = await slot.sent("xyz")
-    await slot.has("a", "b")
-    assert await slot.taker("x") == "b"  # idle
-    assert await slot.taker("x") == "a"  # 4 and 1 now
-    await slot.has("a", "b", "c")
-    assert await slot.taker("x") == "c"
-    await slot.has("a", "b")
-    assert [await slot.taker("x"), await slot.taker("x")] == ["b", "b"]  # 4 and 3 now
-    asked.answer()
-    await soon(call.task)
-    assert await slot.taker("x") == "b"  # 1 and 4 now
-    assert await slot.taker("x") == "a"
-
-
 async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) -> None:
     await slot.has("a", "b", "c")
     assert {await slot.taker("x", avoided=("a", "b", "elsewhere")) for _ in range(5)} == {"c"}
@@ -195,28 +179,7 @@ async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) 
     assert await slot.taker("x") == "b"  # idle, and no longer avoided
 
 
-async def test_avoided_replicas_get_calls_where_there_are_no_others(slot: Slot) -> None:
-    await slot.has("a", "b")
-    assert {await slot.taker("x", avoided=("a", "b")), await slot.taker("x", avoided=("a", "b"))} == {"a", "b"}
-    await slot.has("a")
-    assert await slot.taker("x", avoided=("a",)) == "a"
-    await slot.has("a", "c")
-    assert await slot.taker("x", avoided=("a",)) == "c"
-
-
 # Coming and going
-
-
-async def test_a_replica_that_is_reached_again_is_as_idle_as_it_is(slot: Slot) -> None:
-    await slot.has("a", "b")
-    one, first = await slot.sent("wxyz")
-    await slot.sent("y")
-    again = slot.replicas[first.replica]
-    again.drop()
-    with pytest.raises(ConnectionError):
-        await soon(one.task)
-    await soon(again.words.get())
-    assert await slot.taker("x") == first.replica
 
 
 async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewest_full_batches_of_them_are(
@@ -232,22 +195,6 @@ async def test_sequences_go_where_their_home_is_and_those_without_one_where_fewe
         (found := await slot.asked()).answer()
         assert (home.replicas, found.replica) == ({"slot": replica}, replica)
     assert (await slot.begun(5, 6))[1] == second  # 3 and 1 of a batch of 4
-
-
-async def test_a_sequence_that_is_over_is_ended_once_and_makes_room(slot: Slot) -> None:
-    await slot.has("a", "b")
-    _, first = await slot.begun(1, 2, 3)
-    _, second = await slot.begun(4)
-    slot.transport.end(first, 1)
-    slot.transport.end(first, 1)
-    slot.transport.end(first, 2)
-    slot.transport.end("gone", 3)
-    over = slot.replicas[first].over
-    assert [await soon(over.get()), await soon(over.get()), over.empty()] == [(1,), (2,), True]
-    [[home], again] = await slot.begun(5)
-    assert {again, (await slot.begun(6, 7))[1]} <= {first, second}
-    slot.transport.end(again, home.number)
-    assert await soon(slot.replicas[again].over.get()) == (5,)
 
 
 async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_others(slot: Slot) -> None:

@@ -52,12 +52,6 @@ async def test_a_canary_without_a_share_and_one_that_is_promoted_are_over(world:
     assert world.store.of_models["intents"] == Traffic(default="2")
 
 
-async def test_another_default_leaves_the_canary_where_it_is(world: World) -> None:
-    world.store.of_models["intents"] = Traffic(default="2", canary=Canary(version="3", share=0.1))
-    await world.set_default("1")
-    assert world.store.of_models["intents"] == Traffic(default="1", canary=Canary(version="3", share=0.1))
-
-
 @pytest.mark.parametrize("order", ORDERS.values(), ids=list(ORDERS))
 async def test_without_explicit_control_every_order_is_a_403(tmp_path: Path, order: Any) -> None:
     world = World(tmp_path, control="none")

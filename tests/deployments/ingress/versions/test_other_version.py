@@ -24,16 +24,6 @@ async def test_answers_and_errors_are_those_of_the_other_side() -> None:
     assert caught.value.retry_after_s == 3.0
 
 
-async def test_requests_that_wait_for_what_is_gone_are_given_up_together() -> None:
-    link = FakeLink(served=FakeServed(version="2"), is_silent=True)
-    version = await other(link)
-    waiting = [asyncio.create_task(version.infer(a_request(each))) for each in ("r-1", "r-2")]
-    await link.asked.wait()
-    link.give_up()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in outcomes] == [VersionUnavailableError] * 2
-
-
 async def test_a_cancelled_request_is_cancelled_on_the_other_side() -> None:
     link = FakeLink(is_silent=True)
     waiting = asyncio.create_task(link.answer(a_request()))
