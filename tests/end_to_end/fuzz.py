@@ -1,21 +1,19 @@
 """Holds a running service to its own description: cases that schemathesis makes of it, and odd requests.
 
-    python -m tests.end_to_end.fuzz [--url URL] [--cases 2000]
+    python -m tests.end_to_end.fuzz URL [--cases 2000]
 
-Without --url a small model is served for the run. Prints counts by status and what went wrong, and exits with 1 where
-anything did: an answer that the description does not allow, a 5xx that is neither 503 nor the 504 of a deadline that
-the case itself asked for, or no answer in time. Minutes: about 3 for 2,000 cases.
+Prints counts by status and what went wrong, and exits with 1 if anything did: an answer that the description does not
+allow, a 5xx that is neither 503 nor the 504 of a deadline that the case itself asked for, or no answer in time. Takes
+about 3 minutes for 2,000 cases. The key of the service, if it needs one, is in OFFRAMP_API_KEY.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -27,6 +25,7 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
+from offramp.client.protocol import find_api_key
 from tests.end_to_end.odd_requests import ODD, Odd, send_odd
 
 ANSWER_S = 20.0
@@ -155,43 +154,15 @@ def report(findings: Findings) -> Iterator[str]:
 
 
 def main() -> None:
-    """Parse, serve where nothing else does, try, print."""
+    """Parse, try, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", help="A running service; its key in OFFRAMP_API_KEY.")
+    parser.add_argument("url", help="A running service.")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--port", type=int, default=8151)
-    parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     options = parser.parse_args()
-    if options.url is not None:
-        from offramp.client.protocol import find_api_key
-
-        findings = fuzz(options.url, options.cases, seed=options.seed, api_key=find_api_key(None))
-    else:
-        findings = _on_a_service_of_its_own(options)
+    findings = fuzz(options.url, options.cases, seed=options.seed, api_key=find_api_key(None))
     print("\n".join(report(findings)))
     raise SystemExit(1 if findings.problems else 0)
-
-
-def _on_a_service_of_its_own(options: argparse.Namespace) -> Findings:
-    from deployments.local_ray.cluster import LocalCluster, serving
-    from deployments.settings import ServeSettings
-    from earlyexit.network.checkpoint import copy_tokenizer, random_model
-    from earlyexit.network.store import save_model
-    from earlyexit.tasks.label import LabelTask
-    from offramp.client.client import Client
-    from offramp.commands.packaged import resolve_backbone
-    from optimizer.plan import stock_plan
-
-    with tempfile.TemporaryDirectory() as folder:
-        sizes = {"vocab_size": 30522, "hidden_size": 16, "num_blocks": 1, "num_heads": 1, "intermediate_size": 16}
-        save_model(random_model({**sizes, "max_length": 128}, task=LabelTask(("no", "yes"))), Path(folder))
-        copy_tokenizer(resolve_backbone("minilm"), Path(folder))
-        settings = ServeSettings(model=folder, plan=stock_plan(1, batch=8))
-        with serving(settings, LocalCluster(port=options.port, front=options.front, drain_s=0.1)) as url:
-            with Client(url) as client:
-                client.wait_until_ready(timeout_s=60.0)
-            return fuzz(url, options.cases, seed=options.seed)
 
 
 if __name__ == "__main__":

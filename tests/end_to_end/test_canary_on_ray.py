@@ -72,13 +72,6 @@ def test_every_version_answers_by_its_own_model_under_its_own_path(versions: Ver
     versions.answers["2"].check(0, {"label": one.label, "score": one.score, "exit": one.exit})
 
 
-def test_a_path_without_a_version_is_the_first_ones(versions: Versions, http: httpx.Client) -> None:
-    for index, text in enumerate(versions.texts):
-        answer = infer(http, "/v2/models/tiny/infer", text)
-        assert answer["model_version"] == "1"
-        versions.answers["1"].check(index, answer)
-
-
 def test_a_canary_answers_its_share_and_both_are_compared(versions: Versions, http: httpx.Client) -> None:
     order = {"version": "2", "share": SHARE, "compare_share": 1.0}
     http.put("/v2/models/tiny/canary", json=order).raise_for_status()
@@ -101,12 +94,6 @@ def test_a_canary_answers_its_share_and_both_are_compared(versions: Versions, ht
     labels = [[answer.label for answer in versions.answers[version].answers] for version in ("1", "2")]
     if seen["compared"]["requests_skipped"] == 0:
         assert seen["compared"]["same"] == 4 * sum(one == two for one, two in zip(*labels, strict=True))
-
-
-def test_predict_too_goes_to_the_canary(versions: Versions, http: httpx.Client) -> None:
-    request_id = next(f"p-{number}" for number in range(100) if draws(f"p-{number}")[0] < SHARE)
-    response = http.post("/predict", json={"inputs": versions.texts[0]}, headers={"X-Request-ID": request_id})
-    versions.answers["2"].check(0, response.json())
 
 
 def test_prometheus_gets_the_figures_by_version() -> None:

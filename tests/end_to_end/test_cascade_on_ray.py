@@ -8,6 +8,7 @@ import signal
 import httpx
 import pytest
 
+from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 from tests.end_to_end.load import PATIENCE_S, Answers, under_load
 from tests.end_to_end.one_ray import URL, OneRay
@@ -33,11 +34,22 @@ def kill_all(http: httpx.Client) -> list[int]:
     return pids
 
 
-def test_networks_die_come_and_go_and_no_input_is_lost_or_answered_wrongly(
+def apply(one_ray: OneRay, plan: Plan) -> None:
+    verdict = one_ray.order("apply", {"app": "cascade", "plan": plan_document(plan)})
+    assert verdict["changed"]
+
+
+def check(cascade: TinyCascade, seen: dict[str, Answers]) -> None:
+    """By the networks that the plan of the moment uses."""
+    for networks, answers in seen.items():
+        for index, answer in answers:
+            cascade.check(index, answer, networks.split(",")[0].split()[0])
+
+
+def test_networks_come_and_go_and_die_and_no_input_is_lost_or_answered_wrongly(
     one_ray: OneRay, cascade: TinyCascade
 ) -> None:
-    settings = cascade.settings()
-    one_ray.serve(settings)
+    one_ray.serve(cascade.settings())
     seen: dict[str, Answers] = {}
     with (
         httpx.Client(base_url=URL, timeout=PATIENCE_S) as http,
@@ -49,20 +61,28 @@ def test_networks_die_come_and_go_and_no_input_is_lost_or_answered_wrongly(
             ("both, on one device", cascade.together),
             ("both again", cascade.cascade),
         ):
-            assert one_ray.order("apply", {"app": settings.app, "plan": plan_document(plan)})["changed"]
+            apply(one_ray, plan)
             seen[networks] = load.more(SOME)
-        killed = kill_all(http)
+        assert len(kill_all(http)) == 2
         seen["both, after their death"] = load.more(SOME)
-        unmixed = len(load.answers)
-        one_ray.order("apply", {"app": settings.app, "plan": plan_document(cascade.ensemble)})
-        seen["mixed"] = load.more(SOME)
-        killed += kill_all(http)
-        seen["mixed, after their death"] = load.more(SOME)
-    for index, answer in load.answers[:unmixed]:
+    for index, answer in load.answers:
         cascade.check(index, answer)
-    for networks, answers in seen.items():
-        for index, answer in answers:
-            cascade.check(index, answer, networks.split(",")[0].split()[0])
+    check(cascade, seen)
     exits = {answer["exit"] for _, answer in seen["both"]}
     assert min(exits) < NETWORKS[0] <= max(exits), "some cross, some do not"
-    assert len(killed) == 4
+
+
+def test_networks_that_answer_together_die_and_no_input_is_lost_or_answered_wrongly(
+    one_ray: OneRay, cascade: TinyCascade
+) -> None:
+    one_ray.serve(cascade.settings())
+    seen: dict[str, Answers] = {}
+    with (
+        httpx.Client(base_url=URL, timeout=PATIENCE_S) as http,
+        under_load(cascade.texts, clients=CLIENTS, timeout_s=TIMEOUT_S) as load,
+    ):
+        apply(one_ray, cascade.ensemble)
+        seen["mixed"] = load.more(SOME)
+        assert len(kill_all(http)) == 2
+        seen["mixed, after their death"] = load.more(SOME)
+    check(cascade, seen)

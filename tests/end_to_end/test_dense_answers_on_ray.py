@@ -8,16 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
 import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from deployments.api.grpc.messages import message_class
 from deployments.settings import ServeSettings
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import save_model
@@ -26,7 +23,7 @@ from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.families.vision import noise, segmentation_model
-from tests.end_to_end.one_ray import GRPC_PORT, OneRay
+from tests.end_to_end.one_ray import OneRay
 from tests.offramp.cli.runs import run
 
 pytestmark = pytest.mark.ray
@@ -110,43 +107,3 @@ def test_every_way_answers_with_the_maps_of_the_uncut_model(street: Served, tmp_
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     by_cli = [of_png(Path(row["class_map"]).read_bytes()) for row in rows]
     street.check("offramp predict", by_cli, [row["exit"] for row in rows])
-
-
-def test_v2_answers_by_json_bytes_and_grpc_compressed_or_not(street: Served) -> None:
-    image = {"name": "image", "shape": [1], "datatype": "BYTES"}
-    image["data"] = [base64.b64encode(street.files[0].read_bytes()).decode()]
-    path = f"{street.url}/v2/models/{httpx.get(f'{street.url}/v2').json()['models'][0]}/infer"
-    for encoding, binary in (("identity", False), ("gzip", True)):
-        body = {"inputs": [image], "parameters": {"binary_data_output": binary}}
-        answer = httpx.post(path, json=body, headers={"Accept-Encoding": encoding}, timeout=30.0)
-        found, left = of_v2(answer)
-        street.check(f"v2, {encoding}, {binary=}", [found], [left])
-        assert answer.headers.get("content-encoding", "identity") == encoding
-
-    message = message_class("ModelInferRequest")(model_name=path.split("/")[-2])
-    message.inputs.add(name="image", datatype="BYTES", shape=[1])
-    message.inputs[0].contents.bytes_contents.append(street.files[0].read_bytes())
-    response = message_class("ModelInferResponse")
-    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as channel:
-        infer = channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            request_serializer=lambda each: each.SerializeToString(),
-            response_deserializer=response.FromString,
-        )
-        for encoding in ("identity", "gzip"):
-            answer = infer(message, timeout=30.0, metadata=(("accept-encoding", encoding),))
-            columns = dict(zip((each.name for each in answer.outputs), answer.raw_output_contents, strict=True))
-            found = np.frombuffer(columns["class_map"], np.uint8).reshape(HEIGHT, WIDTH)
-            street.check(f"gRPC, {encoding}", [found], [int(np.frombuffer(columns["exit"], "<i4")[0])])
-
-
-def of_v2(answer: httpx.Response) -> tuple[Map, int]:
-    assert answer.status_code == 200, answer.text
-    length = answer.headers.get("inference-header-content-length")
-    outputs: list[Any] = json.loads(answer.content if length is None else answer.content[: int(length)])["outputs"]
-    if length is None:
-        data = {each["name"]: each["data"] for each in outputs}
-        return np.array(data["class_map"], np.uint8).reshape(HEIGHT, WIDTH), data["exit"][0]
-    tail = answer.content[int(length) :]
-    end = HEIGHT * WIDTH
-    return np.frombuffer(tail[:end], np.uint8).reshape(HEIGHT, WIDTH), int(np.frombuffer(tail[-4:], "<i4")[0])

@@ -30,8 +30,7 @@ from earlyexit.training.ramps import exit_outputs
 from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.codecs.pictures import file_of, noise
-from tests.end_to_end.one_ray import GRPC_PORT, MODALITY, PORT, OneRay
-from tests.end_to_end.triton_clients import ask_about_images
+from tests.end_to_end.one_ray import MODALITY, OneRay
 
 pytestmark = pytest.mark.ray
 
@@ -123,14 +122,6 @@ def test_an_image_is_answered_by_every_way_as_its_pixels_are_by_the_uncut_model(
         for way, given in (("pixels", list(images.inputs)), ("WebP", webp)):
             found = client.predict_many(given)
             images.check(way, [(each.label, each.score, each.exit) for each in found])
-
-
-def test_tritons_clients_get_the_same_answers_for_files_and_pixels_over_both_transports(images: Served) -> None:
-    files = {ending: sorted(images.folder.glob(f"{ending}/*")) for ending in IMAGE_TYPES}
-    found = ask_about_images(f"127.0.0.1:{PORT}", f"127.0.0.1:{GRPC_PORT}", "tiny", files)
-    assert len(found) == 14
-    for way, columns in found.items():
-        images.check(way, list(zip(*columns.values(), strict=True)))
 
 
 @pytest.fixture(scope="module")

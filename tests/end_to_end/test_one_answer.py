@@ -247,12 +247,3 @@ def test_what_is_no_image_is_refused_with_what_would_be_taken(
 ) -> None:
     with Client(url) as client, pytest.raises(kind, match=words):
         ask(client)
-
-
-def test_an_image_to_a_text_model_is_refused_with_what_it_takes() -> None:
-    with served(Encoding(of=ROW), free_port()) as url:
-        answer = httpx.post(f"{url}/predict", content=FILES["png"], headers={"Content-Type": "image/png"})
-        assert (answer.status_code, answer.json()["error"]["message"]) == (
-            400,
-            "content-type 'image/png'; this model takes application/json",
-        )

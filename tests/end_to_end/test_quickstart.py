@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from offramp.client.client import Client
-from tests.end_to_end.documented import Reader, normalised, read_steps
+from tests.end_to_end.documented import Reader, Step, normalised, read_steps
 from tests.end_to_end.one_ray import MARK, kill_remaining
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("interruptible")]
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PORT = 8254
 NEWCOMER = "From a clone to your own CSV"
 MOST_COMMANDS = 10
+SERVING = ("offramp serve", "offramp predict")
 READY_S = 20.0
 INSTALLS = os.environ.get("OFFRAMP_TEST_INSTALL") == "1"
 ROWS_PER_LABEL = {"runs/mine.csv": 80, "runs/words.csv": 30}
@@ -69,9 +70,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         kill_remaining(mark)
 
 
-def test_a_newcomer_serves_a_csv_with_few_commands_and_a_lost_head_only_interrupts_it(reader: Reader) -> None:
-    steps = read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER)
+@pytest.fixture(scope="module")
+def steps() -> list[Step]:
+    return read_steps(ROOT / "docs" / "quickstart.md", NEWCOMER)
+
+
+def test_a_newcomer_has_a_calibrated_model_of_a_csv_with_few_commands(reader: Reader, steps: list[Step]) -> None:
     assert len(steps) <= MOST_COMMANDS
+    reader.follow([step for step in steps if not step.command.startswith(SERVING)])
+
+
+def test_the_model_is_served_and_answers_the_csv(reader: Reader, steps: list[Step]) -> None:
+    reader.follow(steps)
+
+
+def test_a_lost_head_only_interrupts_the_service(reader: Reader, steps: list[Step]) -> None:
     reader.follow(steps)
     assert "was killed by SIGKILL" in reader.lose_head()
     with Client(f"http://127.0.0.1:{PORT}") as client:

@@ -241,21 +241,36 @@ async def test_one_stage_streams_token_by_token_and_loses_none_where_a_replica_i
             await no_page_is_held(http, 2)
 
 
-async def test_two_stages_stream_through_haproxy_and_lose_no_token_where_a_replica_is_killed(
-    one_ray: OneRay, tales: Tales, permits: Permits
-) -> None:
+@pytest.fixture
+def two_stages(one_ray: OneRay, tales: Tales) -> None:
+    """Two ingresses before them."""
     stages = (
         Stage(device="cpu", replicas=1, splits=(Split(first=0, end=2, batch=4, ramps=RAMPS[:1]),)),
         Stage(device="cpu", replicas=1, splits=(Split(first=2, end=NUM_BLOCKS, batch=4, ramps=RAMPS[1:]),)),
     )
     one_ray.serve(settings(tales, *stages, app="tales", ingress_replicas=2))
-    ingresses = await ingresses_of()
-    with behind_haproxy(ingresses.values()) as url:
+
+
+@pytest.mark.usefixtures("two_stages")
+async def test_two_stages_stream_through_haproxy_and_lose_no_token_where_a_replica_is_killed(
+    tales: Tales, permits: Permits
+) -> None:
+    with behind_haproxy((await ingresses_of()).values()) as url:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             await no_page_is_held(http, 1, 1)
             await first_chunk_comes_alone(url, tales, permits)
             await no_page_is_held(http, 1, 1)
             await all_read(url, tales, permits, lambda: kill_one(http, 1))
+            await no_page_is_held(http, 1, 1)
+
+
+@pytest.mark.usefixtures("two_stages")
+async def test_an_ingress_that_is_killed_ends_its_own_stream_and_leaves_no_page_held(
+    tales: Tales, permits: Permits
+) -> None:
+    ingresses = await ingresses_of()
+    with behind_haproxy(ingresses.values()) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
             await no_page_is_held(http, 1, 1)
             await an_ingress_is_killed(url, tales, permits, ingresses)
             await no_page_is_held(http, 1, 1)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from io import BytesIO
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
-from PIL import Image
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 COLUMNS = ("label", "score", "exit")
@@ -112,34 +109,3 @@ def ask_grpc(address: str, model: str, texts: Sequence[str]) -> dict[str, Any]:
             "no_deadline_left": refusal(over_grpc, client, model, texts, client_timeout=1e-4),
             "nothing": metadata_of_refusal(stub, nothing, metadata=(("x-request-id", "r8"),)),
         }
-
-
-def ask_about_images(http: str, grpc_address: str, model: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Returns the answers of each way to send images, of which `files` has the same pixels in several formats."""
-    found: dict[str, Any] = {}
-    for ending, paths in files.items():
-        contents = np.array([path.read_bytes() for path in paths], dtype=np.object_)
-        pixels = np.stack([np.asarray(Image.open(BytesIO(content))) for content in contents])
-        values = {
-            f"{ending} files": (contents, "BYTES"),
-            f"{ending} uint8": (pixels, "UINT8"),
-            f"{ending} fp32": ((pixels / 255).astype(np.float32), "FP32"),
-        }
-        for module, address in ((tritonclient.http, http), (tritonclient.grpc, grpc_address)):
-            with module.InferenceServerClient(address) as client:
-                for name, (array, datatype) in values.items():
-                    tensor = module.InferInput("image", list(array.shape), datatype)
-                    tensor.set_data_from_numpy(array)
-                    found[f"{module.__name__} {name}"] = answers(client.infer(model, [tensor]))
-        found[f"{ending} typed"] = typed(grpc_address, model, pixels)
-    return found
-
-
-def typed(address: str, model: str, pixels: Any) -> dict[str, list[Any]]:
-    """Numbers in the message itself."""
-    request = service_pb2.ModelInferRequest(model_name=model)
-    tensor = request.inputs.add(name="image", datatype="UINT8", shape=pixels.shape)
-    tensor.contents.uint_contents.extend(pixels.ravel().tolist())
-    with grpc.insecure_channel(address) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        return answers(tritonclient.grpc.InferResult(stub.ModelInfer(request)))

@@ -82,12 +82,6 @@ async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Resp
 # Plans
 
 
-async def test_the_plan_and_its_history_are_the_backends(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/plan")).json() == {"epoch": 3}
-    assert len((await client.get("/plan/history")).json()) == 5
-    assert (await client.get("/plan/history?limit=2")).json() == [{"epoch": 5}, {"epoch": 4}]
-
-
 async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_plan(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
@@ -107,15 +101,6 @@ async def test_every_route_answers_and_is_counted(client: httpx.AsyncClient, bac
         assert (response.status_code, backend.counted) == (200, [(route, 200)]), f"{method} {route}"
         assert response.headers["content-type"].startswith(MEDIA_TYPES.get(route, "application/json"))
     assert "openapi.json" in (await client.get("/docs")).text
-
-
-async def test_a_text_gets_an_answer_and_a_list_a_list(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    client.headers["x-request-id"] = "r-1"
-    one = {"label": "card", "score": 0.75, "exit": 1}
-    assert (await client.post("/predict", json={"inputs": "pay"})).json() == one | {"request_id": "r-1"}
-    several = (await client.post("/predict", json={"inputs": ["pay", "bill"]})).json()
-    assert several == {"outputs": [one, one | {"label": "bill"}], "request_id": "r-1"}
-    assert [request.rows for request in backend.requests] == [("pay",), ("pay", "bill")]
 
 
 async def test_the_request_ids_header_is_left_to_serve_which_sends_it_back_itself(client: httpx.AsyncClient) -> None:

@@ -27,30 +27,6 @@ def request_of(*rows: str, request_id: str, **more: Any) -> InferRequest:
     return InferRequest(rows=rows, request_id=request_id, **fields)
 
 
-@pytest.mark.parametrize(
-    ("body", "rows", "more"),
-    [
-        ({"inputs": "pay my bill"}, ("pay my bill",), {}),
-        ({"inputs": ["pay"]}, ("pay",), {}),
-        ({"inputs": " café 😀\0\n"}, (" café 😀\0\n",), {}),
-        (
-            {"inputs": ["a", "b"], "ids": ["x", "y"], "truncate": True, "timeout_s": 2},
-            ("a", "b"),
-            {"ids": ("x", "y"), "truncate": True, "timeout_s": 2.0},
-        ),
-        ({"inputs": "a", "timeout_s": 10**30}, ("a",), {"timeout_s": 1e30}),  # the service knows the limit
-    ],
-    ids=["a text", "a list", "every character", "everything", "an absurd timeout"],
-)
-async def test_what_predict_takes(
-    backend: FakeBackend, body: dict[str, Any], rows: tuple[str, ...], more: dict[str, Any]
-) -> None:
-    async with client_of(backend) as client:
-        response = await client.post("/predict", json=body, headers={"x-request-id": "r"})
-    assert backend.requests == [request_of(*rows, request_id="r", **more)]
-    assert ("outputs" in response.json()) == isinstance(body["inputs"], list)
-
-
 async def test_a_v2_request_is_the_same_whichever_way_it_comes(ask: Ask, backend: FakeBackend) -> None:
     named = {"headers": {"x-request-id": "r"}}
     said = await ask(backend, "pay", "bill", id="", **named)
@@ -72,18 +48,6 @@ async def test_a_v2_request_is_the_same_whichever_way_it_comes(ask: Ask, backend
         for more in ({}, {"ids": ("x", "y"), "truncate": True, "timeout_s": 0.25})
     )
     assert backend.requests == [plain, full, plain, *[request_of("pay", "café", request_id="r")] * 3]
-
-
-async def test_json_may_nest_texts_and_name_any_timeout(backend: FakeBackend) -> None:
-    async with client_of(backend) as client:
-        for shape, data in (([2, 1], [["a"], ["b"]]), ([1, 2], [["a", "b"]])):
-            content, _ = infer_json(tensor={"shape": shape, "data": data})
-            assert (await client.post(V2_INFER, content=content)).status_code == 200
-        for digits in (30, 400):
-            content, _ = infer_json("a", parameters={"timeout": 10**digits})
-            assert (await client.post(V2_INFER, content=content)).status_code == 200
-    assert [each.rows for each in backend.requests[:2]] == [("a", "b")] * 2
-    assert min(each.timeout_s or 0.0 for each in backend.requests[2:]) >= 1e24
 
 
 async def test_outputs_come_in_json_or_as_bytes_in_their_order(backend: FakeBackend) -> None:

@@ -23,21 +23,6 @@ async def asked(teller: Teller, path: str, body: dict[str, Any]) -> Any:
         return await client.post(path, json=body)
 
 
-@pytest.mark.parametrize("path", [V2, "/v2/models/tales/versions/1/generate"])
-async def test_a_text_is_answered_as_a_whole(teller: Teller, path: str) -> None:
-    response = await asked(teller, path, ASKED | {"id": "7", "parameters": {"exits": True}})
-    assert response.json() == {
-        **HEAD,
-        "text_output": "a mouse",
-        "finish_reason": "stop",
-        "prompt_tokens": 5,
-        "completion_tokens": 8,
-        "exits": {"1": 4, "3": 4},
-        "token_exits": [1, 3, 1, 3, 1, 3, 1, 3],
-    }
-    assert teller.asked[0].sampling.temperature == 0
-
-
 async def test_a_stream_brings_its_parts_and_at_last_why_it_ended(teller: Teller) -> None:
     response = await asked(teller, f"{V2}_stream", ASKED | {"id": "7"})
     *parts, last = events(response.text)
@@ -45,14 +30,6 @@ async def test_a_stream_brings_its_parts_and_at_last_why_it_ended(teller: Teller
     assert parts[0] == {**HEAD, "text_output": "a"}
     counts = {"prompt_tokens": 5, "completion_tokens": 8, "exits": {"1": 4, "3": 4}}
     assert last == {**HEAD, "text_output": "", "finish_reason": "stop", **counts}
-
-
-async def test_parameters_stand_beside_the_text_or_below_it(teller: Teller) -> None:
-    drawn = {"temperature": 0.5, "stop": ["x"], "max_tokens": 7}
-    await asked(teller, V2, {"text_input": "a", **drawn, "seed": 1})
-    await asked(teller, V2, {"text_input": "a", "parameters": drawn | {"seed": 1}})
-    assert teller.asked[0].sampling == teller.asked[1].sampling
-    assert {(request.stops, request.max_tokens) for request in teller.asked} == {(("x",), 7)}
 
 
 async def test_an_error_in_mid_stream_is_in_the_protocols_form(teller: Teller) -> None:
