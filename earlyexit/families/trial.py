@@ -20,23 +20,24 @@ from earlyexit.network.piece import Layout, Tensors
 MOST_ROWS, ROWS_TOGETHER = 35, 7
 """Rows of the user's data that are tried, and how many at a time."""
 SAME = 1e-5
-"""How far values may be apart, of their range, beside other inputs in a batch of the same shape."""
+"""How far values may be apart, as a share of their column, beside other inputs in a batch of the same shape."""
 ROUNDED = 0.01
-"""How far answers to the user's rows may be apart, of their range, where the number of inputs rounds them."""
+"""How far answers to the user's rows may be apart, as a share of their column, where the number of inputs rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far an input's values in a batch may be from its values alone, as shares of their range."""
+    """How far an input's values in a batch may be from its values alone.
+
+    The limits are shares of the largest magnitude of the value's column (class, channel), so that one large column,
+    such as a masked class of -1e9, hides nothing in the others.
+    """
 
     answer: float
     inside: float
     """For the values between blocks."""
     least_range: float
-    """Values that differ by less count as if they had this range."""
-    by_column: bool = False
-    """Whether each column (class, channel) is held to its own largest magnitude, so that one large column, such as a
-    masked class of -1e9, hides nothing in the others. Otherwise all values are held to their common range."""
+    """Columns of smaller magnitude count as if they had this one."""
 
 
 class TrialError(Exception):
@@ -71,9 +72,9 @@ def check_alone(
         difference = _apart(trials[-1], _alone(backbone, values, layout), tolerance)
         if difference is None:
             continue
-        if backbone.max_length > 1 or _depends_on_others(backbone, values, trials[-1], by_column=tolerance.by_column):
+        if backbone.max_length > 1 or _depends_on_others(backbone, values, trials[-1]):
             raise TrialError(difference)
-        _check_rows(backbone, rows, difference)
+        _check_rows(backbone, rows, difference, tolerance.least_range)
     backbone.train(training)
     return trials
 
@@ -129,28 +130,22 @@ def _apart(together: Trial, alone: Sequence[Trial], tolerance: Tolerance) -> str
         allowed = tolerance.answer if index == last else tolerance.inside
         for k, of_batch in enumerate(values):
             expected = torch.cat([trial.after[index][k] for trial in alone])
-            said = beyond(of_batch, expected, allowed, tolerance.least_range, by_column=tolerance.by_column)
+            said = beyond(of_batch, expected, allowed, tolerance.least_range)
             if said is not None:
                 count = together.layout.num_inputs
                 return f"{named(index - 1)} gives one of {count} inputs other values than alone {said}"
     return None
 
 
-def beyond(
-    values: Tensor, expected: Tensor, allowed: float, least_range: float, *, by_column: bool = False
-) -> str | None:
-    """Returns how far values are from the expected ones, where that is more than a share of their range; else None.
-
-    `by_column`: see `Tolerance`.
-    """
+def beyond(values: Tensor, expected: Tensor, allowed: float, least_range: float) -> str | None:
+    """Returns how far values are from the expected ones, where that is beyond `Tolerance`'s limits; else None."""
     if values.shape != expected.shape:
         return f"({list(values.shape)} numbers, not {list(expected.shape)})"
     if not values.numel():
         return None
     wanted = expected.double()
     apart = (values.double() - wanted).abs()
-    reached = wanted.abs().amax(dim=0).expand_as(apart) if by_column else (wanted.max() - wanted.min()).expand_as(apart)
-    reached = reached.clamp(min=least_range)
+    reached = wanted.abs().amax(dim=0).clamp(min=least_range).expand_as(apart)
     if bool((apart <= allowed * reached).all()):
         return None
     worst = (apart - allowed * reached).argmax()
@@ -158,7 +153,7 @@ def beyond(
     return f"(by {by:.2g} in a range of {of:.2g}; {100 * allowed:g}% of it is allowed)"
 
 
-def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial, *, by_column: bool) -> bool:
+def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial) -> bool:
     """Whether an input's values change with the inputs beside it, their number being the same."""
     others = examples(backbone.inputs, together.layout, seed=1)
     for parity in range(2):
@@ -166,7 +161,7 @@ def _depends_on_others(backbone: Backbone, values: Tensors, together: Trial, *, 
         mixed = tuple(_where(kept, each, other) for each, other in zip(values, others, strict=True))
         beside_others = _run(backbone, mixed, together.layout)
         for one, other in zip(together.after, beside_others.after, strict=True):
-            if any(beyond(b[kept], a[kept], SAME, 0.0, by_column=by_column) for a, b in zip(one, other, strict=True)):
+            if any(beyond(b[kept], a[kept], SAME, 0.0) for a, b in zip(one, other, strict=True)):
                 return True
     return False
 
@@ -175,7 +170,7 @@ def _where(kept: Tensor, values: Tensor, others: Tensor) -> Tensor:
     return torch.where(kept.view(-1, *[1] * (values.ndim - 1)), values, others)
 
 
-def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str) -> None:
+def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str, least_range: float) -> None:
     """Raise TrialError unless the answers to some rows are nearly the same alone and together."""
     why = f"{difference}: the number of inputs in a batch rounds it"
     if not rows:
@@ -190,7 +185,7 @@ def _check_rows(backbone: Backbone, rows: Sequence[Encoded], difference: str) ->
         values, layout = tuple(map(torch.from_numpy, piece.tensors)), Layout(piece.lengths_B)
         together, alone = _run(backbone, values, layout), _alone(backbone, values, layout)
         for k, answers in enumerate(together.after[-1]):
-            said = beyond(answers, torch.cat([each.after[-1][k] for each in alone]), ROUNDED, 0.0)
+            said = beyond(answers, torch.cat([each.after[-1][k] for each in alone]), ROUNDED, least_range)
             if said is not None:
                 raise TrialError(
                     f"{why}, and so it does the answers to rows of the data {said}; export the model with operators "

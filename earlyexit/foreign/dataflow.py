@@ -13,17 +13,69 @@ operator to its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import inf
 from typing import Any, Literal
 
+from earlyexit.errors import GraphError
+
 OperatorKind = Literal["work", "light", "sizes", "random"]
 """`work`: products with weights, attention, recurrence, and every unknown operator. `light`: element by element, norms,
 activations, pooling, other shapes of the same values. `sizes`: it reads how large its inputs are, not what they hold.
 `random`: it draws numbers, so two runs give two results."""
+_ACTIVATIONS = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh
+    hardswish hardsigmoid logsigmoid softmax logsoftmax glu dropout dropout1d dropout2d alphadropout thresholdedrelu
+    fastgelu quickgelu biasgelu swish clip erf hardmax shrink"""
+_ARITHMETIC = """add sub rsub mul div pow sqrt rsqrt neg abs exp log log1p expm1 sin cos reciprocal floor ceil round
+    sign clamp clampmin clampmax minimum maximum where maskedfill eq ne gt ge lt le and or not xor logicaland logicalor
+    logicalnot bitwiseand bitwiseor bitwisenot isnan isinf sumtosize square lerp addcmul addcdiv truediv floordiv iadd
+    imul sum mean max min mod equal greater less greaterorequal lessorequal"""
+_NORMS = """batchnorm batchnorm1d batchnorm2d batchnorm3d nativebatchnorm nativebatchnormlegitnotraining layernorm
+    nativelayernorm groupnorm nativegroupnorm instancenorm instancenorm2d rmsnorm normalize localresponsenorm
+    batchnormalization layernormalization instancenormalization groupnormalization rmsnormalization lrn lpnormalization
+    meanvariancenormalization simplifiedlayernormalization skiplayernormalization"""
+_SHAPES = """view reshape flatten unflatten transpose permute t unsqueeze squeeze expand expandas repeat
+    repeatinterleave cat concat concatenate stack split splitwithsizes chunk unbind slice select index indexselect
+    gather narrow unfold pad constantpadnd zeropad2d contiguous clone detach alias to typeas tocopy float half bool int
+    long identity pixelshuffle pixelunshuffle channelshuffle upsample interpolate upsamplenearest2d upsamplebilinear2d
+    roll flip tril triu movedim swapaxes getitem liftfreshcopy unsafeview cast castlike tile gatherelements gathernd
+    depthtospace spacetodepth resize quantizelinear dequantizelinear dynamicquantizelinear"""
+_POOLING = """maxpool maxpool1d maxpool2d maxpool3d maxpool2dwithindices avgpool1d avgpool2d avgpool3d averagepool
+    lppool adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d globalaveragepool globalmaxpool globallppool amax amin
+    argmax argmin topk cumsum var std varmean any all norm vectornorm reducemean reducemax reducemin reducesum
+    reducesumsquare reducel1 reducel2 reducelogsum reducelogsumexp reduceprod"""
+_SIZES = """shape size numel dim getattr eye eyelike symsize symnumel symstride newzeros newones newfull newempty
+    newemptystrided zeroslike oneslike fulllike emptylike"""
+_RANDOM = """rand randn randint normal bernoulli multinomial randlike randnlike randintlike randomnormal randomuniform
+    randomnormallike randomuniformlike"""
+_BRANCHING = "cond whileloop scan mapimpl associativescan if loop sequencemap"
+_KINDS: Mapping[str, OperatorKind] = {
+    **dict.fromkeys(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING)).split(), "light"),
+    **dict.fromkeys(_SIZES.split(), "sizes"),
+    **dict.fromkeys(_RANDOM.split(), "random"),
+}
+"""By the name of an operator or layer of torch or ONNX, in lower case and without underscores."""
+
+
+def kind_of(op: str) -> OperatorKind:
+    """Returns the kind of an operator or layer with this name, such as `Relu`, `_softmax` or `BatchNorm2d`."""
+    return _KINDS.get(_plain(op), "work")
+
+
+def check_operator(model: str, op: str, node: str, *, has_graph: bool = False) -> None:
+    """Raise GraphError for an operator that runs graphs of its own, depending on what the inputs hold."""
+    if has_graph or _plain(op) in _BRANCHING.split():
+        raise GraphError(
+            f"{model}: {op} ({node}) runs a graph of its own, by what inputs hold: such models cannot be cut"
+        )
+
+
+def _plain(op: str) -> str:
+    return op.lower().replace("_", "")
+
 
 LayoutRole = Literal["mask", "zeros", "positions"]
 """Content of an input (B, T) that follows from the lengths alone: where tokens are, 0 for each token (its type, where
@@ -48,6 +100,30 @@ class Operator:
     kind: OperatorKind
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+SIZE_OPERATORS = ("Shape", "Size")
+"""ONNX operators that read only how large a tensor is; their results can be fed to a part that lacks the tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What computes some tensors of a graph."""
+
+    operators: tuple[int, ...]
+    """Positions in `Dataflow.operators`, ascending."""
+    inputs: tuple[str, ...]
+    """The given and free tensors, and the weights, that it reads."""
+    sizes: tuple[str, ...]
+    """Results of `SIZE_OPERATORS` on tensors that it does not have; they are fed."""
+
+
+class UncutError(GraphError):
+    """A cut does not part the graph: something else goes past it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the graph's tensor {name!r} goes past the cut")
+        self.name = name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +158,44 @@ class Dataflow:
 
         These are weights, constants, sizes of tensors, lengths of inputs, and what is computed from these alone.
         """
-        free = set(self.weights) | self.layout
+        return self.known(self.layout)
+
+    def known(self, given: Iterable[str]) -> frozenset[str]:
+        """Returns the tensors that can be computed from these, from weights, and from sizes of tensors."""
+        known = {*given, *self.weights}
         for operator in self.operators:
-            if operator.kind == "sizes" or (operator.kind != "random" and free.issuperset(operator.inputs)):
-                free.update(operator.outputs)
-        return frozenset(free)
+            if operator.kind == "sizes" or (operator.kind != "random" and known.issuperset(operator.inputs)):
+                known.update(operator.outputs)
+        return frozenset(known)
+
+    def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
+        """Returns what computes `wanted` of the tensors in `given`, and of the inputs in `free`, which can be read too.
+
+        Raises UncutError naming what it needs besides.
+        """
+        known, reached = self.known({*given, *free}), set(given)
+        for each in self.operators:
+            if each.op not in SIZE_OPERATORS and not reached.isdisjoint(each.inputs):
+                reached.update(each.outputs)
+        makers = {name: k for k, each in enumerate(self.operators) for name in each.outputs}
+        operators: set[int] = set()
+        read: dict[str, None] = {}
+        sizes: dict[str, None] = {}
+        todo = [name for name in reversed(wanted) if name not in given]
+        while todo:
+            name = todo.pop()
+            if name in given or name in free or name in self.weights:
+                read[name] = None
+                continue
+            if name not in makers or (name not in known and name not in reached):
+                raise UncutError(name)
+            maker = self.operators[makers[name]]
+            if maker.op in SIZE_OPERATORS and maker.inputs[0] not in known:
+                sizes[name] = None
+            elif makers[name] not in operators:
+                operators.add(makers[name])
+                todo += maker.inputs
+        return Part(operators=tuple(sorted(operators)), inputs=tuple(read), sizes=tuple(sizes))
 
     @cached_property
     def live(self) -> tuple[Operator, ...]:

@@ -28,7 +28,8 @@ from torch import Tensor
 from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provider_of
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict
-from earlyexit.foreign.onnx_file import RANDOM, locations
+from earlyexit.foreign.dataflow import Dataflow, Part
+from earlyexit.foreign.onnx_file import dataflow_of, locations
 from earlyexit.network.boundary import Boundary, DType, Segment, TensorSpec
 from earlyexit.network.layers import reorder_linears
 from earlyexit.network.model import EarlyExitModel
@@ -253,123 +254,23 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-SIZE_OPERATORS = ("Shape", "Size")
-"""Operators that read only how large a tensor is."""
+def weights_of(graph: Any) -> dict[str, Any]:
+    """Returns the stored tensors of a GraphProto by name."""
+    return {each.name: each for each in graph.initializer} | {
+        each.values.name: each for each in graph.sparse_initializer
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """The nodes, inputs and weights of a piece."""
-
-    nodes: tuple[Any, ...]
-    """In the graph's order."""
-    inputs: tuple[str, ...]
-    """The given tensors that it reads."""
-    sizes: tuple[str, ...]
-    """Outputs of `Shape` and `Size` whose tensors it does not have; they are fed."""
-    weights: tuple[str, ...]
-
-
-class GraphParts:
-    """A graph, its nodes in the order of their computation, from which pieces can be taken."""
-
-    def __init__(self, graph: Any) -> None:
-        """`graph`: a GraphProto."""
-        self._nodes = list(graph.node)
-        self.weights = {each.name: each for each in graph.initializer} | {
-            each.values.name: each for each in graph.sparse_initializer
-        }
-        self._maker = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
-
-    def has(self, name: str) -> bool:
-        """Whether a node gives it."""
-        return name in self._maker
-
-    def node_of(self, name: str) -> Any:
-        """Returns the node that gives a tensor; None for inputs and weights."""
-        index = self._maker.get(name)
-        return None if index is None else self._nodes[index]
-
-    def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
-        """What computes `wanted` of the tensors in `given`, and of the inputs in `free`, which may always be read.
-
-        Raises GraphError naming what it needs besides.
-        """
-        known = self._known({*given, *free})
-        nodes: set[int] = set()
-        sizes: dict[str, None] = {}
-        read: dict[str, None] = {}
-        todo = [name for name in reversed(wanted) if name not in given]
-        while todo:
-            name = todo.pop()
-            if name in read or name in sizes:
-                continue
-            if name in given or name in free or name in self.weights:
-                read[name] = None
-                continue
-            index = self._maker.get(name)
-            if index is None or not (name in known or self._depends(name, given)):
-                raise UncutError(name)
-            node = self._nodes[index]
-            if node.op_type in SIZE_OPERATORS and node.input[0] not in known:
-                sizes[name] = None
-            elif index not in nodes:
-                nodes.add(index)
-                todo += [each for each in node.input if each]
-        return Part(
-            nodes=tuple(self._nodes[index] for index in sorted(nodes)),
-            inputs=tuple(name for name in read if name not in self.weights),
-            sizes=tuple(sizes),
-            weights=tuple(name for name in read if name in self.weights),
-        )
-
-    def free(self, layout_inputs: Collection[str]) -> set[str]:
-        """Returns the tensors that follow from the layout and from constants."""
-        return self._known(set(layout_inputs))
-
-    def _known(self, given: set[str]) -> set[str]:
-        """Returns the tensors that can be computed from these, from weights, and from sizes."""
-        known = given | set(self.weights)
-        for node in self._nodes:
-            repeats = node.op_type not in RANDOM and all(name in known for name in node.input if name)
-            if repeats or node.op_type in SIZE_OPERATORS:
-                known.update(node.output)
-        return known
-
-    def _depends(self, name: str, given: Collection[str]) -> bool:
-        """Whether a tensor depends on one that was given."""
-        seen: set[str] = set()
-        todo = [name]
-        while todo:
-            name = todo.pop()
-            if name in given:
-                return True
-            node = self.node_of(name)
-            if node is None or name in seen or node.op_type in SIZE_OPERATORS:
-                continue
-            seen.add(name)
-            todo += [each for each in node.input if each]
-        return False
-
-
-class UncutError(GraphError):
-    """A cut does not part the graph: something else goes past it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the graph's tensor {name!r} goes past the cut")
-        self.name = name
-
-
-def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+def piece_model(model: Any, part: Part, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
     """Returns a ModelProto of a part with the graph's weights; `inputs` and `outputs` are ValueInfoProtos."""
     from onnx import ModelProto
 
     piece = ModelProto(ir_version=model.ir_version)
     piece.opset_import.extend(model.opset_import)
     piece.graph.name = "piece"
-    piece.graph.node.extend(part.nodes)
-    for name in part.weights:
-        weight = parts.weights[name]
+    piece.graph.node.extend(model.graph.node[k] for k in part.operators)
+    weights = weights_of(model.graph)
+    for weight in (weights[name] for name in part.inputs if name in weights):
         target = piece.graph.sparse_initializer if hasattr(weight, "values") else piece.graph.initializer
         target.append(weight)
     piece.graph.input.extend(inputs)
@@ -429,7 +330,7 @@ class OnnxBackbone(Backbone):
         crossing = {each.name: (each, values) for each, values in zip(self.config.before(first), hidden, strict=True)}
         feeds = {name: fed(*crossing[name], layout) for name in piece.part.inputs if name in crossing}
         of_layout = self.config.layout_inputs
-        feeds |= layout_feeds([of_layout[name] for name in piece.part.inputs if name not in crossing], layout)
+        feeds |= layout_feeds([of_layout[name] for name in piece.part.inputs if name in of_layout], layout)
         feeds |= {name: _sizes(self.config.sizes[name], layout) for name in piece.part.sizes}
         results = dict(zip(piece.outputs, piece.session.run(piece.outputs, feeds), strict=True))
         after = [
@@ -475,8 +376,8 @@ class OnnxBackbone(Backbone):
         return read_graph(self._folder, self.config.file)
 
     @cached_property
-    def _parts(self) -> GraphParts:
-        return GraphParts(self._graph.graph)
+    def _flow(self) -> Dataflow:
+        return dataflow_of(self._graph.graph, self._graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> _Piece:
         """Raises ModelFolderError where the files are no longer those that were checked."""
@@ -485,10 +386,11 @@ class OnnxBackbone(Backbone):
         before = {each.name: each for each in self.config.before(first)}
         after = [each for each in self.config.cuts[end - 1] if each.name not in before]
         layout_inputs = self.config.layout_inputs
-        part = self._parts.part(before, layout_inputs, [each.name for each in after])
-        inputs = [_value_info((before | layout_inputs)[name]) for name in part.inputs]
+        part = self._flow.part(before, layout_inputs, [each.name for each in after])
+        given = before | layout_inputs
+        inputs = [_value_info(given[name]) for name in part.inputs if name in given]
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
-        model = piece_model(self._graph, part, self._parts, inputs, map(_value_info, after))
+        model = piece_model(self._graph, part, inputs, map(_value_info, after))
         session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
         self._check_files()
         return _Piece(part=part, session=session, outputs=[each.name for each in after])

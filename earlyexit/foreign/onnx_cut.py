@@ -20,7 +20,7 @@ from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
 from earlyexit.errors import GraphError
 from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
-from earlyexit.foreign.dataflow import layout_role
+from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
 from earlyexit.foreign.model import SURE, ForeignOptions, longest_taken, or_why, the_answer
 from earlyexit.foreign.onnx_backbone import (
     DTYPES,
@@ -32,12 +32,10 @@ from earlyexit.foreign.onnx_backbone import (
     Crossing,
     GraphConfig,
     GraphInput,
-    GraphParts,
     OnnxBackbone,
     Pixels,
     Size,
     Source,
-    UncutError,
     enter,
     entry_boundary,
     fed,
@@ -47,8 +45,9 @@ from earlyexit.foreign.onnx_backbone import (
     one_line,
     open_graph,
     read_graph,
+    weights_of,
 )
-from earlyexit.foreign.onnx_file import sizes_of_input
+from earlyexit.foreign.onnx_file import dataflow_of, sizes_of_input
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import DATATYPES, NUMPY, Boundary, Encoded, TensorSpec
 from earlyexit.network.piece import Layout, Tensors
@@ -60,7 +59,7 @@ BATCHES = (1, 2, 7)
 LENGTHS = (5, 1, 9, 3, 5, 7, 2)
 """Lengths of these inputs in tokens, as far as the graph takes them."""
 TOLERANCE_OF_CUTS = 1e-4
-"""Allowed between blocks and the uncut graph, as a share of the range of the answers."""
+"""Allowed between blocks and the uncut graph, as a share of an answer's column; magnitudes count as 1 at least."""
 TOLERANCE_ALONE = Tolerance(answer=1e-3, inside=1e-2, least_range=0.1)
 """Allowed between an input alone and in a batch; a graph that mixes inputs is far beyond."""
 TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
@@ -268,7 +267,7 @@ class Opened:
     model: Any
     folder: Path
     entry: Entry
-    parts: GraphParts
+    flow: Dataflow
     output: str
     """The tensor that is the answer."""
     answers: Array
@@ -278,9 +277,9 @@ class Opened:
     def opened(cls, folder: Path, entry: Entry, output: str | None) -> Opened:
         """Raises GraphError where it cannot be run, or gives no classification, or several and `output` is None."""
         model = read_graph(folder, FILE)
-        parts = GraphParts(model.graph)
+        flow = dataflow_of(model.graph, model.graph)
         names = [output] if output is not None else [each.name for each in model.graph.output]
-        if output is not None and not parts.has(output):
+        if output is not None and output not in flow.maker:
             raise GraphError(f"the graph has no tensor {output!r}; its outputs are {_outputs(model)}")
         trials = Whole(model, folder, entry, names).measured()
 
@@ -291,7 +290,7 @@ class Opened:
             return bool(first.shape[1] >= 2 and first.shape[1] == other.shape[1])
 
         answer = the_answer("the graph", {name: trials[0][name].shape for name in names}, can_be, batch=2)
-        return cls(model=model, folder=folder, entry=entry, parts=parts, output=answer, answers=trials[0][answer])
+        return cls(model=model, folder=folder, entry=entry, flow=flow, output=answer, answers=trials[0][answer])
 
     def taken(self, cuts: Sequence[Sequence[str]], rows: Sequence[Encoded]) -> GraphConfig:
         """Returns all that is needed to run its blocks, which were tried; raises GraphError."""
@@ -333,7 +332,7 @@ class Opened:
         """Returns the sizes that its blocks are fed; raises GraphError where the cuts do not part it."""
         codec = [each.name for each in self.entry.inputs if each.source == "codec"]
         layout = {each.name for each in self.entry.inputs if each.source != "codec"}
-        return sizes_needed(self.parts, cuts, codec, layout)
+        return sizes_needed(self.flow, cuts, codec, layout)
 
     def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
         """Returns the uncut graph, and these tensors' values in the trials."""
@@ -445,37 +444,37 @@ def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig, rows
     for trial in trials:
         uncut = whole.run(examples(backbone.inputs, trial.layout), trial.layout)[last.name]
         expected = backbone.answer_of(uncut, trial.layout)
-        said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, TOLERANCE_ALONE.least_range)
+        said = beyond(trial.after[-1][0], expected, TOLERANCE_OF_CUTS, least_range=1.0)
         if said is not None:
             count = trial.layout.num_inputs
             raise GraphError(f"the blocks give {count} inputs other values than the uncut graph {said}")
 
 
 def sizes_needed(
-    parts: GraphParts, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
+    flow: Dataflow, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
 ) -> list[str]:
     """Returns the sizes that blocks are fed; blocks that run as one piece need no others.
 
     Raises GraphError unless every cut parts the graph, in this order; the last is the graph's answer.
     """
-    free = parts.free(layout)
+    free = flow.known(layout)
     sizes: set[str] = set()
     before: Sequence[str] = codec
     for block, cut in enumerate(cuts):
         for name in cut:
-            if not parts.has(name) and name not in codec:
+            if name not in flow.maker and name not in codec:
                 raise GraphError(f"the graph has no tensor {name!r} to cut at")
             if name in free:
                 raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
         try:
-            part = parts.part(before, layout, cut)
+            part = flow.part(before, layout, cut)
         except UncutError as error:
             where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
             raise GraphError(
                 f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; it has "
                 "to cross as well, or the cut to be elsewhere"
             ) from error
-        if not part.nodes:
+        if not part.operators:
             raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
         sizes.update(part.sizes)
         before = cut
@@ -532,13 +531,13 @@ def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
     from onnx import numpy_helper
 
     model = read_graph(folder, FILE)
-    graph, parts = model.graph, GraphParts(model.graph)
-    free = parts.free({each.name for each in entry.inputs if each.source != "codec"})
+    graph = model.graph
+    free = dataflow_of(graph, graph).known(each.name for each in entry.inputs if each.source != "codec")
     changed = False
     for index, node in enumerate(graph.node):
         if node.op_type != "Reshape" or node.input[0] in free:
             continue
-        shape = _constant(parts, node.input[1])
+        shape = _constant(graph, node.input[1])
         if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != made_for:
             continue
         opened = graph.initializer.add()
@@ -550,11 +549,11 @@ def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
     return changed
 
 
-def _constant(parts: GraphParts, name: str) -> Array | None:
+def _constant(graph: Any, name: str) -> Array | None:
     from onnx import numpy_helper
 
-    node = parts.node_of(name)
-    tensor = parts.weights.get(name)
+    node = next((each for each in graph.node if name in each.output), None)
+    tensor = weights_of(graph).get(name)
     if node is not None and node.op_type == "Constant":
         [value] = node.attribute
         if value.name == "value_ints":

@@ -7,45 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earlyexit.errors import GraphError
-from earlyexit.foreign.dataflow import Dataflow, Operator, OperatorKind
-
-if TYPE_CHECKING:
-    pass
-
-BRANCHING = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-"""Operators that run graphs of their own, depending on what the inputs hold."""
-SIZES = frozenset({"Shape", "Size", "EyeLike"})
-RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
-_ACTIVATIONS = """Relu LeakyRelu PRelu Elu Selu Celu ThresholdedRelu HardSigmoid HardSwish Sigmoid Tanh Softplus
-    Softsign Gelu FastGelu QuickGelu BiasGelu Mish Swish Clip Erf Softmax LogSoftmax Hardmax Shrink"""
-_ARITHMETIC = """Add Sub Mul Div Pow Sqrt Neg Abs Exp Log Reciprocal Sum Mean Max Min Mod Floor Ceil Round Sign Sin Cos
-    Where Equal Greater Less GreaterOrEqual LessOrEqual And Or Not Xor IsNaN IsInf"""
-_NORMS = """BatchNormalization LayerNormalization InstanceNormalization GroupNormalization RMSNormalization LRN
-    LpNormalization MeanVarianceNormalization SimplifiedLayerNormalization SkipLayerNormalization"""
-_SHAPES = """Identity Cast CastLike Dropout Reshape Flatten Transpose Squeeze Unsqueeze Expand Tile Concat Split Slice
-    Gather GatherElements GatherND Pad DepthToSpace SpaceToDepth Upsample Resize QuantizeLinear DequantizeLinear
-    DynamicQuantizeLinear"""
-_POOLING = """MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool ReduceMean ReduceMax ReduceMin
-    ReduceSum ReduceSumSquare ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceProd ArgMax ArgMin TopK CumSum"""
-LIGHT = frozenset(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING)).split())
-
-
-def kind_of(op: str, *, looks_up_weights: bool) -> OperatorKind:
-    """Returns an operator's kind. `looks_up_weights`: whether a Gather reads a table of weights, an embedding."""
-    if op in SIZES:
-        return "sizes"
-    if op in RANDOM:
-        return "random"
-    return "light" if op in LIGHT and not looks_up_weights else "work"
-
+from earlyexit.foreign.dataflow import Dataflow, Operator, check_operator, kind_of
 
 SMALL = 4096
 """The most values of a tensor that is computed here because shapes depend on it."""
@@ -257,11 +225,8 @@ def check_operators(graph: Any, path: Path) -> None:
     for index, node in enumerate(graph.node):
         if not node.name or names[node.name] > 1:
             node.name = f"{node.op_type}#{index}"
-        if node.op_type in BRANCHING or any(attribute.HasField("g") for attribute in node.attribute):
-            raise GraphError(
-                f"{path}: {node.op_type} ({node.name}) runs a graph of its own, by what inputs hold: such models "
-                "cannot be cut"
-            )
+        has_graph = any(attribute.HasField("g") for attribute in node.attribute)
+        check_operator(str(path), node.op_type, node.name, has_graph=has_graph)
         missing = [name for name in node.input if name and name not in known]
         if missing:
             raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which nothing before it gives")
@@ -299,7 +264,7 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
         yield Operator(
             name=node.name,
             op=op,
-            kind=kind_of(op, looks_up_weights=looks_up),
+            kind="work" if looks_up else kind_of(op),  # an embedding
             inputs=inputs,
             outputs=tuple(filter(None, node.output)),
         )

@@ -32,7 +32,7 @@ from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_own
 from earlyexit.families.trial import layout_of
-from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, OperatorKind, Site, with_shares
+from earlyexit.foreign.dataflow import REPEATS, Dataflow, Operator, Site, check_operator, kind_of, with_shares
 from earlyexit.foreign.model import SURE, TEXT_LENGTH, ForeignModel, given_head, longest_taken, or_why, the_answer
 from earlyexit.foreign.torch_backbone import (
     LAYOUT_INPUTS,
@@ -49,46 +49,6 @@ from earlyexit.named import NamedSpec, import_own
 from earlyexit.network.boundary import Boundary, DType, Encoded, TensorSpec
 from earlyexit.network.piece import Layout
 
-_BRANCHING = frozenset({"cond", "while_loop", "scan", "map_impl", "associative_scan"})
-"""Operators that run graphs of their own, depending on what the inputs hold."""
-_SIZES = """sym_size sym_numel sym_stride size numel dim new_zeros new_ones new_full new_empty new_empty_strided
-    zeros_like ones_like full_like empty_like eye getattr"""
-_RANDOM = """rand randn randint normal bernoulli multinomial rand_like randn_like randint_like"""
-_ACTIVATIONS = """relu relu6 leaky_relu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh
-    hardswish hardsigmoid log_sigmoid logsigmoid softmax log_softmax glu dropout dropout1d dropout2d alpha_dropout"""
-_ARITHMETIC = """add sub rsub mul div pow sqrt rsqrt neg abs exp log log1p expm1 erf sin cos reciprocal floor ceil round
-    sign clamp clip clamp_min clamp_max minimum maximum where masked_fill masked_fill_ eq ne gt ge lt le and or not xor
-    logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan isinf sum_to_size square lerp addcmul
-    addcdiv truediv floordiv iadd imul"""
-_NORMS = """batch_norm native_batch_norm native_batch_norm_legit_no_training layer_norm native_layer_norm group_norm
-    native_group_norm instance_norm rms_norm normalize local_response_norm"""
-_SHAPES = """view reshape flatten transpose permute t unsqueeze squeeze expand expand_as repeat repeat_interleave cat
-    concat concatenate stack split split_with_sizes chunk unbind slice select index index_select gather narrow unfold
-    pad constant_pad_nd contiguous clone detach alias to type_as _to_copy float half bool int long identity
-    pixel_shuffle pixel_unshuffle channel_shuffle upsample interpolate upsample_nearest2d upsample_bilinear2d roll flip
-    tril triu movedim swapaxes getitem lift_fresh_copy unsafe_view"""
-_POOLING = """max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d mean sum amax amin max min argmax argmin topk cumsum var
-    std var_mean any all norm vector_norm"""
-_SIZES_OPS = frozenset(_SIZES.split())
-_RANDOM_OPS = frozenset(_RANDOM.split())
-_MODULES = """relu relu6 leakyrelu prelu elu selu celu gelu silu mish sigmoid tanh softplus softsign hardtanh hardswish
-    hardsigmoid softmax logsoftmax glu dropout dropout1d dropout2d batchnorm1d batchnorm2d batchnorm3d layernorm
-    groupnorm instancenorm2d rmsnorm localresponsenorm identity flatten unflatten maxpool1d maxpool2d avgpool1d
-    avgpool2d adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d zeropad2d pixelshuffle upsample"""
-"""Layers in lower case; symbolic tracing leaves them whole."""
-_LIGHT_OPS = frozenset(" ".join((_ACTIVATIONS, _ARITHMETIC, _NORMS, _SHAPES, _POOLING, _MODULES)).split())
-
-
-def kind_of(base: str) -> OperatorKind:
-    """Returns the kind of an operator with this base name."""
-    name = base.lower().strip("_")
-    if name in _SIZES_OPS or base in _SIZES_OPS:
-        return "sizes"
-    if name in _RANDOM_OPS:
-        return "random"
-    return "light" if name in _LIGHT_OPS or base in _LIGHT_OPS else "work"
-
 
 def base_name(node: fx.Node) -> str:
     """Returns `conv2d` for a node that calls `aten.conv2d.default`, and `ReLU` for one that calls that layer."""
@@ -104,11 +64,7 @@ def base_name(node: fx.Node) -> str:
 def check_operators(name: str, graph: fx.Graph) -> None:
     """Raise GraphError where a module branches by what its inputs hold."""
     for node in graph.nodes:
-        if base_name(node) in _BRANCHING:
-            raise GraphError(
-                f"{name}: {base_name(node)} ({node.name}) runs a graph of its own, by what inputs hold: such models "
-                "cannot be cut"
-            )
+        check_operator(name, base_name(node), node.name)
 
 
 def operators_of(module: fx.GraphModule, tensors: Collection[str]) -> Iterator[Operator]:
