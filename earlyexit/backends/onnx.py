@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
-from earlyexit.fingerprint import weight_bytes
+from earlyexit.families.base import weight_bytes
 from earlyexit.network.boundary import DType, Segment
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
 from earlyexit.network.piece import Layout, Piece, Tensors, wait_for

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from earlyexit.engine.device import Memory
 from earlyexit.errors import ModelFolderError
-from earlyexit.fingerprint import weights_sha256
 from earlyexit.named import Fill, NamedSpec
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.piece import Layout, Piece, Tensors
@@ -162,6 +162,21 @@ class Family(ABC):
         tensors are missing or have the wrong shape; its message continues a sentence that begins with the file's name.
         """
         return None
+
+
+def weights_sha256(module: nn.Module) -> str:
+    """Returns the SHA-256 of a module's state: names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for part in weight_bytes(module):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def weight_bytes(module: nn.Module) -> Iterator[bytes | memoryview]:
+    """Yields a module's state for a digest."""
+    for name, tensor in module.state_dict().items():
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # numpy has not every type of torch's
 
 
 def put_together(weights: Mapping[str, Tensor], names: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:

@@ -73,7 +73,7 @@ POLICIES = {
         decays=True,
     ),
     "tabi": _kind(
-        "tabi:TabiPolicy",
+        "counting:TabiPolicy",
         *("c", "k"),
         leaves="its coin, a hash of its sample id, lets it: never up to confidence c, above it with a chance of "
         "1/(1+exp(-k((con-c)/(1-c)-1/2))); Tabi's rule (EuroSys'23, equation 4), of which nothing is promised",

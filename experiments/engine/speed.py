@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from deployments.replica.build import build_policy, warm_up
-from earlyexit.backends.backends import BACKENDS, computed_by, open_segments
+from earlyexit.backends import BACKENDS, computed_by, open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.text import TextTokenizer
 from earlyexit.data.rows import read_labelled

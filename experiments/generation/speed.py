@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from earlyexit.backends.backends import open_segments
+from earlyexit.backends import open_segments
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.engine.device import Answered, Device, Release
 from earlyexit.engine.engine import BatchEngine

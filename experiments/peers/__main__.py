@@ -17,7 +17,7 @@ import sys
 from argparse import ArgumentParser
 from typing import get_args
 
-from earlyexit.backends.backends import BACKENDS
+from earlyexit.backends import BACKENDS
 from experiments.peers.compare import OURS, Asked, compare
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render

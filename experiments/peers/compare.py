@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from earlyexit.backends.backends import BackendName
+from earlyexit.backends import BackendName
 from experiments.kit import keep
 from experiments.peers.client import ClientOptions
 from experiments.peers.processes import PEERS, Server, serving

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from deployments.settings import ServeSettings
-from earlyexit.backends.backends import BackendName
+from earlyexit.backends import BackendName
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
 from earlyexit.network.store import read_card

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from earlyexit.backends.backends import open_segments
+from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.data.rows import IMAGE, check_folder_names, has_labels, write_labelled
 from earlyexit.data.text_tables import read_texts

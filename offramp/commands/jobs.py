@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from cluster.devices import find_device
-from earlyexit.backends.backends import BackendName
+from earlyexit.backends import BackendName
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.ramps.pooling import Pooling
 from offramp.commands.options import Job, LabelledRows, Printed, Rows, integers

@@ -15,7 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from cluster.devices import find_device
-from earlyexit.backends.backends import computed_by
+from earlyexit.backends import computed_by
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
@@ -80,9 +80,7 @@ FURTHER = 7
 
 def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
     """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-    from earlyexit.sequences.memory_size import keeps_sequences
-
-    keeps = keeps_sequences(model)
+    keeps = model.kept_bytes > 0
     lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
     if lengths[-1] > model.max_length:
         raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
@@ -188,9 +186,9 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
     """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
-    from earlyexit.sequences.memory_size import keeps_sequences, open_memory
+    from earlyexit.sequences.memory import open_memory
 
-    if not keeps_sequences(model):
+    if not model.kept_bytes:
         return None
     if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
         raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")

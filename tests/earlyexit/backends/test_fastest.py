@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.backends.backends import computed_by
+from earlyexit.backends import computed_by
 from earlyexit.backends.fastest import FastestSegments
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Segment

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.families.base import Pretrained
-from earlyexit.fingerprint import weights_sha256
+from earlyexit.families.base import Pretrained, weights_sha256
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone

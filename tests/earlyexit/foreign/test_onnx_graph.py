@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from earlyexit.backends.backends import open_segments
+from earlyexit.backends import open_segments
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.foreign.onnx_backbone import OnnxBackbone
 from earlyexit.network.boundary import Budget, Encoded, Segment

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from earlyexit.backends.backends import open_segments
+from earlyexit.backends import open_segments
 from earlyexit.data.rows import LabelledRows
 from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
