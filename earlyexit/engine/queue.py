@@ -30,20 +30,13 @@ SAME: Final = 1e-9
 
 
 def das(
-    lengths: Sequence[int],
-    waiting: Sequence[int],
-    budget: Budget,
-    *,
-    rows: int,
-    eta: float,
-    q: float,
-    lead: Sequence[int] = (),
-) -> list[list[int]]:
-    """Returns the inputs of every row of a batch by algorithm 1 of TCB.
+    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, *, eta: float, q: float, lead: Sequence[int] = ()
+) -> list[int]:
+    """Returns the inputs of a batch of one row by algorithm 1 of TCB.
 
-    `lengths`: of all inputs. `waiting`: positions of the inputs to choose from, by deadline, N_t. `budget`: of one row;
-    the paper's has L tokens and any number of inputs. Without a budget of tokens an input has its utility and takes the
-    room of one input. `lead`: inputs that are in the first row, whatever their utility.
+    `lengths`: of all inputs. `waiting`: positions of the inputs to choose from, by deadline, N_t. `budget`: the paper's
+    has L tokens and any number of inputs. Without a budget of tokens an input has its utility and takes the room of one
+    input. `lead`: inputs that are in the batch, whatever their utility.
 
     Where the paper leaves something open:
 
@@ -52,17 +45,6 @@ def das(
     - "greedily" skips an input that does not fit, and goes on;
     - an input longer than a row (the paper has none) is alone in one, once no shorter input waits.
     """
-    batch = [_row_of(lengths, waiting, budget, eta, q, lead)]
-    while len(batch) < rows:
-        taken = set(batch[-1])
-        waiting = [position for position in waiting if position not in taken]
-        batch.append(_row_of(lengths, waiting, budget, eta, q, ()))
-    return batch
-
-
-def _row_of(
-    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, eta: float, q: float, lead: Sequence[int]
-) -> list[int]:
     room = Room(budget)
     for position in lead:
         room.take(position, lengths[position])
@@ -248,7 +230,7 @@ class Order:
         lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
         if self._name == "shortest":
             return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
-        return das(lengths, live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
+        return das(lengths, live, budget, eta=self._eta, q=self._q, lead=lead)
 
     def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
         """Whether the next batch is the first `number_in_front` inputs; at least one input must wait.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from earlyexit.data.text_tables import read_texts
 from earlyexit.engine.queue import OrderSpec, first_fit_decreasing
 from earlyexit.errors import DataError
 from earlyexit.named import make_named
-from earlyexit.network.boundary import TensorSpec
+from earlyexit.network.boundary import Split, TensorSpec
 from earlyexit.network.chain import proportional
+from earlyexit.network.cut import cut_out
 from earlyexit.policies import make_policy
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.counting import PatiencePolicy
@@ -56,8 +58,9 @@ from tests.earlyexit.data.dense_data import CLASSES, write_image, write_poses, w
 from tests.earlyexit.families.refusals import REFUSED as CHECKPOINTS
 from tests.earlyexit.foreign.refusals import HAS_ONNX
 from tests.earlyexit.foreign.refusals import REFUSED as FOREIGN
+from tests.earlyexit.network.models import small
 from tests.earlyexit.network.refusals import REFUSED as CARDS
-from tests.earlyexit.tasks.maps import BODY, STREET, png_of, png_with_large_text
+from tests.earlyexit.tasks.maps import BODY, STREET, png_chunks, png_of, png_with_large_text
 from tests.refusals import Case, FileCase, Refusals
 
 LABELS, STARS = LabelTask(("no", "yes")), RegressionTask(scale=4.0)
@@ -117,6 +120,15 @@ CASES: dict[str, Case] = {
     "order: overdue is no number": lambda: OrderSpec(name="das", overdue_s=math.nan),
     "order: unknown": lambda: OrderSpec.parse("longest"),
     "order: no number in a word": lambda: OrderSpec.parse("das:much"),
+    "split: no blocks": lambda: Split(first=2, end=2, batch=1),
+    "split: no batch": lambda: Split(first=0, end=2, batch=0),
+    "split: no tokens": lambda: Split(first=0, end=2, batch=1, tokens=0),
+    "split: repeated ramp": lambda: Split(first=0, end=2, batch=1, ramps=(1, 1)),
+    "split: ramp outside": lambda: Split(first=2, end=4, batch=1, ramps=(1,)),
+    "cut: no blocks": lambda: cut_out(small(), 2, 2, (), EntropyPolicy(0.4)),
+    "cut: beyond the end": lambda: cut_out(small(), 0, 5, (), EntropyPolicy(0.4)),
+    "cut: no such ramp": lambda: cut_out(small(), 0, 4, (3,), EntropyPolicy(0.4)),
+    "cut: no threshold": lambda: cut_out(small(), 0, 4, (0, 1), EntropyPolicy({0: 0.4})),
     "slot: too long": lambda: first_fit_decreasing([3, 11], 10),
     # Policies
     "policy: unknown": lambda: make_policy("luck"),
@@ -181,6 +193,10 @@ CASES: dict[str, Case] = {
     "mask: colours": lambda: STREET.targets([png_of(np.dstack([MASK] * 3))]),
     "mask: no PNG": lambda: STREET.targets([png_of(MASK, format="BMP")]),
     "mask: fractions": lambda: STREET.targets([MASK.astype(np.float32)]),
+    "mask: grey of four bits": lambda: STREET.targets([png_chunks((6, 4, 4, 0), [bytes(3)] * 4)]),
+    "mask: a large text": lambda: STREET.targets([png_with_large_text()]),
+    "mask: three axes": lambda: STREET.targets([MASK[None]]),
+    "mask: a word": lambda: STREET.targets(["road"]),
     "mask: class never seen": lambda: STREET.check_taught(MASK[None]),
     # Ramps
     "ramp: the first token of a map": lambda: pooled_size((6, 9, 9), "first"),
@@ -323,6 +339,12 @@ def write_turned(path: Path) -> None:
     Image.fromarray(np.zeros((24, 32, 3), np.uint8)).save(path, exif=exif)
 
 
+def npz(**arrays: Any) -> bytes:
+    file = BytesIO()
+    np.savez(file, allow_pickle=True, **arrays)
+    return file.getvalue()
+
+
 DEEP = "\n" + "[" * 3000 + "]" * 3000
 FILES: dict[str, FileCase] = {
     "table: no text": (labelled, "d.csv", "words,label\na,x\n"),
@@ -354,6 +376,12 @@ FILES: dict[str, FileCase] = {
     "texts: blank": (read_texts, "t.txt", "\n \n"),
     "texts: not UTF-8": (read_texts, "t.txt", b"a\n\xff"),
     "arrays: none": (read_arrays, "a.npz", "PK"),
+    "arrays: no labels": (labelled, "a.npz", npz(x=np.zeros((2, 3)))),
+    "arrays: no inputs": (labelled, "a.npz", npz(labels=np.zeros(2))),
+    "arrays: rows": (labelled, "a.npz", npz(x=np.zeros((3, 1)), labels=np.zeros(2))),
+    "arrays: no rows": (labelled, "a.npz", npz(x=np.zeros((0, 1)), labels=np.zeros(0))),
+    "arrays: objects": (labelled, "a.npz", npz(x=np.array([{}]), labels=np.zeros(1))),
+    "arrays: cut": (read_arrays, "a.npz", npz(x=np.zeros(99))[:-40]),
     "arrays: a folder": (lambda path: read_arrays(path.parent), "a.npz", None),
     "images: no archive": (open_images, "i.zip", "no zip"),
     "images: nothing": (open_images, "i.zip", None),

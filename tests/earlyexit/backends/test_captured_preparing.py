@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from earlyexit.backends.captured import CapturedSegments, Shape, Work, shapes_within
-from earlyexit.network.boundary import Budget, Segment
+from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece
 from tests.earlyexit.backends.recordings import (
@@ -46,17 +46,6 @@ def test_a_plan_s_recordings_are_kept_while_the_next_is_made_ready_and_not_made_
     ):
         segments.prepare(dict.fromkeys(wanted, FOUR))
         assert (log.recorded, segments_of(segments.captured)) == (recorded * of_one, held)
-
-
-def test_a_larger_batch_records_only_what_it_adds(small_model: EarlyExitModel) -> None:
-    log = Log()
-    segments = ready(small_model, log, LAST)
-    before = set(segments.captured)
-    segments.prepare({LAST: Budget(inputs=9)})
-    assert log.recorded == len(segments.captured)
-    assert before < set(segments.captured)
-    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [3] * 9))
-    assert log.replayed == 1
 
 
 @dataclass(eq=False)

@@ -96,11 +96,6 @@ EXPORTED = [Segment(first=0, end=1, ramp=0), LAST, Segment(first=0, end=2, ramp=
 """Between all ramps, and one of two blocks with an exit: what most tests run."""
 
 
-def test_every_block_and_its_exit_give_what_torch_gives(model: EarlyExitModel, segments: OnnxSegments) -> None:
-    for segment in EXPORTED:
-        assert_runners_agree(model, segments, segment)
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_too(cache: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
@@ -125,15 +120,6 @@ def test_a_session_that_runs_where_tensors_are_gives_the_same(model: EarlyExitMo
         torch.testing.assert_close(tuple(room.values()), (*hidden, logits_BC))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "end"), [(0, 2), (0, 3), (1, 2), (1, 3)])
-@pytest.mark.parametrize("exits", [True, False], ids=["exit", "no exit"])
-def test_every_segment_of_more_blocks_gives_what_torch_gives(first: int, end: int, exits: bool, tmp_path: Path) -> None:
-    model = fresh_model(num_blocks=3)
-    segment = Segment(first=first, end=end, ramp=end - 1 if exits and end < model.num_blocks else None)
-    assert_runners_agree(model, OnnxSegments(model, cache=tmp_path, num_threads=1), segment)
-
-
 @pytest.mark.parametrize("attention", ["auto", "padded", "slotted"])
 def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: Path) -> None:
     model = fresh_model()
@@ -143,18 +129,6 @@ def test_one_graph_serves_all_schemes_of_attention(attention: Attention, cache: 
     segments = OnnxSegments(model, cache=cache, num_threads=1)
     for bounds in ((0, 2), (0, 1, 2)):
         assert_same(answers_in_cuts(model, POLICY, inputs, bounds, segments=segments), alone, within=1e-4)
-
-
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_cuts_give_the_labels_and_exits_of_torch(
-    model: EarlyExitModel, segments: OnnxSegments, lengths: Sequence[int]
-) -> None:
-    encoded = random_inputs(np.random.default_rng(sum(lengths)), lengths)
-    expected = answers_alone(model, POLICY, encoded)
-    if len(lengths) == max(map(len, BATCHES)):
-        assert len({answer.exit for answer in expected.values()}) > 1
-    for bounds in ((0, 2), (0, 1, 2)):
-        assert_same(answers_in_cuts(model, POLICY, encoded, bounds, segments=segments), expected, within=1e-4)
 
 
 def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
@@ -186,11 +160,6 @@ def test_a_changed_weight_does_not_use_the_old_file(
     assert OnnxSegments(changed, cache=cache).file(LAST) == segments.file(LAST)
     change(changed)
     assert OnnxSegments(changed, cache=cache).file(LAST) != segments.file(LAST)
-
-
-def test_the_cache_holds_whole_files_only(model: EarlyExitModel, segments: OnnxSegments, cache: Path) -> None:
-    segments.run(LAST, piece_before(model, 1, [4, 2]))
-    assert {path.suffix for path in cache.iterdir()} == {".onnx"}
 
 
 def test_sessions_are_made_beside_a_device_that_runs_also_of_segments_without_an_exit(

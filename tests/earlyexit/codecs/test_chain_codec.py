@@ -55,22 +55,11 @@ def test_what_the_second_network_cannot_take_is_refused_as_it_comes_with_its_pla
         codec.encode(["a", "abc defg", "b"])
 
 
-def test_what_the_first_one_cannot_take_is_refused_though_the_plan_leaves_it_out(tmp_path: Path) -> None:
-    codec = chained(tmp_path, max_lengths=(4, 16))
-    with pytest.raises(UnprocessableInputError, match="input 0 has 5 tokens, the model takes 4"):
-        codec.encode_for(["a b c"], (1,))
-
-
 def test_truncated_it_is_cut_for_each_network_as_that_needs_it(tmp_path: Path) -> None:
     codec = chained(tmp_path, max_lengths=(16, 4))
     [encoded] = codec.encode_for(["abc def"], (0, 1), truncate=True)
     assert ids(encoded) == [1, 3, 3, 2]
     assert ids(codec.encoded(["abc def"], 1, truncate=True)[0]) == [1, 14, 15, 2]
-
-
-def test_a_row_that_had_to_be_encoded_to_be_known_to_fit_is_not_encoded_again(tmp_path: Path) -> None:
-    [encoded] = chained(tmp_path, max_lengths=(16, 8)).encode_for(["abc def"], (0, 1))
-    assert ids(encoded.of(1)) == [1, *range(14, 20), 2]
 
 
 def test_slow_rows_are_made_for_every_network_that_the_plan_uses_at_once(tmp_path: Path) -> None:
@@ -136,9 +125,3 @@ def test_a_model_that_is_gone_and_a_chain_of_one_are_refused(tmp_path: Path) -> 
         find_codec(chain_spec((8, 8)), tmp_path)
     with pytest.raises(ModelFolderError, match="1 codecs for 1 models; a chain has several"):
         find_codec(chain_spec((8,)), tmp_path)
-
-
-def test_of_any_other_codec_the_only_networks_is_itself(tmp_path: Path) -> None:
-    codec = chained(tmp_path).of(0)
-    assert codec.of(0) is codec
-    assert not isinstance(codec, ChainCodec)

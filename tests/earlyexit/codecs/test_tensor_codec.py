@@ -14,13 +14,6 @@ ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w
 NUMBERS = [[1, 2.5, 3], [4, 5, 6]]
 
 
-def test_one_column_is_one_tensor_per_input() -> None:
-    [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
-    [encoded] = SPECTRUM.encode([row])
-    assert encoded.length == 1
-    assert [(array.dtype, array.tolist()) for array in encoded.tensors] == [(np.dtype(np.float32), [NUMBERS])]
-
-
 def test_several_columns_are_several_tensors() -> None:
     rows = ROW.from_columns({"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "age": np.array([7, 8], np.int8)})
     assert [[array.tolist() for array in each.tensors] for each in ROW.encode(rows)] == [
@@ -46,12 +39,6 @@ def test_every_datatype_is_taken(datatype: str) -> None:
     assert array.dtype == DATATYPES[datatype]
     [encoded] = codec.encode([(array,)])
     assert encoded.tensors[0].tolist() == [[1, 0]]
-
-
-def test_a_card_says_its_columns() -> None:
-    spec = SPECTRUM.spec()
-    assert spec == {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}]}
-    assert find_codec(spec, Path()).spec() == spec
 
 
 def test_many_numbers_leave_the_event_loop() -> None:

@@ -8,9 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from earlyexit.codecs import find_codec
-from earlyexit.codecs.base import Codec
 from earlyexit.codecs.text import TextCodec, TextPairCodec
-from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.errors import UnprocessableInputError
 from earlyexit.network.boundary import Encoded
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
@@ -72,12 +71,6 @@ def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
     assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
 
 
-def test_a_pair_for_a_network_without_token_types_is_its_token_ids(folder: Path) -> None:
-    codec = find_codec({"name": "text_pair", "max_length": 8, "token_types": False}, folder)
-    assert listed(codec.encode([("a b", "c")])) == [([1, 4, 5, 2, 6, 2],)]
-    assert codec.spec() == {"name": "text_pair", "max_length": 8, "token_types": False}
-
-
 def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
     codec = pair_codec(folder, max_length=7)
     cut = codec.encode([("a b c d", "e f g h"), ("a b c d", "e"), ("a", "b c d e"), ("a", "b")], truncate=True)
@@ -109,16 +102,6 @@ def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
     assert not text.is_slow(["a" * 20_000])
     assert text.is_slow(["a" * 20_000, "b"])
     assert pair.is_slow([("a" * 20_000, "b")])
-
-
-@pytest.mark.parametrize(("name", "beside"), [("text", {}), ("text_pair", {"token_types": True})])
-def test_a_card_names_them_and_their_length(folder: Path, name: str, beside: dict[str, bool]) -> None:
-    codec: Codec[object] = find_codec({"name": name, "max_length": 12}, folder)
-    assert codec.spec() == {"name": name, "max_length": 12, **beside}
-    with pytest.raises(ModelFolderError, match="does not take"):
-        find_codec({"name": name, "max_length": 0}, folder)
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
-        find_codec(codec.spec(), folder / "elsewhere")
 
 
 def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from earlyexit.data.images import check_file
 from earlyexit.data.rows import LabelledRows, has_labels, read_arrays, read_labelled, write_labelled
 from earlyexit.data.text_tables import read_texts
 from earlyexit.errors import DataError, PlanError
-from profiles.latency import LatencyProfile
 
 TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
@@ -106,22 +104,6 @@ def test_arrays_have_a_label_for_each_row(tmp_path: Path) -> None:
     again = read_labelled(write_labelled(part, tmp_path, "part"))
     assert again.labels == ("2", "1")
     assert np.array_equal(again.columns["spectrum"], spectra[[3, 0]])
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        pytest.param({"x": np.zeros((2, 3))}, "'labels', one for each row, and at least one other", id="no labels"),
-        pytest.param({"labels": np.zeros(2)}, "'labels', one for each row, and at least one other", id="no inputs"),
-        pytest.param({"x": np.zeros((3, 1)), "labels": np.zeros(2)}, r"'x' has the shape \[3, 1\]; 2 rows", id="rows"),
-        pytest.param({"x": np.zeros((0, 1)), "labels": np.zeros(0)}, "no rows", id="empty"),
-        pytest.param({"x": np.array([{}]), "labels": np.zeros(1)}, "no file of arrays", id="objects"),
-    ],
-)
-def test_arrays_that_are_no_labelled_rows_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    np.savez(tmp_path / "d.npz", allow_pickle=True, **arrays)
-    with pytest.raises(DataError, match=message):
-        read_labelled(tmp_path / "d.npz")
 
 
 class Spectra(TensorCodec):
@@ -222,27 +204,6 @@ def test_arrays_are_read_by_name_whatever_the_file_is_called(tmp_path: Path) -> 
     assert {name: array.tolist() for name, array in read_arrays(one).items()} == {"": [0, 1, 2]}
 
 
-def flipped(content: bytes) -> bytes:
-    """With other bytes in the middle."""
-    middle = len(content) // 2
-    return content[:middle] + bytes(255 - byte for byte in content[middle : middle + 20]) + content[middle + 20 :]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"PK", id="nearly a zip"),
-        pytest.param(flipped(npz(compressed=True)), id="broken"),
-        pytest.param(npz()[:-40], id="cut"),
-    ],
-)
-def test_what_holds_no_arrays_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.npz: no file of arrays: .+$"):
-        read_arrays(tmp_path / "a.npz")
-
-
 def test_an_array_that_is_named_image_stays_an_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", image=np.arange(8, dtype=np.float32).reshape(4, 2), labels=np.array([*"abab"]))
     rows = read_labelled(tmp_path / "a.npz")
@@ -266,10 +227,3 @@ def test_what_is_not_there_is_told_from_a_folder_and_from_what_cannot_be_looked_
         with pytest.raises(PlanError) as caught:
             check_file(path, PlanError, hint="; it is made elsewhere")
         assert str(caught.value) == f"{path}{said}"
-
-
-def test_a_latency_profile_that_is_missing_says_what_measures_one(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    with pytest.raises(DataError) as caught:
-        LatencyProfile.load(path)
-    assert str(caught.value) == f"{path}: no such file; `offramp profile MODEL --out {path}` measures one"

@@ -121,12 +121,6 @@ def test_a_deferred_batch_keeps_time_for_the_inputs_that_may_still_come(
     assert driver.play(f"0 a <20 {length}") == f"{start_s} start 0:[a]"
 
 
-def test_a_deferred_batch_keeps_time_for_full_batches_of_deeper_splits() -> None:
-    splits = Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=8, tokens=30)
-    driver = driver_of(*splits, dispatch="deferred", times=TokenTimes(), leave={0: "a"})
-    assert driver.play("0 a <20") == "16.4 start 0:[a]"  # 1 and 5 tokens here, 30 there: 3.6 s
-
-
 @pytest.mark.parametrize("known", [[], [TWO[0]]], ids=["nothing is known", "of one split"])
 def test_a_deferred_batch_does_not_wait_while_the_times_of_its_splits_are_unknown(known: list[Split]) -> None:
     times = ObservedTimes()
@@ -135,14 +129,6 @@ def test_a_deferred_batch_does_not_wait_while_the_times_of_its_splits_are_unknow
     engine = Engine(TWO, times, dispatch="deferred")
     engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
     assert engine.choose(0.0).batch is not None
-
-
-def test_the_engine_says_when_to_ask_again() -> None:
-    engine = driver_of(*ONE, dispatch="deferred").engine
-    empty = engine.choose(0.0)
-    assert (empty.batch, empty.dropped, empty.wake_s) == (None, (), None)
-    engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
-    assert engine.choose(0.0).wake_s == 9.0
 
 
 def test_survivors_wait_on_the_device_for_a_full_batch_and_counts_say_how_full_it_was() -> None:
@@ -218,13 +204,6 @@ def test_probes_and_later_splits_are_ordered_too_and_overdue_inputs_go_first() -
     assert [line for line in log.split("; ") if "[l" in line] == ["3 start 0:[l a]"]
 
 
-def test_a_new_order_holds_from_the_next_batch_on() -> None:
-    splits = splits_of(0, 4, batch=1)
-    driver = driver_of(*splits, order=OrderSpec(name="shortest", overdue_s=99.0))
-    log = driver.play("0 abcd 3,2,4,1", Switch(0.5, splits))
-    assert log == "0 start 0:[d]; 1 start 0:[a]; 2 start 0:[b]; 3 start 0:[c]"
-
-
 # Plans that change while inputs wait
 
 CHANGES: dict[str, tuple[Sequence[Split], list[Event | str], str]] = {
@@ -280,15 +259,6 @@ def test_plans_change_while_inputs_wait(splits: Sequence[Split], events: list[Ev
     assert set(driver.engine.waiting().values()) <= {0}
 
 
-def test_a_plan_that_changes_nothing_keeps_queues_and_counts() -> None:
-    engine = driver_of(*TWO).engine
-    engine.submit(0, [member("a"), member("b"), member("c")], 0.0)
-    assert engine.choose(0.0).batch is not None
-    engine.follow(splits_of(0, 2, 3, 4), "work-conserving")
-    assert engine.waiting() == {0: 1, 2: 0, 3: 0}
-    assert [counts.inputs for counts in engine.counts.values()] == [2, 0, 0]
-
-
 def test_the_rest_of_a_split_is_a_split_with_its_other_ramps() -> None:
     engine = Engine([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes({0: 1.0, 2: 1.0}))
     engine.submit(2, [member("a")], 0.0)
@@ -318,16 +288,6 @@ def test_times_are_summed_by_split_and_size_over_plans_and_without_probes() -> N
     times = driver.engine.times
     assert isinstance(times, TableTimes)
     assert times.observed == [(0, 2, 1.0, 1.0), (0, 1, 1.0, 1.0), (0, 2, 1.0, 1.0), (0, 2, 1.0, 1.0)]
-
-
-def test_a_batch_is_counted_only_where_a_new_plan_has_its_split_too() -> None:
-    for batch_size, busy_s in ((4, 0.5), (2, 0.0)):
-        engine = Engine(ONE, TableTimes({0: 1.0}))
-        engine.submit(0, [member("a")], 0.0)
-        batch = chosen(engine)
-        engine.follow(splits_of(0, 4, batch=batch_size), "work-conserving")
-        engine.finished(batch, first_s=0.25, total_s=0.5)
-        assert [counts.busy_s for counts in engine.counts.values()] == [busy_s]
 
 
 def test_the_split_that_has_not_run_for_longest_makes_room_in_the_sums() -> None:

@@ -86,13 +86,6 @@ def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -
     assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c"]
 
 
-def test_members_that_share_a_sample_id_run_alone_and_each_gets_its_own_answer() -> None:
-    bench = one_split([Part(1, 2, "a"), Part(1, 4, EVERYONE)])
-    first, second = member("a", origin=1), member("a", origin=2)
-    log = bench.run([first, second, member("b")])
-    assert log == ["1.000 answer a after 1", "2.000 answer a after 1", "4.000 answer b after 3"]
-
-
 def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
     bench = one_split([Part(1, 4, EVERYONE)], poison="x")
     bench.run([member("x")])
@@ -151,7 +144,6 @@ def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() 
 # Two batches at once
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0, 1), overlap_below=2)
-QUARTER_S = 0.25
 
 
 @dataclass
@@ -504,14 +496,6 @@ def test_a_probe_among_them_is_seen_by_every_ramp_and_waits_for_nobody() -> None
         "5.000 look b at 0",
         "7.000 look b at 2, answer b after 2, stays",
         "8.000 look b at 3, answer b after 3",
-    ]
-
-
-def test_who_stayed_goes_on_elsewhere_with_the_others() -> None:
-    bench = Bench(staying(Split(first=0, end=2, batch=4, ramps=(1,))), {0: [Part(1, 2, "a")]})
-    assert bench.run(members("ab")) == [
-        "1.000 look a at 1, look b at 1, answer a after 1, stays",
-        "1.000 goes on 2:[a b]",
     ]
 
 

@@ -8,19 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.clock import ManualClock
-from earlyexit.engine.device import Answered, Device, Observed, Release, Runner, Step
-from earlyexit.engine.engine import Batch, BatchEngine
+from earlyexit.engine.device import Step
+from earlyexit.engine.engine import Batch
 from earlyexit.engine.queue import Member
-from earlyexit.engine.times import ObservedTimes
 from earlyexit.network.boundary import Encoded, Segment, Split
 from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from tests.answers import label_of
+from earlyexit.policies.threshold import ConfidencePolicy
 from tests.earlyexit.network.tokens import wire_of
 
 WHOLE = Split(first=0, end=4, batch=8, ramps=(0, 1, 2))
@@ -83,17 +80,6 @@ def test_pieces_of_another_policy_are_fused_and_begin_anew(
     assert exits(steps) == [3, 3, 3, 3]
 
 
-def test_probes_are_seen_by_every_ramp_and_stay(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    runner = TorchRunner(small_model, ConfidencePolicy({0: 0.0}))
-    steps = run(runner, HALVES[0], runner.from_wire(wire_of(encoded[:2])), probe=True)
-    assert [[(seen.sample_id, seen.block) for seen in step.seen] for step in steps] == [
-        [("i0", 0), ("i1", 0)],
-        [("i0", 1), ("i1", 1)],
-    ]
-    assert exits(steps) == [0, 0]
-    assert survivors_of(steps).sample_ids == ("i0", "i1")
-
-
 def test_where_a_policy_cannot_be_probed_probes_run_as_any_other_input(
     small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
@@ -109,31 +95,6 @@ def test_inputs_of_nothing_run(split: Split, dtype: torch.dtype, small_model: Ea
     piece = runner.warm_up_pieces(split, 3)
     assert piece.lengths_B.tolist() == [16, 16, 16]
     assert exits(run(runner, split, piece)) == [3, 3, 3]
-
-
-def test_a_device_runs_probes_beside_others_with_the_same_answers(
-    small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    first: dict[tuple[bool, str], tuple[int, int]] = {}
-    seen: set[tuple[str, int]] = set()
-
-    def deliver(releases: list[Release[Piece]]) -> None:
-        for release in releases:
-            if isinstance(release, Answered):
-                answer = release.answer
-                first.setdefault((release.member.probe, answer.sample_id), (label_of(answer), answer.exit))
-            elif isinstance(release, Observed):
-                seen.add((release.seen.sample_id, release.seen.block))
-
-    runner: Runner[Piece] = TorchRunner(small_model, EntropyPolicy(1.0))
-    device = Device(BatchEngine(HALVES, ObservedTimes()), runner, ManualClock(), deliver)
-    for probe in (False, True):
-        singles = runner.from_wire(wire_of(encoded)).singles()
-        device.engine.submit(0, [Member(sample_id=one.sample_ids[0], payload=one, probe=probe) for one in singles], 0.0)
-    device.run_until_idle()
-    names = [f"i{k}" for k in range(len(encoded))]
-    assert [first[True, name] for name in names] == [first[False, name] for name in names]
-    assert seen == {(name, block) for name in names for block in range(4)}
 
 
 @dataclass

@@ -177,23 +177,6 @@ def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRun
     assert sorted(outbox.released) == list("abcdz")
 
 
-def test_an_input_that_is_lost_makes_room(runner: HeldRunner) -> None:
-    outbox = Outbox(expected=3)
-    runner.poison = "c"
-    runner.hold("d")
-    thread = thread_of(WHOLE, runner, outbox)
-    thread.device.submit(0, members("cd"))  # fails: then c alone, which is lost, and d
-    thread.start()
-    assert runner.waits_for("d")
-    thread.device.submit(0, [member("x")])
-    assert runner.waits_for("x")
-    for name in "ddxx":
-        runner.let(name)
-    assert outbox.complete.wait(PATIENCE_S)
-    thread.stop()
-    assert sorted(outbox.released) == list("cdx")
-
-
 def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
     outbox = Outbox(expected=5)
     thread = thread_of(WHOLE, runner, outbox)

@@ -12,10 +12,12 @@ from torch import Tensor
 from earlyexit.families import find_family
 from earlyexit.families.decoder import DecoderConfig, Llama
 from earlyexit.families.resnet import cifar_layout
+from earlyexit.families.seq2seq import Seq2SeqConfig
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.families.checkpoints import hf_model
 from tests.earlyexit.families.decoders import hf_decoder
+from tests.earlyexit.families.encoder_decoders import hf_seq2seq
 from tests.earlyexit.families.published import PublishedResNet, PublishedVgg
 from tests.earlyexit.network.models import SMALL
 
@@ -53,6 +55,10 @@ def llama(**changes: Any) -> Read:
     return lambda _: Llama().from_transformers(hf_decoder(**changes))
 
 
+def marian(**changes: Any) -> Read:
+    return lambda _: find_family("marian").from_transformers(hf_seq2seq("marian", **changes))
+
+
 def ramps_at(*at: int) -> Read:
     return lambda _: random_model(SMALL, ramps=RampOptions(at=at))
 
@@ -69,6 +75,9 @@ REFUSED: dict[str, Read] = {
     "weights: a number": resnet("conv1.weight", torch.tensor(1.0)),
     "weights: one side": resnet("layer1.0.conv1.weight", torch.ones(8)),
     "weights: two numbers": resnet("fc.bias", torch.ones(2)),
+    "weights: a norm's bias too short": resnet("layer2.1.bn2.bias", torch.ones(7)),
+    "weights: no bias of a norm": resnet("layer2.1.bn2.bias", None),
+    "weights: grouped convolutions": resnet("layer1.0.conv2.weight", torch.ones(8, 1, 3, 3)),
     "weights: no last bias": vgg("classifier.6.bias", None),
     "weights: no first": vgg("features.0.weight", None),
     "weights: a layer's number": vgg("classifier.0.weight", torch.tensor(1.0)),
@@ -84,6 +93,12 @@ REFUSED: dict[str, Read] = {
     "llama: stretched positions": llama(rope_parameters=STRETCHED),
     "llama: biases": llama(attention_bias=True),
     "llama: gelu": llama(hidden_act="gelu"),
+    "marian: feed-forwards of two sizes": marian(encoder_ffn_dim=32),
+    "marian: heads of two sizes": marian(encoder_attention_heads=3),
+    "seq2seq: fewer keys": lambda _: Seq2SeqConfig(num_kv_heads=2),
+    "seq2seq: more keys": lambda _: Seq2SeqConfig(num_heads=6),
+    "seq2seq: activation": lambda _: Seq2SeqConfig(activation="tanh"),
+    "mpnet: buckets": lambda _: find_family("mpnet").build({"num_buckets": 30}),
     "decoder: heads that cannot share": lambda _: DecoderConfig(num_heads=4, num_kv_heads=3),
     "decoder: half of a number": lambda _: DecoderConfig(head_size=7),
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -24,11 +21,9 @@ from tests.earlyexit.families.decoders import (
     backbone_of,
     decoder,
     hf_decoder,
-    model_of,
     say,
     sequence,
 )
-from tests.earlyexit.families.stories import encode, read_pieces, read_stories
 
 PROMPTS = ([7], [1, 200, 3], [9, 8, 7, 6, 5, 4, 3, 2, 1], [30, 31, 32, 33, 34])
 NOBODYS = torch.zeros(1, 5, dtype=torch.int32)
@@ -199,17 +194,3 @@ def _distance(model: EarlyExitModel, reference: LlamaForCausalLM, number: int, t
 def _end(model: EarlyExitModel) -> None:
     for number in backbone_of(model).kv.sequences:
         backbone_of(model).end(number)
-
-
-def test_a_little_girl_is_named_lily() -> None:
-    """llama2.c's smallest model says what its authors print of it."""
-    folder = Path(os.environ.get("OFFRAMP_DATA", "../shared/data")) / "generation"
-    if not (folder / "stories260K.bin").is_file():
-        pytest.skip("generation/stories260K.bin is not in OFFRAMP_DATA")
-    pieces = read_pieces(folder / "tok512.bin")
-    model = model_of(read_stories(folder / "stories260K.bin"), ramps=())
-    prompt = encode(pieces, "Zoo")
-    one = sequence(prompt, max_tokens=40, max_length=512)
-    Handfuls(model=model, bounds=(0, 2, 5)).run({1: one})
-    said = b"".join(pieces[token][0] for token in one.tokens[len(prompt) :])
-    assert said.decode().startswith(" was a little girl named Lily. She loved to play outside in the park.")

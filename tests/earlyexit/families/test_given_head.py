@@ -75,17 +75,6 @@ def test_training_changes_ramps_and_leaves_the_networks_own_answers(model: Early
     assert not after[0].equal(before[0])
 
 
-def test_a_saved_model_has_the_files_of_its_backbone_and_answers_the_same(
-    model: EarlyExitModel, tmp_path: Path
-) -> None:
-    encoded, _ = pictures(5)
-    save_model(model, tmp_path)
-    assert (tmp_path / NOTE).read_text() == "of the backbone"
-    again = load_model(tmp_path, dtype=torch.float32)
-    assert again.info.head_style == "given"
-    assert exit_outputs(again, encoded)[2].equal(exit_outputs(model, encoded)[2])
-
-
 def test_a_task_of_as_many_labels_takes_the_outputs_in_their_order() -> None:
     model = model_of(Pretrained(backbone=build(), head=GIVEN, label_names=None))
     assert (model.info.head_style, model.info.provenance["head"]) == ("given", "checkpoint")

@@ -76,13 +76,6 @@ def run(backbone: PaddedBackbone, token_ids: list[int], lengths: list[int]) -> T
     return hidden_ND
 
 
-def test_padded_modules_answer_packed_inputs_as_alone() -> None:
-    backbone = build()
-    together = run(backbone, [1, 2, 3, 4, 5], [2, 3])
-    torch.testing.assert_close(together[:2], run(backbone, [1, 2], [2]))
-    torch.testing.assert_close(together[2:], run(backbone, [3, 4, 5], [3]))
-
-
 def test_a_network_that_lets_padding_through_is_refused_by_its_block() -> None:
     with pytest.raises(ModelFolderError, match=r"block 1 gives one of 3 inputs other values than alone"):
         check_own(leaky())

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import conv2d
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.data.rows import LabelledRows, read_labelled
 from earlyexit.families.resnet import cifar_layout
-from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import load_model
+from earlyexit.network.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import exit_outputs
 from tests.data import data_folder
 from tests.earlyexit.families.checkpoints import resnet_state
+from tests.earlyexit.network.refusals import change_card
 
 TEST_IMAGES = "cifar10/lossless/cifar10_test_5000_webp.zip"
 
@@ -95,63 +96,15 @@ def test_logits_are_those_of_the_checkpoints_own_tensors(checkpoint: Path) -> No
     torch.testing.assert_close(uncut_logits(model_of(checkpoint), pixels), expected, rtol=0, atol=1e-4)
 
 
-def test_a_state_dict_alone_without_prefixes_is_the_same_network(checkpoint: Path, tmp_path: Path) -> None:
-    torch.save(resnet_state(blocks_per_stage=2), tmp_path / "bare.pt")
-    both = [uncut_logits(model_of(path), images(3)) for path in (checkpoint, tmp_path / "bare.pt")]
-    assert both[0].equal(both[1])
-
-
-def test_depths_are_of_the_family() -> None:
-    assert [cifar_layout(depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
-
-
-FIRST_CARD = """{
-  "schema_version": 2, "name": "random", "family": "resnet",
-  "backbone": {"depth": 8, "side": 32, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
-  "codec": {"name": "image", "height": 32, "width": 32},
-  "task": {"name": "label", "label_names": ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]},
-  "boundaries": [
-    [{"name": "hidden", "shape": [16, 32, 32], "dtype": "float", "per_token": false, "below": null}],
-    [{"name": "hidden", "shape": [32, 16, 16], "dtype": "float", "per_token": false, "below": null}],
-    [{"name": "hidden", "shape": [64, 8, 8], "dtype": "float", "per_token": false, "below": null}]
-  ],
-  "inputs": [{"name": "image", "shape": [32, 32, 3], "dtype": "uint8", "per_token": false, "below": null}],
-  "ramp_style": "light", "pooling": "mean", "head_style": "light", "head_pooling": "mean", "ramps": [0],
-  "num_blocks": 3, "provenance": {"weights": "random", "seed": 0}
-}"""
-"""As the first version wrote one, which knew only the 6n + 2 family."""
-FIRST_NAMES = {
-    "conv1": "stem.convolution",
-    "bn1": "stem.norm",
-    **{
-        f"layer{k + 1}.0.{theirs}": f"blocks.{k}.{ours}"
-        for k in range(3)
-        for theirs, ours in (
-            ("conv1", "convolution_1"),
-            ("bn1", "norm_1"),
-            ("conv2", "convolution_2"),
-            ("bn2", "norm_2"),
-        )
-    },
-}
-
-
-def test_folders_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> None:
-    state = resnet_state(blocks_per_stage=1)
-    weights = {"temperatures_E": torch.ones(3)}
-    for name, tensor in state.items():
-        part, _, kind = name.rpartition(".")
-        ours = f"head.classifier.{kind}" if part == "linear" else f"backbone.{FIRST_NAMES[part]}.{kind}"
-        weights[ours] = tensor
-        if kind == "running_mean":
-            weights[f"backbone.{FIRST_NAMES[part]}.num_batches_tracked"] = torch.tensor(0)
-    weights |= {
-        f"ramps.0.classifier.{kind}": torch.zeros(shape) for kind, shape in (("weight", (10, 16)), ("bias", 10))
-    }
-    (tmp_path / "model.json").write_text(FIRST_CARD)
-    save_file(weights, tmp_path / "model.safetensors")
-    expected = reference_logits({name: tensor.double() for name, tensor in state.items()}, images(5)).float()
-    torch.testing.assert_close(uncut_logits(load_model(tmp_path), images(5)), expected, rtol=0, atol=1e-4)
+def test_cards_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> None:
+    """They knew only the 6n + 2 family, by its depth and the side of its images."""
+    sizes = asdict(cifar_layout(8))
+    model = random_model(sizes, family="resnet", codec={"name": "image", "height": 32, "width": 32})
+    save_model(model, tmp_path)
+    change_card(tmp_path, backbone={"depth": 8, "side": 32, "mean": sizes["mean"], "std": sizes["std"]})
+    loaded = load_model(tmp_path)
+    assert loaded.backbone.to_config() == model.backbone.to_config()
+    assert uncut_logits(loaded, images(5)).equal(uncut_logits(model, images(5)))
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.errors import InputError, ModelFolderError
-from earlyexit.families import find_family
-from earlyexit.families.seq2seq import Seq2SeqConfig
+from earlyexit.errors import InputError
 from earlyexit.named import Fill
-from earlyexit.network.boundary import Segment
 from earlyexit.network.checkpoint import load_pretrained, start_of
-from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
+from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of
-from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, say, sequence
+from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, sequence
 from tests.earlyexit.families.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
 
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
@@ -76,16 +73,6 @@ def test_greedy_tokens_are_those_of_transformers(
     assert backbone_of(model).kv.free_pages == 256 // page_tokens
 
 
-@pytest.mark.parametrize("chunk", [64, 3])
-def test_one_that_begins_anew_elsewhere_goes_on_as_it_would_have(
-    model: EarlyExitModel, kind: str, expected: list[list[int]], chunk: int
-) -> None:
-    begun = sequence(SOURCES[1], chunk=chunk, start=PAD[kind])
-    say(begun, expected[1][1:8])
-    Handfuls(model=model).run({5: begun})
-    assert begun.tokens == [*SOURCES[1], *expected[1]]
-
-
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 1, 4, 5)], ids=str)
 def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_the_full_model_does(
     reference: Any, kind: str, bounds: tuple[int, ...]
@@ -118,15 +105,6 @@ def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, kind: str, 
         found.append({number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()})
     backbone_of(model).fill = "compute"
     assert found[0] == found[1] == found[2]
-
-
-def test_made_up_inputs_are_of_no_sequence(model: EarlyExitModel) -> None:
-    lengths_B = np.array([3, 1], dtype=np.int32)
-    tensors = arbitrary_tensors(model, 0, lengths_B, np.random.default_rng(0))
-    _, outputs_BC = model.compute(Segment(first=0, end=NUM_BLOCKS, ramp=None), tensors, Layout(lengths_B))
-    assert outputs_BC is not None
-    assert outputs_BC.nan_to_num(neginf=0).isfinite().all()
-    assert backbone_of(model).kv.sequences == set()
 
 
 @pytest.mark.parametrize(
@@ -166,33 +144,6 @@ def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
     ours = model.backbone.state_dict()
     assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
     assert pretrained.head is not None
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"encoder_ffn_dim": 32}, "ffn_dim must be the same on both sides, not 32 and 64"),
-        ({"encoder_attention_heads": 3}, "attention_heads must be the same on both sides, not 3 and 6"),
-    ],
-    ids=["feed-forward", "heads"],
-)
-def test_a_marian_of_two_sizes_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelFolderError, match=said):
-        find_family("marian").from_transformers(hf_seq2seq("marian", **changes))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said"),
-    [
-        ({"num_kv_heads": 2}, "8 heads must have a key each, not 2"),
-        ({"num_heads": 6}, "6 heads cannot share 8 keys"),
-        ({"activation": "tanh"}, "unknown activation 'tanh'"),
-    ],
-    ids=["fewer keys", "more keys", "activation"],
-)
-def test_sizes_that_are_not_served_are_refused(sizes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelFolderError, match=said):
-        Seq2SeqConfig(**sizes)
 
 
 def _see(model: EarlyExitModel, number: int, of: TokenSequence, tokens: list[int]) -> None:

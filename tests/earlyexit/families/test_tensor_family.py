@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ from earlyexit.families.own import TensorBackbone, check_own
 from earlyexit.named import NamedSpec
 from earlyexit.network.boundary import Encoded, Split, TensorSpec
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained
-from earlyexit.network.cut import TorchRunner, cut_out
+from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
@@ -27,7 +25,6 @@ from tests.earlyexit.network.cuts import answers_alone
 
 NAME = "tests.earlyexit.families.convolutions:build"
 CODEC = {"name": "image", "height": 8, "width": 8}
-RAMPS = (0, 1, 2)
 QUICK = TrainOptions(epochs=100, batch=32, learning_rate=2e-2)
 
 
@@ -67,28 +64,6 @@ def test_what_crosses_is_known_by_trying(model: EarlyExitModel) -> None:
     assert model.max_length == 1
 
 
-def test_ramps_are_trained_on_every_shape(model: EarlyExitModel) -> None:
-    encoded, labels = pictures(60, seed=2)
-    for outputs_NC in exit_outputs(model, encoded).values():
-        assert (outputs_NC.argmax(1) == torch.tensor(labels)).float().mean() > 0.9
-
-
-def test_a_saved_network_answers_the_same_and_its_card_says_what_crosses(
-    model: EarlyExitModel, encoded: list[Encoded], tmp_path: Path
-) -> None:
-    save_model(model, tmp_path)
-    card = read_card(tmp_path)
-    assert tuple(tuple(each.shape for each in boundary) for boundary in card.boundaries) == SHAPES
-    assert card.bytes_per_input(1, 1, float_bytes=4) == 4 * (6 * 4 * 4 + 4 * 8 * 8)
-    assert (card.codec, card.task) == (CODEC, model.task.spec())
-    assert card.max_length == 1
-    loaded = load_model(tmp_path)
-    assert loaded.info == model.info
-    expected = exit_outputs(model, encoded)
-    for block, outputs_NC in exit_outputs(loaded, encoded).items():
-        assert outputs_NC.equal(expected[block])
-
-
 def test_the_network_is_tried_without_moving_its_statistics() -> None:
     backbone = build().train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
@@ -96,15 +71,6 @@ def test_the_network_is_tried_without_moving_its_statistics() -> None:
     assert backbone.boundary(3)[0].shape == (10,)
     assert backbone.training
     assert all(tensor.equal(before[name]) for name, tensor in backbone.state_dict().items())
-
-
-@pytest.mark.parametrize("first", range(4))
-def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) -> None:
-    runner = TorchRunner(model, ConfidencePolicy(2.0))
-    piece = runner.warm_up_pieces(Split(first=first, end=4, batch=4), 3)
-    assert piece.lengths_B.tolist() == [1, 1, 1]
-    (step,) = cut_out(model, first, 4, (), ConfidencePolicy(2.0)).run(piece)
-    assert len(step.answers) == 3
 
 
 # What a network over tensors must keep to, what may cross between its blocks, and in what precision

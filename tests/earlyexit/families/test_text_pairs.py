@@ -73,15 +73,6 @@ def test_pairs_get_the_logits_of_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(found_BC, theirs(hf_model, some_pairs()), atol=1e-4, rtol=0)
 
 
-def test_token_types_change_what_a_pair_is_answered(tmp_path: Path) -> None:
-    pair_checkpoint(tmp_path)
-    model = ours(tmp_path, LabelTask(NAMES), pairs=True)
-    assert [each.name for each in model.boundary(-1)] == ["token_ids", "token_types"]
-    alike = [Encoded(each.length, (each.tensors[0], np.zeros_like(each.tensors[1]))) for each in some_pairs()]
-    with_types, without = (exit_outputs(model, inputs)[NUM_BLOCKS - 1] for inputs in (some_pairs(), alike))
-    assert float((with_types - without).abs().min(1).values.max()) > 1e-3
-
-
 def test_a_model_of_single_texts_has_the_first_type_in_its_positions(tmp_path: Path) -> None:
     hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES))
@@ -112,13 +103,6 @@ def test_a_checkpoint_of_one_number_answers_what_transformers_answers(family: st
     assert max(expected) - min(expected) > 0.1
     assert answers(model, from_wire(model, wire_of(texts), NEVER)) == pytest.approx(expected, abs=1e-4)
     assert model.info.provenance["head"] == "checkpoint"
-
-
-def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> None:
-    checkpoint(tmp_path, num_labels=1)
-    model = ours(tmp_path, STARS)
-    outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
-    assert STARS.score(outputs_NC).tolist() == [0.5] * len(LENGTHS)
 
 
 @pytest.mark.parametrize(

@@ -18,20 +18,19 @@ from torch import Tensor
 
 from earlyexit.data.rows import PAIR, TEXT
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.families.base import Pretrained, weights_sha256
+from earlyexit.families.base import Pretrained
 from earlyexit.foreign.dataflow import find_sites
 from earlyexit.foreign.model import ForeignOptions
 from earlyexit.foreign.torch_backbone import GRAPH_FILE, ExportedBackbone
 from earlyexit.foreign.torch_module import TorchModel, read_torch
-from earlyexit.network.boundary import Answer, Encoded
+from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.tasks.label import LabelTask
-from earlyexit.training.ramps import TrainOptions, exit_outputs, pack, train_ramps
+from earlyexit.training.ramps import pack
 from tests.earlyexit.foreign import modules as foreign
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, every_bounds
+from tests.earlyexit.network.cuts import every_bounds
 from tests.earlyexit.network.tokens import of_tokens
 
 PLACE = "tests.earlyexit.foreign.modules"
@@ -103,24 +102,6 @@ def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str
         assert in_pieces(backbone, encoded, bounds).equal(whole(name, encoded))
 
 
-@pytest.mark.parametrize("name", ["pictures", "texts"])
-def test_every_cut_gives_the_answers_and_exits_of_inputs_alone(name: str) -> None:
-    model, encoded = model_of(name), inputs_of(name, 9)
-    scores = {ramp: outputs.softmax(-1).amax(-1) for ramp, outputs in exit_outputs(model, encoded).items()}
-    policy = ConfidencePolicy({ramp: float(scores[ramp].quantile(0.45)) for ramp in model.ramp_indices})
-    alone = answers_alone(model, policy, encoded)
-    assert len(exits_of(alone)) > 1
-    for seed, bounds in enumerate(every_bounds(model.num_blocks)):
-        found = answers_in_cuts(model, policy, encoded, bounds, seed=seed)
-        assert {key: (each.value, each.exit) for key, each in found.items()} == {
-            key: (each.value, each.exit) for key, each in alone.items()
-        }
-
-
-def exits_of(answers: dict[str, Answer]) -> set[int]:
-    return {answer.exit for answer in answers.values()}
-
-
 def test_probabilities_become_the_logits_before_them() -> None:
     encoded = inputs_of("probable", 4)
     backbone = taken("probable").backbone
@@ -148,19 +129,6 @@ def test_what_crosses_is_described() -> None:
     assert boundaries[0][0].per_token
     assert boundaries[-1][0].shape == (3,)
     assert not boundaries[-1][0].per_token
-
-
-def test_training_saving_and_loading_leave_the_backbone_as_it_is(tmp_path: Path) -> None:
-    model, encoded = model_of("pictures"), inputs_of("pictures", 32)
-    before = weights_sha256(model.backbone)
-    model = replace_provenance(model, backbone_sha256=before)
-    train_ramps(model, encoded, np.arange(32) % 3, TrainOptions(epochs=2, batch=16))
-    save_model(model, tmp_path)
-    assert weights_sha256(model.backbone) == before
-    loaded = load_model(tmp_path)
-    assert weights_sha256(loaded.backbone) == before
-    assert isinstance(loaded.backbone, ExportedBackbone)
-    assert in_pieces(loaded.backbone, encoded, (0, loaded.num_blocks)).equal(whole("pictures", encoded))
 
 
 def replace_provenance(model: EarlyExitModel, **facts: object) -> EarlyExitModel:

@@ -83,21 +83,6 @@ def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolic
     return ConfidencePolicy(thresholds)
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_every_cut_answers_as_the_uncut_graph_answers_an_input_alone(case: Case, count: int) -> None:
-    policy, encoded = halves(case.model, case.encoded), case.encoded[:count]
-    expected = answers_alone(case.model, policy, encoded)
-    if count == 7:
-        assert len({answer.exit for answer in expected.values()}) == 3
-    for seed, bounds in enumerate(every_bounds(case.model.num_blocks)):
-        assert_same(answers_in_cuts(case.model, policy, encoded, bounds, seed=seed), expected, within=1e-4)
-
-
-def test_inputs_that_go_to_the_end_get_the_files_own_outputs(case: Case) -> None:
-    outputs_NC = exit_outputs(case.model, case.encoded)[case.model.num_blocks - 1]
-    np.testing.assert_allclose(outputs_NC.numpy(), case.expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("bounds", [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
 def test_blocks_in_any_sessions_give_the_files_own_outputs(case: Case, bounds: Sequence[int]) -> None:
     never = ConfidencePolicy(2.0)
@@ -112,17 +97,6 @@ def test_blocks_in_any_sessions_give_the_files_own_outputs(case: Case, bounds: S
             assert all(a.equal(b) for a, b in zip(hidden, piece.tensors, strict=True))
         else:
             np.testing.assert_allclose(outputs_BC.numpy(), case.expected, atol=1e-4)
-
-
-def test_what_crosses_between_texts_is_packed(case: Case) -> None:
-    if case.model.max_length == 1:
-        assert [each.shape for block in range(3) for each in case.model.boundary(block)] == [(6, 8, 8), (6, 8, 8), (3,)]
-        return
-    assert [(each.shape, each.per_token) for block in range(3) for each in case.model.boundary(block)] == [
-        ((8,), True),
-        ((8,), True),
-        ((3,), False),
-    ]
 
 
 def test_a_saved_model_answers_the_same_and_has_no_weights_of_the_graph(case: Case, tmp_path: Path) -> None:
@@ -168,12 +142,6 @@ def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> No
     (tmp_path / "graph.onnx").unlink()
     with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its network consists of"):
         load_model(tmp_path)
-
-
-def test_another_float_type_is_refused(case: Case, tmp_path: Path) -> None:
-    save_model(case.model, tmp_path)
-    with pytest.raises(ModelFolderError, match="theirs: onnx models run in float32, not bfloat16"):
-        load_model(tmp_path, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

@@ -37,7 +37,6 @@ from tests.earlyexit.foreign.onnx_graphs import (
 )
 
 NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
-GEMM = "hidden = Gemm(x, w, b) r = Relu(hidden) logits = Gemm(r, w, b)"
 
 
 def numbers_graph(body: str, *, inputs: str = "float[B, 4] x", output: str = "float[B, 4] logits") -> Any:
@@ -78,17 +77,6 @@ def test_one_of_several_outputs_is_chosen(tmp_path: Path) -> None:
     head = taken(graph, tmp_path, output="logits").head
     assert head is not None
     assert head.num_outputs == 4
-
-
-def test_an_input_whose_answer_depends_on_others_is_refused(tmp_path: Path) -> None:
-    path = saved(pictures_graph(end="among others"), tmp_path / "from")
-    with pytest.raises(GraphError, match="block 1 gives one of 2 inputs other values than alone"):
-        pictures_taken(path, tmp_path, cuts=[["r1"]])
-
-
-def test_numbers_scaled_by_the_whole_batch_are_refused(tmp_path: Path) -> None:
-    body = "q, scale, zero = DynamicQuantizeLinear(x) d = DequantizeLinear(q, scale, zero) logits = Gemm(d, w, b)"
-    assert "block 0 gives one of 2 inputs other values than alone" in refused(numbers_graph(body), tmp_path)
 
 
 @pytest.mark.parametrize(("others", "is_taken"), [pytest.param(3e-4, True, id="rounding"), pytest.param(0.05, False)])

@@ -62,13 +62,6 @@ def test_weights_beside_a_file_are_found_where_it_lies(tmp_path: Path) -> None:
         file.timed(find_sites(file.flow))
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "ocr_direction"])
-def test_more_and_more_time_has_passed_from_site_to_site(name: str) -> None:
-    file = read_onnx(model_file(name))
-    found = shares(file.timed(find_sites(file.flow), repeats=2))
-    assert all(0 < first <= second < 1 for first, second in pairwise(found))
-
-
 def test_bytes_that_the_file_does_not_tell_are_measured() -> None:
     file = read_onnx(model_file("squeezenet"))
     told = find_sites(file.flow)

@@ -11,7 +11,6 @@ from earlyexit.errors import GraphError
 from earlyexit.foreign import torch_module
 from earlyexit.foreign.dataflow import carriers, find_sites
 from earlyexit.foreign.torch_module import TorchModel, read_torch
-from tests.earlyexit.foreign import networks
 from tests.earlyexit.foreign.removal import carriers_by_removal
 
 HERE = "tests.earlyexit.foreign.networks"
@@ -26,19 +25,6 @@ def name(request: pytest.FixtureRequest) -> str:
 def read(name: str) -> TorchModel:
     torch.manual_seed(0)
     return read_torch(f"{HERE}:{name}")
-
-
-def test_a_traced_module_gives_what_the_module_gives_for_any_batch(name: str) -> None:
-    graph = read(name)
-    torch.manual_seed(0)
-    network, _ = getattr(networks, name)()
-    network.eval()
-    for batch in (1, 2, 7):
-        inputs = {key: value[torch.arange(batch) % 2] for key, value in graph.examples.items()}
-        with torch.no_grad():
-            wanted = network(**inputs)
-        [given] = graph.run(*inputs.values())
-        assert torch.allclose(given, wanted if isinstance(wanted, torch.Tensor) else wanted.logits, atol=1e-5)
 
 
 def test_carriers_of_traced_modules_are_what_disconnects_them(name: str) -> None:

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import EarlyExitModel, from_wire
-from earlyexit.network.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, TabiPolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
@@ -100,18 +98,6 @@ def test_cuts_batch_mates_and_the_wire_change_no_answer(
         assert_same(answers, expected)
 
 
-@pytest.mark.slow
-@each_policy
-def test_many_orders_of_the_same_splits_change_no_answer(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    policy = make_policy()
-    expected = answers_alone(model, policy, encoded)
-    for seed in range(10, 20):
-        for bounds in BOUNDS:
-            assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected)
-
-
 def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9})
     piece = piece_of(model, policy, encoded)
@@ -133,67 +119,12 @@ def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: lis
     assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
 
 
-def test_without_active_ramps_everyone_leaves_at_the_end(model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    policy = ConfidencePolicy(0.0)
-    steps = list(cut_out(model, 0, NUM_BLOCKS, (), policy).run(piece_of(model, policy, encoded)))
-    assert [[answer.exit for answer in step.answers] for step in steps] == [[3] * 24]
-
-
-def test_a_cut_that_ends_before_the_model_passes_on_who_is_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
-    policy = ConfidencePolicy(1.1)
-    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded)))
-    assert [len(step.answers) for step in steps] == [0, 0]
-    assert [step.survivors.next_block for step in steps if step.survivors is not None] == [1, 2]
-
-
-def test_a_bfloat16_piece_survives_the_wire_bit_for_bit(model: EarlyExitModel) -> None:
-    values = torch.tensor([[1.0, -0.0, 3.14159], [float("inf"), 1e-40, -7e30]]).to(torch.bfloat16)
-    piece = Piece(
-        sample_ids=("a",),
-        next_block=2,
-        lengths_B=np.array([2], dtype=np.int32),
-        tensors=(values,),
-        state_BS=torch.tensor([[3, 1]], dtype=torch.int32),
-    )
-    wire = piece.to_wire()
-    assert wire.tensors[0].dtype == np.uint16
-    back = from_wire(model, wire, PatiencePolicy(1))
-    assert back.tensors[0].dtype == torch.bfloat16
-    assert back.tensors[0].view(torch.int16).equal(values.view(torch.int16))
-    assert back.state_BS.equal(piece.state_BS)
-    assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a",), 2, [2])
-
-
 def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     wire = wire_of(encoded[:2])
     wire.tensors[0].setflags(write=False)
     policy = VotingPolicy(9)
     *_, last = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     assert [answer.exit for answer in last.answers] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "ramps", "message"),
-    [
-        pytest.param(-1, 2, (), r"blocks -1 to 1 are not in the model, whose blocks are 0 to 3", id="before the start"),
-        pytest.param(2, 2, (), r"blocks 2 to 1 are not in the model", id="empty"),
-        pytest.param(3, 1, (), r"blocks 3 to 0 are not in the model", id="backwards"),
-        pytest.param(0, 5, (), r"blocks 0 to 4 are not in the model", id="beyond the end"),
-        pytest.param(0, 4, (3,), r"the model has no ramps \[3\]; its ramps are \[0, 1, 2\]", id="ramp at the head"),
-        pytest.param(0, 2, (2,), r"ramp 2 is outside its split, whose blocks are 0 to 1", id="ramp of another split"),
-        pytest.param(0, 4, (2, 1), r"ramps must ascend without repeats, not \[2, 1\]", id="ramps out of order"),
-    ],
-)
-def test_parts_that_the_model_does_not_have_are_refused(
-    model: EarlyExitModel, first: int, end: int, ramps: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(PlanError, match=message):
-        cut_out(model, first, end, ramps, EntropyPolicy(0.4))
-
-
-def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) -> None:
-    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold; thresholds name \[0\]"):
-        cut_out(model, 0, 4, (0, 1), EntropyPolicy({0: 0.4}))
 
 
 def numbers_with(number: float, *, block: int) -> EarlyExitModel:

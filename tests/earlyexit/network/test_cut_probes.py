@@ -13,7 +13,6 @@ from earlyexit.network.boundary import Answer, Encoded, Seen
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
-from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
 from tests.earlyexit.network.cuts import answers_alone, assert_same, cuts_of, piece_of
 from tests.earlyexit.network.test_cut import BOUNDS, NUM_BLOCKS, RAMPS, each_policy, model
@@ -109,21 +108,3 @@ def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
         assert answer.exit == min([*sure, NUM_BLOCKS - 1])
         assert answer.value == probed.seen[sample_id, answer.exit].value
         assert math.isnan(probed.seen[sample_id, NUM_BLOCKS - 1].score)
-
-
-def test_a_policy_that_cannot_be_probed_shows_the_full_model_s_label_alone(
-    model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    probed = probe(model, PatiencePolicy(1), encoded[:2], (0, 2, NUM_BLOCKS))
-    assert sorted(probed.seen) == [("i0", 3), ("i1", 3)]
-
-
-def test_a_ramp_that_gives_no_numbers_costs_its_record_and_no_answer(
-    model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    temperature = model.temperatures_E[1].item()
-    model.temperatures_E[1] = math.nan
-    probed = probe(model, EntropyPolicy({0: 0.0}), encoded[:2], (0, NUM_BLOCKS), ramps=(0,))
-    model.temperatures_E[1] = temperature
-    assert sorted(block for name, block in probed.seen if name == "i0") == [0, 2, 3]
-    assert sorted(probed.answers) == ["i0", "i1"]

@@ -1,22 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from earlyexit.network.piece import Layout
-from earlyexit.ramps.pooling import Pooling, pool
+from earlyexit.ramps.pooling import pool
 
 
 def layout_of(*lengths: int) -> Layout:
     return Layout(np.array(lengths, dtype=np.int32))
-
-
-@pytest.mark.parametrize(("pooling", "expected"), [("mean", [[2.0], [5.0]]), ("first", [[1.0], [5.0]])])
-def test_pooling_looks_at_an_inputs_own_tokens_only(pooling: Pooling, expected: list[list[float]]) -> None:
-    layout = layout_of(2, 1)
-    packed_ND = torch.tensor([[1.0], [3.0], [5.0]])
-    assert pool(packed_ND, layout, pooling).tolist() == expected
 
 
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:

@@ -85,28 +85,6 @@ def test_singles_hold_their_rows_and_fuse_to_the_piece(lengths: list[int], state
     assert_holds(fuse([singles[k] for k in order]), piece, order)
 
 
-@given(all_lengths, st.integers(0, 6))
-def test_two_parts_fuse_to_the_whole(lengths: list[int], at: int) -> None:
-    piece = mixed(lengths)
-    everyone = list(range(len(lengths)))
-    parts = [piece.select(part) for part in (everyone[:at], everyone[at:]) if part]
-    assert_holds(fuse(parts), piece, everyone)
-
-
-def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
-    piece = mixed([2, 3])
-    _, second = piece.singles()
-    assert [values.data_ptr() for values in second.tensors] == [
-        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
-    ]
-    assert fuse([piece]) is piece
-
-
-def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
-    with pytest.raises(AssertionError):
-        fuse([mixed([1], next_block=1), mixed([1], next_block=2)])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [4, 4], [3, 1, 2]], ids=str)
 def test_every_tensor_survives_the_wire(lengths: list[int], dtype: torch.dtype, small_model: EarlyExitModel) -> None:
@@ -146,13 +124,6 @@ def test_what_half_precision_cannot_hold_is_its_largest_and_never_infinite() -> 
     assert piece.tensors[0].flatten().tolist()[:2] == [7e4, float(np.float32(-1e30))], "those on the device stay"
 
 
-def test_what_two_bytes_hold_already_stays_as_it_is() -> None:
-    piece = mixed([2, 1], dtype=torch.bfloat16)
-    for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
-        assert half.dtype == same.dtype
-        assert np.array_equal(half, same)
-
-
 def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
     piece = Piece(
         sample_ids=("a", "b", "c"),
@@ -189,11 +160,3 @@ def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, .
     values = values_of(array)
     assert {type(value) for value in values} == {Numbers if array.ndim > 1 else type(array.tolist()[0])}
     assert stacked(values).tolist() == array.tolist()
-
-
-def test_an_answer_of_many_numbers_travels_with_its_type_and_shape() -> None:
-    array = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
-    back = Numbers.of(array).numpy()
-    assert back.dtype == array.dtype
-    assert back.tolist() == [[0, 2], [3, 5]]
-    assert not back.flags.writeable

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Budget, Split
 
 
@@ -18,29 +17,6 @@ from earlyexit.network.boundary import Budget, Split
 def test_segments_end_at_active_ramps(ramps: tuple[int, ...], expected: list[tuple[int, int, int | None]]) -> None:
     segments = Split(first=2, end=6, batch=1, ramps=ramps).segments()
     assert [(segment.first, segment.end, segment.ramp) for segment in segments] == expected
-
-
-@pytest.mark.parametrize(
-    ("first", "end", "batch", "ramps", "message"),
-    [
-        pytest.param(2, 2, 1, (), "first 2 and end 2", id="empty"),
-        pytest.param(-1, 2, 1, (), "first -1 and end 2", id="before block 0"),
-        pytest.param(0, 2, 0, (), "batch must be at least 1, not 0", id="batch 0"),
-        pytest.param(0, 2, 1, (1, 0), r"must ascend without repeats, not \[1, 0\]", id="descending ramps"),
-        pytest.param(0, 2, 1, (1, 1), r"must ascend without repeats, not \[1, 1\]", id="repeated ramp"),
-        pytest.param(2, 4, 1, (1,), "ramp 1 is outside its split, whose blocks are 2 to 3", id="ramp outside"),
-    ],
-)
-def test_splits_that_contradict_themselves_are_refused(
-    first: int, end: int, batch: int, ramps: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(PlanError, match=message):
-        Split(first=first, end=end, batch=batch, ramps=ramps)
-
-
-def test_a_budget_of_no_tokens_is_refused() -> None:
-    with pytest.raises(PlanError, match="tokens must be at least 1, not 0"):
-        Split(first=0, end=2, batch=1, tokens=0)
 
 
 @pytest.mark.parametrize(

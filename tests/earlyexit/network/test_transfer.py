@@ -43,11 +43,6 @@ def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
     ]
 
 
-def test_a_single_step_is_given_when_it_is_computed() -> None:
-    assert Told().take("a") == ["tell a", "wait for a", "give a"]
-    assert Told().take() == []
-
-
 def test_on_the_cpu_a_tensor_is_in_host_memory_already() -> None:
     tensor = torch.tensor([1.0])
     assert to_host(tensor) is tensor

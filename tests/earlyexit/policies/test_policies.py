@@ -12,7 +12,7 @@ from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy, decayed
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
@@ -93,11 +93,6 @@ def test_a_threshold_that_decays_is_calms_at_every_place(threshold: float) -> No
             verdict = policy.decide(0, opinion, torch.tensor([[place]], dtype=torch.int32), ("a",))
             assert verdict.leave_B.item() == (score > calms), (place, score)
             assert verdict.score_B.item() == pytest.approx(score, abs=1e-6), "what is said is how sure the ramp is"
-
-
-def test_no_score_passes_a_threshold_above_one_however_late() -> None:
-    certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
-    assert decayed(certain, late, 4.0).tolist() == [1.0]
 
 
 def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
@@ -195,17 +190,3 @@ def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None
     scores, labels = look(ConfidencePolicy({0: 0.4}))
     assert scores == pytest.approx([0.5, 0.75, 0.9])
     assert labels == [0, 0, 1]
-
-
-def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
-    score_B, label_B = recorded().look(5, OPINION, torch.zeros(3, 0), ("y#3", "x", "y"))
-    assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
-    assert label_B.tolist() == [21, 11, 21]
-    assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
-
-
-def test_policies_decide_where_they_have_a_threshold() -> None:
-    assert [EntropyPolicy({2: 0.5}).can_decide(ramp) for ramp in (1, 2)] == [False, True]
-    assert EntropyPolicy(0.5).can_decide(1)
-    assert [recorded().can_decide(ramp) for ramp in (2, 3)] == [True, False]
-    assert PatiencePolicy(1).can_decide(1)

@@ -14,13 +14,10 @@ from earlyexit.families.resnet import ResNetBackbone, cifar_layout
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.network.model import EarlyExitModel
-from earlyexit.network.store import load_model, save_model
-from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.heads import BridgeRamp
 from earlyexit.tasks.label import LabelTask
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from tests.earlyexit.families.checkpoints import resnet_state
-from tests.earlyexit.network.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.network.models import SMALL
 from tests.earlyexit.training.test_ramps import changed, copy_of
 
@@ -87,17 +84,6 @@ def test_bridges_of_a_checkpoint_begin_with_its_blocks_and_its_head(tmp_path: Pa
         assert changed(bridge_ramp(model, block).bridge, copy_of(model.backbone.bridge(block) or model)) == set()
 
 
-def test_a_saved_model_is_loaded_with_the_bridges_that_it_was_saved_with(tmp_path: Path) -> None:
-    model, (inputs, _) = small(), pictures(4)
-    with torch.no_grad():  # as if they had been trained: no longer copies of the backbone's blocks
-        for parameter in model.ramps.parameters():
-            parameter.mul_(1.1)
-    save_model(model, tmp_path / "model")
-    found = outputs(load_model(tmp_path / "model"), inputs)
-    for block, expected in outputs(model, inputs).items():
-        assert found[block].equal(expected)
-
-
 def test_bridges_learn_on_a_frozen_backbone() -> None:
     model = small()
     before = copy_of(model.backbone)
@@ -108,16 +94,6 @@ def test_bridges_learn_on_a_frozen_backbone() -> None:
     unseen, expected = pictures(64, seed=1)
     for found in outputs(model, unseen).values():
         assert (found.argmax(1).numpy() == expected).mean() > 0.95
-
-
-@pytest.mark.parametrize("bounds", [(0, 6), (0, 1, 3, 6), (0, 1, 2, 3, 4, 5, 6)], ids=str)
-def test_answers_behind_bridges_do_not_depend_on_cuts_and_batches(bounds: tuple[int, ...]) -> None:
-    model = small()
-    policy = ConfidencePolicy(0.5095)  # weights are random: no exit is much surer
-    inputs, _ = pictures(14, seed=2)
-    expected = answers_alone(model, policy, inputs)
-    assert {answer.exit for answer in expected.values()} >= {0, 5}
-    assert_same(answers_in_cuts(model, policy, inputs, bounds), expected)
 
 
 def test_a_family_without_regions_has_no_bridges() -> None:

@@ -39,17 +39,6 @@ def test_tokens_that_are_maps_are_pooled_before_their_maps() -> None:
     assert pool(rows_NCL, layout, "grid").tolist() == [[3.0, 5.0], [2.0, 4.0]]
 
 
-def test_a_vector_per_input_is_as_it_is() -> None:
-    rows_BD = torch.randn(3, 5)
-    assert pool(rows_BD, single(3), "mean").equal(rows_BD)
-
-
-def test_a_vector_per_input_of_several_tokens_is_as_it_is() -> None:
-    rows_BD = torch.randn(2, 5)
-    layout = Layout(np.array([3, 1], dtype=np.int32))
-    assert all(pool(rows_BD, layout, pooling).equal(rows_BD) for pooling in ("mean", "first", "grid"))
-
-
 @pytest.mark.parametrize(
     ("row", "pooling"),
     [
@@ -65,15 +54,6 @@ def test_a_vector_per_input_of_several_tokens_is_as_it_is() -> None:
 )
 def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooling) -> None:
     assert pool(torch.zeros(2, *row), single(2), pooling).shape == (2, pooled_size(row, pooling))
-
-
-def test_an_mlp_ramp_answers_each_input_by_itself() -> None:
-    torch.manual_seed(0)
-    ramp = build_ramp("mlp", (3, 8, 8), (5,), "grid").eval()
-    maps_BCHW = torch.randn(4, 3, 8, 8)
-    together = ramp(maps_BCHW, single(4))
-    assert together.shape == (4, 5)
-    torch.testing.assert_close(together[2:3], ramp(maps_BCHW[2:3], single(1)))
 
 
 def test_maps_that_a_network_gives_itself_are_taken_as_they_are() -> None:

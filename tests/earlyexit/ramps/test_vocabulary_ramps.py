@@ -67,13 +67,6 @@ def test_a_shared_vocabulary_is_kept_once(tmp_path: Path, style: str) -> None:
     assert exits_of(loaded, policy, (0, NUM_BLOCKS)) == exits_of(model, policy, (0, NUM_BLOCKS))
 
 
-def test_a_head_of_its_own_is_kept_beside_the_embedding(tmp_path: Path) -> None:
-    model = decoder(hf_decoder())
-    save_model(model, tmp_path)
-    assert not model.tied
-    assert torch.equal(load_model(tmp_path).state_dict()["head.classifier.weight"], model.head.classifier.weight)  # type: ignore[arg-type,union-attr]
-
-
 @pytest.mark.parametrize(
     "policy", [ForeseenPolicy({1: 0.52, 2: 0.5}), SimilarPolicy({1: 0.72, 2: 0.85})], ids=["foreseen", "similar"]
 )

@@ -10,10 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from earlyexit.errors import DataError
 from earlyexit.network.boundary import Numbers
 from earlyexit.tasks import find_task
-from tests.earlyexit.tasks.maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
+from tests.earlyexit.tasks.maps import STREET, ids, logits_of, png_chunks, png_of
 
 ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
@@ -112,40 +111,6 @@ def test_ids_of_four_bits_into_a_palette_are_taken() -> None:
 
 def test_the_colours_of_a_palette_say_nothing() -> None:
     assert STREET.targets([of_palette(MASK)]).tolist() == [MASK.tolist()]
-
-
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        pytest.param(
-            MASK[:3],
-            "row 2: a mask of 6 x 3 pixels, width by height; the model answers 6 x 4",
-            id="another size",
-        ),
-        pytest.param(png_of(MASK.T.copy()), "row 2: a mask of 4 x 6 pixels", id="another size of a file"),
-        pytest.param(
-            np.where(MASK == CAR, 17, MASK).astype(np.uint8), "row 2: class id 17; the 4 classes are 0 to 3", id="ids"
-        ),
-        pytest.param(
-            png_of(np.dstack([MASK] * 3)),
-            "row 2: the mask is an image of the mode RGB, colours for class ids; an index image is needed",
-            id="colours",
-        ),
-        pytest.param(png_of(MASK.astype(np.uint16)), "row 2: the mask is an image of the mode I;16", id="16 bits"),
-        pytest.param(png_of(MASK, format="BMP"), "row 2: the mask is no PNG file, or a broken one", id="no PNG"),
-        pytest.param(png_of(MASK)[:-30], "row 2: the mask cannot be decoded", id="cut off"),
-        pytest.param(b"", "row 2: the mask is no PNG file", id="nothing"),
-        pytest.param(png_with_large_text(), "row 2: the mask cannot be decoded: ValueError", id="a large text"),
-        pytest.param(grey(4), "row 2: the mask has 4 bits of grey for a pixel, not 8", id="shades of 4 bits"),
-        pytest.param(grey(2), "row 2: the mask has 2 bits of grey for a pixel, not 8", id="shades of 2 bits"),
-        pytest.param(MASK.astype(np.float32), r"row 2: a mask of float32 of the shape \[4, 6\]", id="fractions"),
-        pytest.param(MASK[None], r"row 2: a mask of uint8 of the shape \[1, 4, 6\]", id="three axes"),
-        pytest.param("road", "row 2: a mask of ", id="a word"),
-    ],
-)
-def test_masks_that_can_be_none_are_refused_with_their_row(label: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        STREET.targets([MASK, label])
 
 
 def test_in_a_mirror_maps_are_the_other_way_round() -> None:

@@ -89,22 +89,6 @@ def test_targets_are_what_the_label_column_says() -> None:
     assert STARS.targets(["4.5", "-1", "3e0"]).tolist() == [4.5, -1.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("task", "worse", "better", "target"),
-    [
-        pytest.param(LABELS, [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], 2, id="a likelier right label"),
-        pytest.param(STARS, [1.0, 0.0], [0.5, 0.0], 3.0, id="a nearer number"),
-        pytest.param(STARS, [1.0, -1.0], [1.0, 0.0], 3.0, id="an error that is expected"),
-        pytest.param(STARS, [0.0, 0.0], [0.0, -1.0], 3.0, id="a right number that is sure"),
-    ],
-)
-def test_better_outputs_have_a_smaller_training_loss(
-    task: Task, worse: list[float], better: list[float], target: float
-) -> None:
-    losses = [task.training_loss(torch.tensor([each]), torch.tensor([target])) for each in (worse, better)]
-    assert losses[1] < losses[0]
-
-
 def test_the_loss_of_numbers_is_least_where_the_width_is_the_mean_absolute_error() -> None:
     # Errors of 1, 2 and 6 in units of the scale, so 3 on average: the negative log likelihood is 1 + ln 3.
     targets_B = torch.tensor([3.0 + 4, 3.0 + 8, 3.0 - 24])

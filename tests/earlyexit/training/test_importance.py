@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from earlyexit.backends.onnx import OnnxSegments
-from earlyexit.engine.engine import Batch
-from earlyexit.engine.queue import Attention, Member
+from earlyexit.engine.queue import Attention
 from earlyexit.errors import PlanError
 from earlyexit.families import find_family
-from earlyexit.network.boundary import Encoded, Segment, Split, entering
-from earlyexit.network.cut import TorchRunner
+from earlyexit.network.boundary import Encoded, Segment
 from earlyexit.network.model import EarlyExitModel, from_wire
 from earlyexit.network.piece import Layout, Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -94,14 +92,6 @@ def test_what_the_tokens_of_an_input_receive_is_what_its_queries_give(lengths: t
         torch.testing.assert_close(torch.stack([each.sum() for each in found]), torch.tensor(given).float())
 
 
-def test_answers_are_those_of_the_unmeasured_run() -> None:
-    model = small()
-    piece = piece_of(model, NOBODY_LEAVES, inputs_of(MIXED))
-    (hidden_ND,) = run(model, piece, 4).tensors
-    with_it_ND, _ = run(model, measured(piece), 4).tensors
-    torch.testing.assert_close(with_it_ND, hidden_ND, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("hop_dtype", ["same", "float16"])
 def test_it_survives_every_hop_and_other_batch_mates(hop_dtype: str) -> None:
     model = small(family="mpnet")
@@ -153,28 +143,6 @@ def test_of_batch_mates_that_came_without_it_is_not_known() -> None:
     torch.testing.assert_close(found_N[4:], run(model, measured(pruned), 4).tensors[-1])
     torch.testing.assert_close(hidden_ND[:4], run(model, whole, 4).tensors[0], rtol=1e-5, atol=1e-5)
     assert len(fuse([whole, pruned]).tensors) == 1, "where none carries it, none does"
-
-
-def test_a_runner_carries_it_to_the_end_of_a_split() -> None:
-    model = small()
-    runner = TorchRunner(model, NOBODY_LEAVES)
-    split = Split(first=0, end=2, batch=8, ramps=(0, 1))
-    wire = entering(["a", "b"], inputs_of((4, 6)), measured=True)
-    members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in runner.from_wire(wire).singles())
-    *_, last = runner.run(Batch(split=split, members=members, tokens=10, started_s=0.0))
-    assert last.survivors is not None
-    expected = run(model, measured(piece_of(model, NOBODY_LEAVES, inputs_of((4, 6)))), 2).tensors[-1]
-    torch.testing.assert_close(last.survivors.tensors[-1], expected)
-
-
-def test_of_many_inputs_each_has_its_own() -> None:
-    model = small()
-    inputs = inputs_of((4, 9, 6))
-    found = importance_of(model, inputs, batch=2)
-    for one, alone in zip(found, inputs, strict=True):
-        (expected,) = importance_of(model, [alone])
-        assert one.shape == (alone.length,)
-        np.testing.assert_allclose(one, expected, rtol=1e-4)
 
 
 def test_networks_without_attention_are_refused() -> None:

@@ -13,17 +13,14 @@ from earlyexit.network.boundary import Encoded
 from earlyexit.network.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.ramps import RampStyle
-from earlyexit.ramps.pooling import Pooling, pool
+from earlyexit.ramps.pooling import Pooling
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.training.joint import JointOptions, train_jointly
 from earlyexit.training.ramps import (
     TrainOptions,
-    batches_by_length,
-    exit_features,
     exit_outputs,
-    pack,
     train_ramps,
 )
 from tests.earlyexit.network.models import SMALL
@@ -103,13 +100,6 @@ def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
     train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
     assert changed(model.head, dict(head.weights)) == set()
     assert changed(model.ramps, ramps) == set(ramps)
-
-
-def test_a_head_that_is_new_is_trained() -> None:
-    model = random_model(SIZES)
-    before = copy_of(model.head)
-    train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
-    assert changed(model.head, before) == set(before)
 
 
 def test_ramps_that_imitate_answer_as_the_full_model_does_whatever_the_labels_say() -> None:
@@ -199,44 +189,7 @@ def test_ramps_are_drawn_by_the_seed_alone() -> None:
     assert not trained(seed=1, before=1).equal(trained(seed=0, before=1))
 
 
-def test_progress_tells_epochs_and_features() -> None:
-    told: list[tuple[str, int, int]] = []
-    options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
-    train_ramps(random_model(SIZES), *toy(seed=0), options)
-    assert told == [("features", 64, 96), ("features", 96, 96), ("epochs", 1, 2), ("epochs", 2, 2)]
-
-
-def test_batches_are_of_similar_length_longest_first() -> None:
-    encoded = [of_tokens([0] * length) for length in (2, 5, 3, 5, 1)]
-    assert list(batches_by_length(encoded, 2)) == [[1, 3], [2, 0], [4]]
-
-
-@torch.inference_mode()
-def test_features_are_the_pooled_hidden_states_in_the_order_of_the_inputs() -> None:
-    model = random_model(SIZES)
-    inputs, _ = toy(seed=0)
-    features = exit_features(model, inputs, batch=7)
-    assert set(features) == {0, 1, 2}
-    for row in (0, 50, 95):
-        values, layout = pack([inputs[row]], model.device)
-        (hidden_ND,) = model.run_blocks(0, 2, values, layout)
-        torch.testing.assert_close(features[1][row], pool(hidden_ND, layout, "mean")[0], rtol=0, atol=1e-5)
-
-
 # Exits on known inputs
-
-
-def test_every_exit_gives_its_logits_in_the_order_of_the_inputs(
-    small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    logits = exit_outputs(small_model, encoded, batch=5)
-    assert {block: tuple(logits_NC.shape) for block, logits_NC in logits.items()} == dict.fromkeys(range(4), (24, 3))
-    with torch.inference_mode():
-        values, layout = pack([encoded[17]], small_model.device)
-        for block in range(4):
-            values = small_model.run_blocks(block, block + 1, values, layout)
-            expected_BC = small_model.exit_outputs(block, values, layout)
-            torch.testing.assert_close(logits[block][17:18], expected_BC, rtol=0, atol=1e-5)
 
 
 def test_an_exits_temperature_divides_its_logits(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
