@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -106,17 +105,6 @@ def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere()
     assert bench.engine.num_waiting == 0
 
 
-def test_survivors_queue_again_inside_a_split_that_came_while_they_ran() -> None:
-    bench = Bench([Split(first=0, end=2, batch=2)], {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
-    bench.engine.submit(0, members("ab"), 0.0)
-    batch = start(bench)
-    bench.engine.follow([Split(first=0, end=4, batch=2)], "work-conserving")
-    bench.device.requeue(bench.device.run(batch))
-    bench.device.run_until_idle()
-    assert bench.log == ["2.000 answer a after 3, answer b after 3"]
-    assert bench.runner.runs == ["0:ab", "2:ab"]
-
-
 # Probes
 
 
@@ -146,127 +134,42 @@ def test_probes_that_run_again_after_a_failure_say_nothing_twice_and_end_once() 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0, 1), overlap_below=2)
 
 
-@dataclass
-class Overlapping:
-    """Batches take a second a block; vowels leave at ramp 0, the other small letters up to m at ramp 1; probes stay."""
-
-    split: Split = WHOLE
-    engine: Engine = field(init=False)
-    log: list[str] = field(default_factory=list)
-    now_s: float = 0.0
-    most_at_once: int = 0
-
-    def __post_init__(self) -> None:
-        self.engine = BatchEngine([self.split], TableTimes({0: 4.0, 2: 4.0}))
-        self._events: list[tuple[float, int, tuple[Batch[None], int, str] | str]] = []
-        self._serial = 0
-
-    def play(self, arrivals: Sequence[tuple[float, str]]) -> list[str]:
-        for at_s, names in arrivals:
-            self._at(at_s, names)
-        while self._events:
-            self.now_s, _, event = heapq.heappop(self._events)
-            if isinstance(event, str):
-                self.engine.submit(0, [waiting(name) for name in event], self.now_s)
-            else:
-                self._step(*event)
-            self._begin()
-        return self.log
-
-    def _at(self, at_s: float, event: tuple[Batch[None], int, str] | str) -> None:
-        self._serial += 1
-        heapq.heappush(self._events, (at_s, self._serial, event))
-
-    def _begin(self) -> None:
-        while (batch := self.engine.begin(self.now_s).batch) is not None:
-            names = "".join(each.sample_id for each in batch.members)
-            self._write(f"lane {batch.lane} starts [{names}]")
-            self._at(self.now_s + 1.0, (batch, 0, names))
-        self.most_at_once = max(self.most_at_once, self.engine.num_running)
-
-    def _step(self, batch: Batch[None], block: int, inside: str) -> None:
-        leaving = {0: "aeiou", 1: "abcdefghijklm"}.get(block, inside if block == 3 else "")
-        left = [name for name in inside if name in leaving]
-        stay = "".join(name for name in inside if name not in left)
-        if left:
-            self._write(f"lane {batch.lane} answers [{''.join(left)}]")
-            self.engine.shrink(batch, len(left))
-        if stay:
-            self._at(self.now_s + 1.0, (batch, block + 1, stay))
-            return
-        total_s = self.now_s - batch.started_s
-        busy_s = self.engine.end(batch, first_s=None, total_s=total_s, now_s=self.now_s)
-        self.engine.leave(batch, self.now_s)
-        self._write(f"lane {batch.lane} had the device {busy_s:g} of {total_s:g} s")
-
-    def _write(self, what: str) -> None:
-        self.log.append(f"{self.now_s:g} {what}")
-
-
-def test_the_next_batch_begins_when_fewer_than_so_many_remain_inside() -> None:
-    assert Overlapping().play([(0.0, "aebzeicy")]) == [
-        "0 lane 0 starts [aebz]",
-        "1 lane 0 answers [ae]",  # two remain: not fewer than two
-        "2 lane 0 answers [b]",
-        "2 lane 1 starts [eicy]",
-        "3 lane 1 answers [ei]",
-        "4 lane 0 answers [z]",
-        "4 lane 0 had the device 3 of 4 s",  # from 2 to 4 s there were two
-        "4 lane 1 answers [c]",
-        "6 lane 1 answers [y]",
-        "6 lane 1 had the device 3 of 4 s",
-    ]
-
-
-def test_there_are_never_more_than_two_however_few_remain() -> None:
-    bench = Overlapping()
-    log = bench.play([(0.0, "z"), (0.5, "y"), (0.5, "x"), (1.0, "w")])
-    assert [line for line in log if "starts" in line] == [
-        "0 lane 0 starts [z]",
-        "0.5 lane 1 starts [y]",  # one runs, which is fewer than two
-        "4 lane 0 starts [xw]",  # y is all that remains
-    ]
-    assert bench.most_at_once == 2
-
-
-def test_only_batches_that_ran_alone_are_a_measure_of_the_device() -> None:
-    bench = Overlapping()
-    bench.play([(0.0, "aebzeicy"), (10.0, "yz")])
-    runs = [(run.size, run.batches, run.seconds, run.shared) for run in bench.engine.times_run]
-    assert runs == [(4, 2, 6.0, True), (2, 1, 4.0, False)]
-    assert bench.engine.counts[0].busy_s == 10.0  # from 0 to 6 and from 10 to 14
+def overlapping(batch: int = 4) -> Engine:
+    """An engine whose batches overlap as soon as fewer than two inputs remain inside."""
+    return BatchEngine([replace(WHOLE, batch=batch)], TableTimes({0: 4.0, 2: 4.0}))
 
 
 def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() -> None:
-    bench = Overlapping()
-    times = bench.engine.times
+    engine = overlapping()
+    times = engine.times
     assert isinstance(times, TableTimes)
-    bench.engine.submit(0, [waiting("z")], 0.0)
-    batch = bench.engine.begin(0.0).batch
+    engine.submit(0, [waiting("z")], 0.0)
+    batch = engine.begin(0.0).batch
     assert batch is not None
-    bench.engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0)
-    bench.engine.finished(batch, first_s=9.0, total_s=9.0)
+    assert engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0) == 6.5
+    engine.finished(batch, first_s=9.0, total_s=9.0)
+    assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(1, 6.5, True), (1, 9.0, False)]
     assert times.observed == [(0, 1, 4.0, 9.0), (0, 1, 9.0, 9.0)]
 
 
 def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> None:
-    bench = Overlapping()
-    bench.engine.submit(0, [waiting(name) for name in "zy"], 0.0)
-    first = bench.engine.begin(0.0).batch
+    engine = overlapping()
+    engine.submit(0, [waiting(name) for name in "zy"], 0.0)
+    first = engine.begin(0.0).batch
     assert first is not None
-    bench.engine.follow([replace(WHOLE, overlap_below=None)], "work-conserving")
-    bench.engine.submit(0, [waiting(name) for name in "x"], 0.0)
-    assert not bench.engine.may_begin
-    bench.engine.shrink(first, 1)
-    beside = bench.engine.begin(1.0).batch
+    engine.follow([replace(WHOLE, overlap_below=None)], "work-conserving")
+    engine.submit(0, [waiting(name) for name in "x"], 0.0)
+    assert not engine.may_begin
+    engine.shrink(first, 1)
+    beside = engine.begin(1.0).batch
     assert beside is not None
     assert (beside.lane, beside.split.overlap_below) == (1, None)
-    bench.engine.leave(first, 2.0)
-    assert not bench.engine.may_begin  # the new plan's batch is alone, and says never
+    engine.leave(first, 2.0)
+    assert not engine.may_begin  # the new plan's batch is alone, and says never
 
 
 def test_what_runs_again_alone_shares_only_from_then_on() -> None:
-    engine = Overlapping(replace(WHOLE, batch=1)).engine
+    engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyx"], 0.0)
     failing, beside = engine.begin(0.0).batch, engine.begin(0.0).batch
     assert failing is not None
@@ -465,38 +368,6 @@ def test_survivors_that_go_elsewhere_take_along_what_waits_for_them(later: bool)
 
 def staying(*splits: Split) -> list[Split]:
     return [replace(split, after_answer="stay") for split in splits]
-
-
-def halves() -> Bench:
-    """Batches of two; ramps after blocks 0 and 2 are on; a leaves at the first, a and b at the second."""
-    splits = staying(Split(first=0, end=2, batch=2, ramps=(0,)), Split(first=2, end=4, batch=2, ramps=(2,)))
-    return Bench(splits, {0: [Part(1, 1, "a"), Part(1, 2, "")], 2: [Part(1, 3, "ab"), Part(1, 4, EVERYONE)]})
-
-
-def test_answers_leave_and_inputs_run_on_in_full_batches_seen_by_the_active_ramps_and_the_end() -> None:
-    bench = halves()
-    assert bench.run(members("abc")) == [
-        "1.000 look a at 0, look b at 0, answer a after 0, stays",
-        "3.000 look a at 2, look b at 2, answer b after 2, stays",  # a is not answered twice
-        "4.000 look a at 3, look b at 3, answer a after 3, answer b after 3",
-        "5.000 look c at 0",
-        "7.000 look c at 2",
-        "8.000 look c at 3, answer c after 3",
-    ]
-    assert bench.runner.runs == ["0:ab", "2:ab", "0:c", "2:c"]
-
-
-def test_a_probe_among_them_is_seen_by_every_ramp_and_waits_for_nobody() -> None:
-    bench = halves()
-    assert bench.run([*members("b"), *members("x", probe=True)]) == [
-        "1.000 look x at 0",
-        "2.000 look x at 1",
-        "3.000 look x at 2",
-        "4.000 look x at 3, answer x after 3",
-        "5.000 look b at 0",
-        "7.000 look b at 2, answer b after 2, stays",
-        "8.000 look b at 3, answer b after 3",
-    ]
 
 
 @pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)

@@ -9,7 +9,6 @@ from transformers import LlamaForCausalLM
 
 from earlyexit.errors import ModelFolderError, OverloadedError
 from earlyexit.families.decoder import Llama
-from earlyexit.named import Fill
 from earlyexit.network.boundary import Segment
 from earlyexit.network.model import EarlyExitModel, arbitrary_tensors
 from earlyexit.network.piece import Layout
@@ -21,7 +20,6 @@ from tests.earlyexit.families.decoders import (
     backbone_of,
     decoder,
     hf_decoder,
-    say,
     sequence,
 )
 
@@ -43,60 +41,6 @@ def reference() -> LlamaForCausalLM:
 @pytest.fixture(scope="module")
 def model(reference: LlamaForCausalLM) -> EarlyExitModel:
     return decoder(reference)
-
-
-@pytest.fixture(scope="module")
-def expected(reference: LlamaForCausalLM) -> list[list[int]]:
-    """Prompts and twelve tokens each, by `transformers`, one at a time."""
-    return [
-        reference.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
-        )[0].tolist()
-        for prompt in PROMPTS
-    ]
-
-
-@pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)], ids=str)
-@pytest.mark.parametrize("chunk", [64, 3, 1])
-@pytest.mark.parametrize(("seed", "page_tokens"), [(0, 1), (1, 4), (2, 16)], ids=str)
-def test_greedy_tokens_are_those_of_transformers(
-    model: EarlyExitModel,
-    expected: list[list[int]],
-    bounds: tuple[int, ...],
-    chunk: int,
-    seed: int,
-    page_tokens: int,
-) -> None:
-    backbone_of(model).open_store(256 // page_tokens, page_tokens=page_tokens)
-    sequences = {number: sequence(prompt, chunk=chunk) for number, prompt in enumerate(PROMPTS, 1)}
-    Handfuls(model=model, bounds=bounds, seed=seed).run(sequences)
-    assert [each.tokens for each in sequences.values()] == expected
-    assert backbone_of(model).kv.free_pages == 256 // page_tokens
-
-
-def test_a_sequence_that_begins_anew_elsewhere_goes_on_as_it_would_have(
-    model: EarlyExitModel, expected: list[list[int]]
-) -> None:
-    begun = sequence(PROMPTS[1])
-    say(begun, expected[1][len(PROMPTS[1]) : 8])
-    Handfuls(model=model).run({5: begun})
-    assert begun.tokens == expected[1]
-
-
-@pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 3, 5), (0, 1, 4, 5)], ids=str)
-@pytest.mark.parametrize("ramps", [(1, 2), (1,), (2,)], ids=str)
-def test_blocks_that_a_token_skipped_come_to_hold_of_it_what_the_full_model_does(
-    model: EarlyExitModel, reference: LlamaForCausalLM, bounds: tuple[int, ...], ramps: tuple[int, ...]
-) -> None:
-    sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
-    handfuls = Handfuls(model=model, policy=SOMETIMES, bounds=bounds, ramps=ramps)
-    said = handfuls.run(sequences, end=False)
-    exits = {each.exit for each in (each for steps in said.values() for each in steps)}
-    assert exits == {*ramps, NUM_BLOCKS - 1}
-    _catch_up(model, sequences)
-    for number, each in sequences.items():
-        assert _distance(model, reference, number, each.tokens) < 1e-5
-    _end(model)
 
 
 def test_copies_are_made_of_the_state_that_a_token_left_with(
@@ -124,18 +68,6 @@ def test_copies_are_made_of_the_state_that_a_token_left_with(
     assert checked
     backbone.fill = "compute"
     _end(model)
-
-
-@pytest.mark.parametrize("fill", ["compute", "copy"])
-def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, fill: Fill) -> None:
-    backbone_of(model).fill = fill
-    found = []
-    for seed in range(3):
-        sequences = {number: sequence(prompt) for number, prompt in enumerate(PROMPTS, 1)}
-        said = Handfuls(model=model, policy=SOMETIMES, bounds=(0, 2, 5), ramps=(1, 2), seed=seed).run(sequences)
-        found.append({number: [(each.chosen.token, each.exit) for each in steps] for number, steps in said.items()})
-    backbone_of(model).fill = "compute"
-    assert found[0] == found[1] == found[2]
 
 
 def test_what_does_not_fit_the_store_fails_alone(reference: LlamaForCausalLM) -> None:
@@ -179,16 +111,6 @@ def _catch_up(model: EarlyExitModel, sequences: dict[int, TokenSequence]) -> Non
         with torch.inference_mode():
             backbone.run_blocks(0, NUM_BLOCKS, backbone.embed((ids, run), layout_of(1)), layout_of(1))
         assert backbone.pending.num_waiting(number) == 0
-
-
-def _distance(model: EarlyExitModel, reference: LlamaForCausalLM, number: int, tokens: list[int]) -> float:
-    cache = reference(torch.tensor([tokens]), use_cache=True).past_key_values
-    held = [backbone_of(model).kv.held(block, number, len(tokens)) for block in range(NUM_BLOCKS)]
-    return max(
-        float((theirs[0].transpose(0, 1) - ours).abs().max())
-        for layer, pair in zip(cache.layers, held, strict=True)
-        for theirs, ours in zip((layer.keys, layer.values), pair, strict=True)
-    )
 
 
 def _end(model: EarlyExitModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from earlyexit.network.boundary import Encoded, Numbers, entering, stacked, values_of
 from earlyexit.network.model import EarlyExitModel, from_wire
-from earlyexit.network.piece import Piece, fuse
+from earlyexit.network.piece import Layout, Piece, fuse, to_host, when_computed
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.ramps.pooling import pool
 
 all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
@@ -160,3 +161,60 @@ def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, .
     values = values_of(array)
     assert {type(value) for value in values} == {Numbers if array.ndim > 1 else type(array.tolist()[0])}
     assert stacked(values).tolist() == array.tolist()
+
+
+def layout_of(*lengths: int) -> Layout:
+    return Layout(np.array(lengths, dtype=np.int32))
+
+
+def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:
+    # Summed in bfloat16, which has 8 significant bits, 256 + 1 stays 256.
+    mean_BD = pool(torch.ones(512, 1, dtype=torch.bfloat16), layout_of(512), "mean")
+    assert mean_BD.dtype == torch.bfloat16
+    assert mean_BD.tolist() == [[1.0]]
+
+
+class Told:
+    """A device that logs what it is told, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def steps(self, *names: str) -> Iterator[str]:
+        for name in names:
+            self.log.append(f"tell {name}")
+            yield name
+
+    def mark(self) -> Callable[[], None]:
+        last = self.log[-1].removeprefix("tell ")
+        return lambda: self.log.append(f"wait for {last}")
+
+    def take(self, *names: str) -> list[str]:
+        for name in when_computed(self.steps(*names), self.mark):
+            self.log.append(f"give {name}")
+        return self.log
+
+
+def test_the_next_step_is_told_before_the_last_is_waited_for() -> None:
+    assert Told().take("a", "b", "c") == [
+        "tell a",
+        "tell b",
+        "wait for a",
+        "give a",
+        "tell c",
+        "wait for b",
+        "give b",
+        "wait for c",
+        "give c",
+    ]
+
+
+def test_on_the_cpu_a_tensor_is_in_host_memory_already() -> None:
+    tensor = torch.tensor([1.0])
+    assert to_host(tensor) is tensor
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_tensor_is_copied_when_it_is_computed() -> None:
+    copy = to_host(torch.arange(1000, device="cuda").cumsum(0))
+    assert (copy.device.type, copy[-1].item()) == ("cpu", 499500)

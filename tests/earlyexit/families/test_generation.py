@@ -1,4 +1,4 @@
-"""Encoder-decoders equal `transformers`', however they are cut and whoever runs beside."""
+"""Networks that generate equal those of `transformers`, however they are cut and whichever inputs run beside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from earlyexit.network.piece import Layout
 from earlyexit.network.store import load_model, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.sequences.sequence import TokenSequence, run_of
-from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, sequence
+from tests.earlyexit.families.decoders import NUM_BLOCKS, Handfuls, backbone_of, decoder, hf_decoder, say, sequence
 from tests.earlyexit.families.encoder_decoders import KINDS, PAD, answers_of, hf_seq2seq, seq2seq
 
 SOURCES = ([7], [1, 200, 3], list(range(30, 60)), [30, 31, 32, 33, 34])
@@ -27,28 +27,40 @@ ANYHOW = [((0, 5), 64, 0, 1), ((0, 2, 5), 64, 1, 4), ((0, 1, 2, 3, 4, 5), 64, 2,
 """Where it is cut, the most tokens in one step, who runs with whom, and the tokens of a page."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+START = {"llama": None} | PAD
+"""The token that answers start with; None for decoders without an encoder."""
+
+
+@pytest.fixture(scope="module", params=("llama", *KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def reference(kind: str) -> Any:
-    return hf_seq2seq(kind)
+    return hf_decoder() if kind == "llama" else hf_seq2seq(kind)
+
+
+def ours(reference: Any) -> EarlyExitModel:
+    return decoder(reference) if reference.config.model_type == "llama" else seq2seq(reference)
 
 
 @pytest.fixture(scope="module")
 def model(reference: Any) -> EarlyExitModel:
-    return seq2seq(reference)
+    return ours(reference)
 
 
 @pytest.fixture(scope="module")
-def expected(reference: Any) -> list[list[int]]:
-    return answers_of(reference, SOURCES, 12)
+def expected(reference: Any, kind: str) -> list[list[int]]:
+    """Twelve tokens of each answer, by `transformers`, one at a time."""
+    if kind != "llama":
+        return answers_of(reference, SOURCES, 12)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return [reference.generate(torch.tensor([each]), **options)[0].tolist()[len(each) :] for each in SOURCES]
 
 
 def sequences_of(kind: str, chunk: int = 64) -> dict[int, TokenSequence]:
-    return {number: sequence(source, chunk=chunk, start=PAD[kind]) for number, source in enumerate(SOURCES, 1)}
+    return {number: sequence(source, chunk=chunk, start=START[kind]) for number, source in enumerate(SOURCES, 1)}
 
 
 def answers(sequences: dict[int, TokenSequence]) -> list[list[int]]:
@@ -73,11 +85,22 @@ def test_greedy_tokens_are_those_of_transformers(
     assert backbone_of(model).kv.free_pages == 256 // page_tokens
 
 
+@pytest.mark.parametrize("chunk", [64, 3])
+def test_one_that_begins_anew_elsewhere_goes_on_as_it_would_have(
+    model: EarlyExitModel, kind: str, expected: list[list[int]], chunk: int
+) -> None:
+    begun = sequence(SOURCES[1], chunk=chunk, start=START[kind])
+    said = expected[1] if START[kind] is None else expected[1][1:]
+    say(begun, said[:7])
+    Handfuls(model=model).run({5: begun})
+    assert begun.tokens == [*SOURCES[1], *expected[1]]
+
+
 @pytest.mark.parametrize("bounds", [(0, 5), (0, 2, 3, 5), (0, 1, 4, 5)], ids=str)
 def test_blocks_that_a_token_skipped_come_to_hold_of_it_and_of_the_source_what_the_full_model_does(
     reference: Any, kind: str, bounds: tuple[int, ...]
 ) -> None:
-    model = seq2seq(reference).double()  # in float32 rounding alone comes to 2e-5 of the largest on some processors
+    model = ours(reference).double()  # in float32 rounding alone comes to 2e-5 of the largest on some processors
     backbone = backbone_of(model)
     backbone.open_store(64)
     sequences = sequences_of(kind)
@@ -116,7 +139,8 @@ def test_answers_do_not_depend_on_batch_mates(model: EarlyExitModel, kind: str, 
     ],
     ids=["the beginning alone", "the end alone", "none"],
 )
-def test_a_source_in_parts_is_refused(model: EarlyExitModel, tokens: int, start: int, prompt: int, said: str) -> None:
+def test_a_source_in_parts_is_refused(tokens: int, start: int, prompt: int, said: str) -> None:
+    model = seq2seq(hf_seq2seq("t5"))
     run_15 = torch.tensor([run_of(1, start, 9, prompt)], dtype=torch.int32)
     layout = Layout(np.array([tokens], dtype=np.int32))
     with pytest.raises(InputError, match=said):
@@ -140,7 +164,7 @@ def test_a_checkpoints_folder_is_read_and_says_what_answers_start_with(
     reference.save_pretrained(tmp_path)
     pretrained, family = load_pretrained(str(tmp_path))
     assert family == model.info.family
-    assert start_of(str(tmp_path)) == PAD[kind]
+    assert start_of(str(tmp_path)) == START[kind]
     ours = model.backbone.state_dict()
     assert all(values.equal(ours[name]) for name, values in pretrained.backbone.state_dict().items())
     assert pretrained.head is not None
