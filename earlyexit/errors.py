@@ -29,6 +29,11 @@ OfframpError                        500 INTERNAL
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class OfframpError(Exception):
     """Base of the tree, with the status of an HTTP response, of a gRPC response and of a command."""
@@ -222,3 +227,14 @@ class HeadLostError(OfframpError):
     """Ray's head, or raylet, has ended under a service of this machine, which is over with it."""
 
     exit_status = 4  # 3 says that there is no plan
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, or the error's name if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def first_mistake(error: ValidationError, whole: str) -> str:
+    """Returns place and message of pydantic's first mistake; `whole`: what the document as a whole is called."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"

@@ -188,7 +188,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
 
     from earlyexit.network.chain_network import load_network, open_network
     from earlyexit.network.cut import TorchRunner
-    from earlyexit.sequences.memory import open_memory
+    from earlyexit.sequences.memory_size import open_memory
 
     torch.set_num_threads(settings.threads_per_replica)
     folder = Path(settings.model)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from torch import Tensor
 
 from earlyexit.backends.onnx import Sessions, load_runtime, open_session, provider_of
-from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.errors import GraphError, ModelFolderError, first_mistake
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.foreign.dataflow import Dataflow, Part
 from earlyexit.foreign.onnx_file import dataflow_of, locations
@@ -182,9 +182,7 @@ def read_config(config: Mapping[str, Any]) -> GraphConfig:
     try:
         return GraphConfig.model_validate(config)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the graph"
-        raise ModelFolderError(f"no onnx backbone can be built: {where}: {first['msg']}") from error
+        raise ModelFolderError(f"no onnx backbone can be built: {first_mistake(error, 'the graph')}") from error
 
 
 FILE, WEIGHTS_SUFFIX = "graph.onnx", ".data"

@@ -18,7 +18,7 @@ from earlyexit.codecs import make_codec
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TextPairCodec, TokenizedCodec
-from earlyexit.errors import GraphError
+from earlyexit.errors import GraphError, first_mistake
 from earlyexit.families.trial import Tolerance, TrialError, beyond, check_alone, examples, layout_of
 from earlyexit.foreign.dataflow import Dataflow, UncutError, layout_role
 from earlyexit.foreign.model import SURE, ForeignOptions, longest_taken, or_why, the_answer
@@ -191,8 +191,7 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
     try:
         pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise GraphError(f"pixels: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise GraphError(f"pixels: {first_mistake(error, 'all')}") from error
     as_they_are = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
     return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
 

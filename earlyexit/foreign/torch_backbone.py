@@ -23,7 +23,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, fx, nn
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import ModelFolderError, first_line
 from earlyexit.families.base import Backbone, Family, JsonDict
 from earlyexit.network.boundary import Boundary
 from earlyexit.network.piece import Layout, Tensors
@@ -302,11 +302,6 @@ class Weights(nn.Module):
 
     def named(self, names: Sequence[str]) -> list[Tensor]:
         return [getattr(self, PREFIX + name) for name in names]
-
-
-def first_line(error: Exception) -> str:
-    """Returns what an error says first, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def type_of(tensor: Tensor) -> str:

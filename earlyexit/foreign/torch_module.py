@@ -28,7 +28,7 @@ from torch import SymInt, Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from earlyexit.data.rows import PAIR
-from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.errors import GraphError, ModelFolderError, first_line
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_own
 from earlyexit.families.trial import layout_of
@@ -42,7 +42,6 @@ from earlyexit.foreign.torch_backbone import (
     ExportedBackbone,
     Graph,
     call_of,
-    first_line,
     type_of,
 )
 from earlyexit.named import NamedSpec, import_own

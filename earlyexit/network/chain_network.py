@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,9 +33,6 @@ class ChainNetwork:
     The end of every network but the last is a ramp: its head is computed where that ramp is active or looks. Only
     tensors beside the network's own cross such an end: `importance`, in half precision.
     """
-
-    kept_bytes: Final = 0
-    """It keeps nothing of sequences; networks that do cannot be part of a chain."""
 
     def __init__(self, members: Sequence[EarlyExitModel]) -> None:
         """Raises ModelFolderError unless the networks have one device, one float type and the same answers.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from earlyexit.codecs.prompt import copy_chat_files, write_chat_files
 from earlyexit.codecs.text import TOKENIZER_FILE
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import ModelFolderError, first_line
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.named import NamedSpec, is_own
@@ -95,7 +95,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
         config = AutoConfig.from_pretrained(place, **file)
     except (ImportError, OSError, ValueError, struct.error) as error:
         what = "not a decoder's file that can be read" if file else UNREACHED
-        raise ModelFolderError(f"{source!r} is {what}: {_first_line(error)}") from error
+        raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
     loaders = {
         "ForSequenceClassification": AutoModelForSequenceClassification,
@@ -108,7 +108,7 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     try:
         hf_model = loader.from_pretrained(place, dtype=torch.float32, **file).eval()
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
+        raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {first_line(error)}") from error
     return family.from_transformers(hf_model, pairs=pairs), config.model_type
 
 
@@ -125,7 +125,7 @@ def _check_hub(source: str) -> None:
         if not isinstance(huggingface_hub.try_to_load_from_cache(source, CONFIG), str):
             huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(source, CONFIG))
     except Exception as error:  # errors depend on the hub's HTTP library; ValueError for bad names
-        raise ModelFolderError(f"{source!r} is {UNREACHED}: {_first_line(error)}") from error
+        raise ModelFolderError(f"{source!r} is {UNREACHED}: {first_line(error)}") from error
 
 
 def _place(source: str) -> tuple[str, dict[str, str]]:
@@ -167,7 +167,7 @@ def copy_tokenizer(source: str, folder: Path) -> None:
         loaded = AutoTokenizer.from_pretrained(place, use_fast=True, **file)
         tokenizer = loaded.backend_tokenizer
     except (ImportError, OSError, ValueError, AttributeError) as error:
-        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {_first_line(error)}") from error
+        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {first_line(error)}") from error
     if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -185,7 +185,7 @@ def ends_of(source: str) -> tuple[int, ...]:
             said.append(loader.from_pretrained(place, **file).eos_token_id)
         except (ImportError, OSError, TypeError, ValueError) as error:
             # A checkpoint may come without one of them, or with another tokenizer than its family's class builds.
-            logger.info("%s: no %s: %s", source, loader.__name__, _first_line(error))
+            logger.info("%s: no %s: %s", source, loader.__name__, first_line(error))
     every = (each if isinstance(each, list) else [each] for each in said)
     return tuple(sorted({token for tokens in every for token in tokens if token is not None}))
 
@@ -329,8 +329,3 @@ def random_model(
             ramps=ramps or RampOptions(),
             provenance=provenance,
         )
-
-
-def _first_line(error: Exception) -> str:
-    """Returns an error's first line, without the advice that follows it in `transformers`."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from earlyexit.codecs import make_codec
-from earlyexit.errors import InputError, ModelFolderError, PlanError
+from earlyexit.errors import InputError, ModelFolderError, PlanError, first_mistake
 from earlyexit.families import FILES, FLOAT32_ONLY, MEASURES_IMPORTANCE
 from earlyexit.named import NAME_PATTERN, is_own
 from earlyexit.network.boundary import Boundary, Column, bytes_per_input
@@ -117,7 +117,7 @@ class ModelCard(BaseModel):
             try:
                 chain = self.chain
             except ValidationError as error:
-                raise ValueError(f"backbone: {_first_words(error)}") from error
+                raise ValueError(f"backbone: {first_mistake(error, 'the file')}") from error
             except ModelFolderError as error:
                 raise ValueError(str(error)) from error
             if chain.num_blocks != self.num_blocks:
@@ -211,14 +211,7 @@ def read_card(folder: Path) -> ModelCard:
     try:
         return ModelCard.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise ModelFolderError(f"{path}: {_first_words(error)}") from error
-
-
-def _first_words(error: ValidationError) -> str:
-    """Returns place and message of the first mistake."""
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
-    return f"{where}: {first['msg']}"
+        raise ModelFolderError(f"{path}: {first_mistake(error, 'the file')}") from error
 
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:

@@ -80,7 +80,9 @@ FURTHER = 7
 
 def splits_of(job: ProfileJob, model: AnyNetwork) -> tuple[TimedSplit, ...]:
     """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-    keeps = model.kept_bytes > 0
+    from earlyexit.sequences.memory_size import keeps_sequences
+
+    keeps = keeps_sequences(model)
     lengths = job.lengths or ((1,) if model.max_length == 1 else STEPS_AND_PROMPTS if keeps else USUAL_LENGTHS)
     if lengths[-1] > model.max_length:
         raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
@@ -186,9 +188,9 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:
     """Of a decoder how many tokens came before a step, and memory for what is timed; None of all others."""
     from earlyexit.families.seq2seq import Seq2SeqBackbone
-    from earlyexit.sequences.memory import open_memory
+    from earlyexit.sequences.memory_size import keeps_sequences, open_memory
 
-    if not model.kept_bytes:
+    if not keeps_sequences(model):
         return None
     if isinstance(getattr(model, "backbone", None), Seq2SeqBackbone):
         raise InputError("an encoder-decoder is not profiled yet: what a source costs has no row of its own")

@@ -30,7 +30,8 @@ from earlyexit.network.cut import TorchRunner
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse, open_memory, tokens_that_fit
+from earlyexit.sequences.memory import PAGE_TOKENS, MemoryUse
+from earlyexit.sequences.memory_size import open_memory, tokens_that_fit
 from earlyexit.sequences.sequence import run_of
 from earlyexit.tasks.token import TokenTask
 from optimizer.plan import Plan, PolicySpec, Stage
