@@ -89,7 +89,7 @@ def build(name: str, command: Command) -> Any:
         given = {
             name: value
             for name, value in values.items()
-            if value is not None and _is_given(context_.get_parameter_source(name))
+            if value is not None and getattr(context_.get_parameter_source(name), "name", None) != "DEFAULT"
         }
         job = validated(shape, given)
         _loaded(command.run)(job)  # which may take seconds to load
@@ -101,10 +101,6 @@ def build(name: str, command: Command) -> Any:
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(name, cls=_Command, help=command.help)(run)
     return typer.main.get_command(alone)
-
-
-def _is_given(source: Any) -> bool:
-    return getattr(source, "name", None) != "DEFAULT"
 
 
 def _loaded(named: str) -> Any:

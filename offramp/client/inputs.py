@@ -53,7 +53,10 @@ class TensorBody:
 
 def travel_as_json(rows: Sequence[Input]) -> bool:
     """Whether the inputs are texts, or pairs of texts."""
-    return all(isinstance(row, str) or (isinstance(row, tuple | list) and _are_texts(row)) for row in rows)
+    return all(
+        isinstance(row, str) or (isinstance(row, tuple | list) and all(isinstance(each, str) for each in row))
+        for row in rows
+    )
 
 
 def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, object]) -> TensorBody:
@@ -184,7 +187,3 @@ def _file(row: Input) -> bytes:
         return row.read_bytes()
     except OSError as error:
         raise InputError(f"{row}: {error.strerror}") from error
-
-
-def _are_texts(row: Sequence[object]) -> bool:
-    return all(isinstance(each, str) for each in row)

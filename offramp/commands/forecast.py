@@ -49,7 +49,11 @@ def read_series(path: Path) -> SurvivalHistory:
     """
     if path.suffix not in (".csv", ".json"):
         raise DataError(f"{path}: a series is a .csv or .json file")
-    windows = _read_csv(path) if path.suffix == ".csv" else _read_json(path)
+    windows = (
+        _read_csv(path)
+        if path.suffix == ".csv"
+        else read_source(path, DataError).parse(SeriesDocument, called="the series").windows
+    )
     known = [window for window in windows if window is not None]
     if not any(window.inputs for window in known):
         raise DataError(f"{path}: no window with values and inputs; at least one is needed")
@@ -99,10 +103,6 @@ class SeriesDocument(StrictDocument):
 
     schema_version: Literal[1] = 1
     windows: list[Window | None] = Field(min_length=1)
-
-
-def _read_json(path: Path) -> list[Window | None]:
-    return read_source(path, DataError).parse(SeriesDocument, called="the series").windows
 
 
 def _read_csv(path: Path) -> list[Window | None]:

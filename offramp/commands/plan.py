@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,22 +97,22 @@ def best_answer(
     """
     answers = [(file, answer(file, strategy, solve, compared=compared)) for file in files]
     found = [(file, each) for file, each in answers if isinstance(each, PlanAnswer)]
-    return reduce(_better, found) if found else answers[0]
+    if not found:
+        return answers[0]
+    promises = [promised(each.problem, each.planned.figures) for _, each in found]
+    return found[most_worth(found[0][1].problem.objective, promises)]
 
 
-def _better(
-    one: tuple[ProblemFile, PlanAnswer], other: tuple[ProblemFile, PlanAnswer]
-) -> tuple[ProblemFile, PlanAnswer]:
-    now, then = (promised(each.problem, each.planned.figures) for _, each in (one, other))
-    return other if is_worth_more(one[1].problem.objective, then, now) else one
-
-
-def is_worth_more(objective: Objective, promises: Mapping[str, float], than: Mapping[str, float]) -> bool:
-    """Whether a plan is better than another by what is sought, both told as `promised` tells them."""
-    if isinstance(objective, MaximizeRate):
-        return promises["rate_per_s"] > than["rate_per_s"] * (1 + TOLERANCE)
-    name = "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s"
-    return promises[name] < than[name] * (1 - TOLERANCE)
+def most_worth(objective: Objective, promises: Sequence[Mapping[str, float]]) -> int:
+    """The index of the plan that is best by what is sought, of equal ones the first, each told as `promised` does."""
+    rate = isinstance(objective, MaximizeRate)
+    name = "rate_per_s" if rate else "usd_per_hour" if isinstance(objective, MinimizeCost) else "mean_latency_s"
+    best = 0
+    for index, promise in enumerate(promises[1:], start=1):
+        value, than = promise[name], promises[best][name]
+        if value > than * (1 + TOLERANCE) if rate else value < than * (1 - TOLERANCE):
+            best = index
+    return best
 
 
 def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
@@ -153,11 +152,12 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for each in figures.splits
         ],
         "stage_figures": [
-            {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": _finite(each.hop_rate_per_s)}
+            {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": finite}
             for each in figures.stages
+            for finite in [each.hop_rate_per_s if math.isfinite(each.hop_rate_per_s) else None]
         ],
         **({"answered_by": answer.explanation.answered_by} if answer.problem.networks else {}),
-        **({} if answer.problem.generation is None else {"generation": _generation_document(answer)}),
+        **({} if answer.problem.generation is None else {"generation": _generation(answer.problem, planned)}),
         "baselines": _baselines(answer.problem, answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
@@ -275,11 +275,6 @@ def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any
     }
 
 
-def _generation_document(answer: PlanAnswer) -> dict[str, Any]:
+def _generation(problem: PlanProblem, planned: Planned) -> dict[str, Any]:
     """What the plan does for sequences."""
-    planned = answer.planned
-    return asdict(sequence_figures(answer.problem, planned.stages, **step_figures(planned.figures)))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return asdict(sequence_figures(problem, planned.stages, **step_figures(planned.figures)))

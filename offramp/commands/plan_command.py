@@ -115,22 +115,16 @@ def generation_table(problem: PlanProblem, stages: tuple[Stage, ...], figures: E
     table.add_row(
         "time per token", f"{milliseconds(said.token_s)} ms on average, {milliseconds(said.most_token_s)} at worst"
     )
-    allowed = "" if generation.ttft_s is None else _of(generation.ttft_s * (1 - problem.slo.slack))
+    limit_s = None if generation.ttft_s is None else generation.ttft_s * (1 - problem.slo.slack)
+    allowed = "" if limit_s is None else f" of {milliseconds(limit_s)} ms allowed"
     table.add_row("first token", f"{milliseconds(said.ttft_s)} ms at worst{allowed}")
-    table.add_row("sequences", f"{said.running} keep all batches full{_at_most(generation.most_running)}")
+    at_most = "" if generation.most_running is None else f", {generation.most_running} run at a time"
+    table.add_row("sequences", f"{said.running} keep all batches full{at_most}")
     table.add_row("prompts", f"{said.prompt_share:.1%} of the accelerators' time")
     table.add_row("skipped tokens", f"{said.filled:.2f} per survivor are filled in by {generation.fill}")
     for index, each in enumerate(said.pages or ()):
         table.add_row(f"pages, stage {index}", f"{each.needed} needed of {each.pages} per replica")
     return table
-
-
-def _of(seconds: float) -> str:
-    return f" of {milliseconds(seconds)} ms allowed"
-
-
-def _at_most(most_running: int | None) -> str:
-    return "" if most_running is None else f", {most_running} run at a time"
 
 
 AXIS_TITLES = {

@@ -272,14 +272,15 @@ def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[s
     def write(row: Row) -> None:
         cells = row.to_json()
         left_out.update(dict.fromkeys(name for name in cells if name not in names))
-        table.writerow({name: _cell(value) for name, value in cells.items() if name in names})
+        shown = {name: value for name, value in cells.items() if name in names}
+        table.writerow(  # lists and objects as JSON, which other programs read
+            {
+                name: json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
+                for name, value in shown.items()
+            }
+        )
 
     return write
-
-
-def _cell(value: object) -> object:
-    """Lists and objects as JSON, which other programs read."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
 
 
 STDIN = "-"

@@ -180,21 +180,17 @@ def chain_outputs(
     outputs: dict[int, Tensor] = {}
     for network, member in enumerate(card.members(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
-        _check_ramps(model, chain.ramps_of(network), folder)
+        if model.ramp_indices != tuple(chain.ramps_of(network)):
+            raise ModelFolderError(
+                f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
+                f"{list(chain.ramps_of(network))}; `offramp chain` makes the chain anew"
+            )
         encoded = data.encode(find_codec(model.info.codec, member))
         tokens_N = tokens_of(model, encoded) if network == 0 else tokens_N
         told = _told_of(progress, chain.names[network])
         first = chain.starts[network]
         outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
     return (range(len(data)), outputs), tokens_N
-
-
-def _check_ramps(model: EarlyExitModel, ramps: Sequence[int], folder: Path) -> None:
-    if model.ramp_indices != tuple(ramps):
-        raise ModelFolderError(
-            f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
-            f"{list(ramps)}; `offramp chain` makes the chain anew"
-        )
 
 
 def _told_of(progress: Progress, name: str) -> Progress:

@@ -155,17 +155,17 @@ def _simulated_sequences(simulation: Simulation, found: PlayedSequences) -> Simu
         simulation.scenario.problem, simulation.played.plan.stages, **step_figures(simulation.predicted)
     )
     figures, exits = _sequence_figures(simulation.scenario, found), dict(found.exits)
+    by_text = {str(block): tokens for block, tokens in exits.items()}
     return Simulated(
         simulation=simulation,
-        document={"predicted_sequences": asdict(expected), "simulated": figures | {"exits": _by_text(exits)}},
+        document={
+            "predicted_sequences": asdict(expected),
+            "simulated": figures | {"exits": by_text},
+        },
         tables=_sequence_tables(expected, figures, exits, interrupted=found.interrupted),
         interrupted=found.interrupted,
         notes=simulation.notes,
     )
-
-
-def _by_text(exits: Mapping[int, int]) -> dict[str, int]:
-    return {str(block): tokens for block, tokens in exits.items()}
 
 
 def _sequence_figures(scenario: Scenario, found: PlayedSequences) -> dict[str, Any]:
@@ -462,7 +462,7 @@ def _rows(simulation: Simulation, figures: Figures) -> Iterator[tuple[str, str, 
     if not figures.drops:
         yield "dropped", "", "none"
     for reason, number in figures.drops.items():
-        yield f"dropped: {reason}", "", _of(number, figures)
+        yield f"dropped: {reason}", "", f"{number} ({number / figures.inputs:.2%})" if figures.inputs else f"{number}"
     yield "utilisation", "", f"{figures.utilisation:.1%}"
     yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
 
@@ -491,7 +491,3 @@ def _exits_table(simulation: Simulation, figures: Figures) -> Table:
         share = f"{answers / figures.answered:.2%}" if figures.answered else "-"
         table.add_row(str(block), f"{planned.get(block, 0.0):.2%}", share, str(answers))
     return table
-
-
-def _of(number: int, figures: Figures) -> str:
-    return f"{number} ({number / figures.inputs:.2%})" if figures.inputs else f"{number}"

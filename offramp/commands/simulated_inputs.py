@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +14,11 @@ import numpy as np
 from deployments.settings import ServeSettings
 from earlyexit.data.source_file import read_source
 from earlyexit.errors import DataError, InputError, PlanError
-from offramp.commands.plan import NoPlanAnswer, answer, plan_of
+from offramp.commands.plan import NoPlanAnswer, Solve, answer, plan_of
 from optimizer.calibration_file import read_calibration_file
-from optimizer.decision import Decision, Strategy, strategies_for
+from optimizer.decision import Strategy, strategies_for
 from optimizer.lengths_file import tokens_of
-from optimizer.plan import Plan, PolicySpec, Stage, policy_of_score
+from optimizer.plan import Plan, PolicySpec, policy_of_score
 from optimizer.plan_file import ModelShape, parse_plan, read_plan
 from optimizer.problem import PlanProblem
 from optimizer.tokens import in_tokens
@@ -53,19 +53,16 @@ class PlayedPlan:
     """Where it comes from."""
 
 
-def planner_plan(
-    file: ProblemFile, strategy: Strategy, solve: Callable[[PlanProblem, Strategy], Decision]
-) -> PlayedPlan | NoPlanAnswer:
+def planner_plan(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlayedPlan | NoPlanAnswer:
     """What `offramp plan` answers to the problem."""
     # With records, for these may prefer the plan of another strategy.
     compared = () if file.records is None else strategies_for(file.problem)
     found = answer(file, strategy, solve, compared=compared)
     if isinstance(found, NoPlanAnswer):
         return found
-    policy = file.policy(ramps_of(found.planned.stages))
-    return PlayedPlan(
-        plan=plan_of(file, found.planned, policy or STAND_IN), policy=policy, words=f"the planner's, {strategy}"
-    )
+    plan = plan_of(file, found.planned, STAND_IN)
+    policy = file.policy(plan.ramps)
+    return PlayedPlan(plan=replace(plan, policy=policy or STAND_IN), policy=policy, words=f"the planner's, {strategy}")
 
 
 def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
@@ -79,7 +76,10 @@ def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
     else:
         plan = read_plan(path, shape)
         policy = plan.policy
-    _check_predicted(path, plan)
+    for key in ANSWER_KEYS:  # admission reckons with these numbers; plan files may hold anything there
+        value = plan.predicted.get(key)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise PlanError(f"{path}: predicted.{key}: a finite number, 0 or above, is needed, not {value!r}")
     return PlayedPlan(plan=plan, policy=policy, words=str(path))
 
 
@@ -90,11 +90,6 @@ def said_of(played: PlayedPlan) -> Iterator[None]:
         yield
     except PlanError as error:
         raise PlanError(f"{played.words}: {error}") from error
-
-
-def ramps_of(stages: tuple[Stage, ...]) -> tuple[int, ...]:
-    """All active ramps."""
-    return tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
 
 
 def thresholds_option(text: str) -> float | dict[int, float]:
@@ -116,14 +111,6 @@ def thresholds_option(text: str) -> float | dict[int, float]:
     if len(found) < len(pairs):
         raise InputError(f"--thresholds {text!r}: a ramp is named twice")
     return found
-
-
-def _check_predicted(path: Path, plan: Plan) -> None:
-    """Admission reckons with these numbers; plan files may hold anything there."""
-    for key in ANSWER_KEYS:
-        value = plan.predicted.get(key)
-        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
-            raise PlanError(f"{path}: predicted.{key}: a finite number, 0 or above, is needed, not {value!r}")
 
 
 def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +153,12 @@ def exit_inputs(
     if found is None:
         if thresholds is not None:
             raise InputError("--thresholds: only exit records need them; --records FILE names some")
-        return _made_up(file, rng)
+        return Inputs(
+            decisions=nested(file.problem.survival_N, file.problem.ramps, rng, num_rows=NUM_ROWS),
+            rows_N=np.arange(NUM_ROWS),
+            words="made up, they leave as the problem's survival says; --records FILE takes recorded ones",
+            document={"from": "survival"},
+        )
     name, records = found
     ramps = played.plan.ramps
     policy = _policy(file, played, records, thresholds)
@@ -177,16 +169,6 @@ def exit_inputs(
         words=f"{len(records)} recorded ones of {name}, drawn at random; {rule}",
         document={"from": "records", "records": name, "recorded": len(records), "policy": rule},
         tokens_R=records.tokens_N,
-    )
-
-
-def _made_up(file: ProblemFile, rng: np.random.Generator) -> Inputs:
-    problem = file.problem
-    return Inputs(
-        decisions=nested(problem.survival_N, problem.ramps, rng, num_rows=NUM_ROWS),
-        rows_N=np.arange(NUM_ROWS),
-        words="made up, they leave as the problem's survival says; --records FILE takes recorded ones",
-        document={"from": "survival"},
     )
 
 

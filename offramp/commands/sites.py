@@ -60,11 +60,8 @@ def _why(flow: Dataflow, job: SitesJob) -> str:
     if works < 2:
         return f"{works} of its {len(flow.live)} operators work on what inputs hold, and a site has work on both sides"
     around = f"nothing between its first work and its last carries all that {', '.join(flow.outputs)} depend on"
-    return around if job.sets else f"{around}; --sets looks for sets of tensors" + _output_hint(flow)
-
-
-def _output_hint(flow: Dataflow) -> str:
-    return ", --output takes one output alone" if len(flow.outputs) > 1 else ""
+    one = ", --output takes one output alone" if len(flow.outputs) > 1 else ""
+    return around if job.sets else f"{around}; --sets looks for sets of tensors{one}"
 
 
 def run(job: SitesJob) -> None:

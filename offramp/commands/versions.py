@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ def versions(job: VersionsJob) -> None:
     if job.as_json:
         print(json.dumps(rows))
     else:
-        show(index_table(rows))
+        fields = ("name", "version", "state", "reason")
+        show(make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows)))
 
 
 def canary(job: CanaryJob) -> None:
@@ -70,12 +71,6 @@ def _show_sides(seen: dict[str, Any], *, as_json: bool) -> None:
         show(side_by_side_table(seen))
 
 
-def index_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """The repository index."""
-    fields = ("name", "version", "state", "reason")
-    return make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
-
-
 def side_by_side_table(seen: Mapping[str, Any]) -> Table:
     """Default and canary in two columns."""
     names = list(seen["versions"])
@@ -83,21 +78,19 @@ def side_by_side_table(seen: Mapping[str, Any]) -> Table:
     title = f"{seen['model']}: version {seen['default']}"
     if canary is not None:
         title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
-    table = make_table("", *(f"version {name}" for name in names), title=title, caption=_compared(seen["compared"]))
-    sides = [seen["versions"][name] for name in names]
-    table.add_row("requests", *(str(side["requests"]) for side in sides))
-    table.add_row("errors", *(_counts(side["errors"]) for side in sides))
-    table.add_row("p50", *(_ms(side["p50_s"]) for side in sides))
-    table.add_row("p99", *(_ms(side["p99_s"]) for side in sides))
-    table.add_row("left after block", *(_counts(side["exits"]) for side in sides))
-    table.add_row("agreement with its full model", *(_percent(side["agreement"]) for side in sides))
-    return table
-
-
-def _compared(compared: Mapping[str, Any]) -> str | None:
-    if compared["agreement"] is None:
-        return None
-    return f"asked the same {compared['inputs']} inputs, they agree on {compared['agreement']:.2%}"
+    compared = seen["compared"]
+    agree = f"asked the same {compared['inputs']} inputs, they agree on {_percent(compared['agreement'])}"
+    caption = None if compared["agreement"] is None else agree
+    rows: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "requests": ("requests", str),
+        "errors": ("errors", _counts),
+        "p50": ("p50_s", _ms),
+        "p99": ("p99_s", _ms),
+        "left after block": ("exits", _counts),
+        "agreement with its full model": ("agreement", _percent),
+    }
+    cells = ((title, *(text(seen["versions"][name][field]) for name in names)) for title, (field, text) in rows.items())
+    return make_table("", *(f"version {name}" for name in names), title=title, caption=caption, rows=cells)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

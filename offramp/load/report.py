@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from offramp.client.protocol import Prediction
+from offramp.commands.output import make_table
 
 LATE_SHARE = 0.1
 """A client later than this share of the SLO distorts what it measures by as much."""
@@ -163,33 +164,27 @@ def summarise_latency(latencies_s: Sequence[float]) -> LatencySummary | None:
 
 def render(report: LoadReport) -> Table:
     """Lay the report out for a terminal, times in milliseconds."""
-    table = Table("", "value", title=f"load of {report.started_at}, seed {report.seed}", title_justify="left")
-    for name, value in _rows(report):
-        table.add_row(name, value)
-    if report.is_client_bound:
-        table.caption = "The client was late: measure with fewer requests per second, or from more machines."
-    return table
+    title = f"load of {report.started_at}, seed {report.seed}"
+    late = "The client was late: measure with fewer requests per second, or from more machines."
+    caption = late if report.is_client_bound else None
+    return make_table("", "value", title=title, title_justify="left", caption=caption, rows=_rows(report))
 
 
 def _rows(report: LoadReport) -> list[tuple[str, str]]:
+    latencies = {} if report.latency is None else asdict(report.latency)
     return [
         ("requests", f"{report.num_requests} in {report.duration_s:.1f} s, {report.num_retries} repeated"),
         ("answers", f"{report.num_answers} of {report.num_inputs} inputs"),
         ("offered", "closed loop" if report.offered_rps is None else f"{report.offered_rps:.1f} inputs/s"),
         ("achieved", f"{report.achieved_rps:.1f} answers/s"),
         ("goodput", f"{report.goodput_rps:.1f} answers/s within {_milliseconds(report.slo_s)}"),
-        *_latency_rows(report.latency),
+        *((f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in latencies.items()),
         ("answers by exit", _counts(report.answers_by_exit)),
         ("blocks per answer", "-" if report.mean_exit_blocks is None else f"{report.mean_exit_blocks:.2f}"),
         ("accuracy", "-" if report.accuracy is None else f"{report.accuracy:.2%}"),
         ("errors", _counts(report.errors)),
         ("client lateness p99", "-" if report.lateness_p99_s is None else _milliseconds(report.lateness_p99_s)),
     ]
-
-
-def _latency_rows(latency: LatencySummary | None) -> list[tuple[str, str]]:
-    values = {} if latency is None else asdict(latency)
-    return [(f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in values.items()]
 
 
 def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:

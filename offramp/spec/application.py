@@ -45,7 +45,8 @@ def application_settings(
         model=str(folder),
         plan=plan,
         app=document.name,
-        route_prefix=ingress.route_prefix or _route_prefix(folder, model.version),
+        route_prefix=ingress.route_prefix
+        or ("/" if model.version == "1" else f"/v2/models/{read_card(folder).name}/versions/{model.version}"),
         repository=RepositorySettings(**document.repository.model_dump()),
         ingress_replicas=ingress.replicas,
         tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
@@ -63,10 +64,6 @@ def _shared(document: BaseModel, settings: type[BaseModel]) -> dict[str, Any]:
 def _access(said: AccessSettings, base: Path) -> AccessSettings:
     keys_file = None if said.keys_file is None else str((base / said.keys_file).resolve())
     return AccessSettings(**said.model_dump() | {"keys_file": keys_file})
-
-
-def _route_prefix(model: Path, version: str) -> str:
-    return "/" if version == "1" else f"/v2/models/{read_card(model).name}/versions/{version}"
 
 
 def resolve_plan(

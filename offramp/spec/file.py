@@ -15,15 +15,16 @@ from cluster.inventory import Inventory
 from deployments.controller.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from earlyexit.errors import InputError, PlanError
-from offramp.commands.plan import Solve
+from offramp.commands.plan import Solve, most_worth
 from offramp.spec.application import application_settings
 from offramp.spec.documents import IngressDocument
-from offramp.spec.model import Planned, ServiceParts, calibrated_parts, most_worth, read_parts
+from offramp.spec.model import ServiceParts, calibrated_parts, read_parts
 from offramp.spec.plan import first_plan, plan_slots, service_problem, stretched
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
 
+_Planned = tuple[ServiceParts, PlanProblem, Plan]
 MODEL = "model"
 """The model's folder, among what all nodes find in one place."""
 
@@ -46,36 +47,25 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
     Raises InputError naming file, line, what is wrong and what is allowed or would do.
     """
-    parts, problem, plan = _planned(read_parts(path), solve or _planner())
+    from optimizer import planner
+
+    parts, problem, plan = _planned(read_parts(path), solve or planner.solve)
     return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
 
 
-def _planned(parts: ServiceParts, solve: Solve) -> Planned:
+def _planned(parts: ServiceParts, solve: Solve) -> _Planned:
     """The first plan: of a chain with several calibrations, the one that is worth most of theirs."""
-    every = calibrated_parts(parts)
-    if len(every) == 1:
-        return _first(every[0], solve)
-    found = [planned for each in every if (planned := _tried(each, solve)) is not None]
-    return most_worth(found) if found else _first(every[0], solve)  # which says why there is none
-
-
-def _tried(parts: ServiceParts, solve: Solve) -> Planned | None:
-    """None where there is no plan within the SLO."""
-    try:
-        return _first(parts, solve)
-    except InputError:
-        return None
-
-
-def _first(parts: ServiceParts, solve: Solve) -> Planned:
-    problem = service_problem(parts)
-    return parts, problem, first_plan(parts, problem, solve)
-
-
-def _planner() -> Solve:
-    from optimizer.planner import solve
-
-    return solve
+    found: list[_Planned] = []
+    refused: list[InputError] = []
+    for each in calibrated_parts(parts):
+        try:
+            problem = service_problem(each)
+            found.append((each, problem, first_plan(each, problem, solve)))
+        except InputError as error:  # no plan within the SLO, for instance
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found[most_worth(found[0][1].objective, [plan.predicted for _, _, plan in found])]
 
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:

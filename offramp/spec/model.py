@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,11 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.network.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import check_members, read_calibration
-from offramp.commands.plan import is_worth_more
 from offramp.spec.service_document import AccuracyDocument, ModelDocument, ServiceDocument
 from optimizer.calibration_file import CALIBRATION_FILE, PRUNED, CalibrationCard, beside_of, records_of
 from optimizer.latency_file import latency_table
 from optimizer.networks import measuring
-from optimizer.plan import Plan, PolicySpec, policy_of_score
-from optimizer.problem import PlanProblem
+from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
 from profiles.networks import alone_of, check_decay_of, check_weights, decay_of, kept_of, measuring_of, weights_of
 from profiles.table import LatencyTable
@@ -70,7 +67,8 @@ def read_exits(
     InputError at the line of what does not fit the model.
     """
     with source.said_at(("accuracy",)):
-        calibration = None if _complete(document) else read_calibration(model, beside)
+        complete = document.policy is not None and document.thresholds is not None
+        calibration = None if complete else read_calibration(model, beside)
         score = document.policy or (calibration.policy if calibration else "recorded")
     name = "recorded" if recorded else score
     path = (base / document.records).resolve() if document.records is not None else records_of(model, beside)
@@ -115,11 +113,6 @@ def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int
     outcome = records.outcome(thresholds)
     at_end_N = outcome.exits_N == outcome.num_blocks - 1
     return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
-
-
-def _complete(document: AccuracyDocument) -> bool:
-    """Whether nothing is left for a calibration to say."""
-    return document.policy is not None and document.thresholds is not None
 
 
 def _records(path: Path, card: ModelCard) -> ExitRecords:
@@ -339,9 +332,6 @@ def _inventory(document: str | InventoryDocument, source: Source, base: Path) ->
     return inventory
 
 
-Planned = tuple[ServiceParts, PlanProblem, Plan]
-
-
 def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     """The same by each of the model's calibrations, its own first; by the file's where that says what there is to say.
 
@@ -360,15 +350,6 @@ def calibrated_parts(parts: ServiceParts) -> tuple[ServiceParts, ...]:
     beside = [each for each in beside_of(parts.model) if each.name != PRUNED or reason is None]
     every = (parts, *(_by(folder, parts) for folder in beside))
     return tuple(each for each in every if asked is None or bool(each.exits.prune) == asked)
-
-
-def most_worth(planned: list[Planned]) -> Planned:
-    """The best of plans by what is sought; of equal ones the first."""
-    return reduce(_better, planned)
-
-
-def _better(one: Planned, other: Planned) -> Planned:
-    return other if is_worth_more(one[1].objective, other[2].predicted, one[2].predicted) else one
 
 
 def _given(parts: ServiceParts) -> str | None:

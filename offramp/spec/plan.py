@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     _check_generating(parts)
     document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
     ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
-    objective = _objective(parts)
+    with parts.source.said_at(("planner", "objective")):
+        objective = objective_of(document.planner.objective, "planner.objective")
     supply = _supply(parts, objective)
     with parts.source.said_at(("model",)):
         problem = PlanProblem(
@@ -49,7 +49,9 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
             networks=card.chain.networks,
-            survival_of=_survival_of(parts, thresholds),
+            survival_of=None
+            if card.chain.is_one
+            else survival_of(parts.exits.records, thresholds, card.chain, parts.exits.alone),
             crossing_s=0.0 if card.chain.is_one else CROSSING_S / parts.inventory.time_scale,
             crossing_tokens=parts.exits.kept,
         )
@@ -77,14 +79,6 @@ def _check_generating(parts: ServiceParts) -> None:
             raise InputError(f"strategy {planner.strategy} is not {why}: they are planned for early answers alone")
 
 
-def _survival_of(
-    parts: ServiceParts, thresholds: Mapping[int, float]
-) -> dict[tuple[int, ...], tuple[float, ...]] | None:
-    """By networks used; None of a single network."""
-    chain, exits = parts.card.chain, parts.exits
-    return None if chain.is_one else survival_of(exits.records, thresholds, chain, exits.alone)
-
-
 def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
     """The problem with the lengths of the file, where it has any; raises InputError for those of no input."""
     document, card, exits = parts.document, parts.card, parts.exits
@@ -105,11 +99,6 @@ def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
         problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
         in_tokens(problem)  # whether batches that hold such inputs were measured
     return problem
-
-
-def _objective(parts: ServiceParts) -> Objective:
-    with parts.source.said_at(("planner", "objective")):
-        return objective_of(parts.document.planner.objective, "planner.objective")
 
 
 def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
@@ -167,10 +156,7 @@ def _crowded(parts: ServiceParts, plan: Plan) -> Counter[str]:
 
 def _used(plan: Plan) -> Counter[str]:
     """Replicas by accelerator type."""
-    used: Counter[str] = Counter()
-    for stage in plan.stages:
-        used[stage.device] += stage.replicas
-    return used
+    return Counter(stage.device for stage in plan.stages for _ in range(stage.replicas))
 
 
 def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
@@ -209,7 +195,8 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
     with parts.source.said_at(("planner", "plan")):
         missing = lacking(_used(plan), parts.inventory)
         if missing:
-            raise InputError(f"{path} needs {_listed(missing)} more than the cluster has")
+            listed = ", ".join(f"{count} {name}" for name, count in missing.items())
+            raise InputError(f"{path} needs {listed} more than the cluster has")
         unknown = sorted(set(plan.ramps) - set(parts.exits.thresholds)) if parts.document.planner.control else []
         if unknown:
             raise InputError(
@@ -249,7 +236,3 @@ def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
         slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
         crossing_s=problem.crossing_s * scale,
     )
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
