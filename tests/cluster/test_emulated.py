@@ -45,31 +45,6 @@ def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | Non
     ]
 
 
-def test_inputs_leave_at_the_first_active_ramp_that_was_sure_of_them_when_recorded() -> None:
-    steps = list(recorded(HALF).run(batch_of("abcd")))
-    assert told(steps) == EVERYWHERE
-    assert [said for step in steps for said in step.answers] == [
-        answer("a", 0, 0),
-        answer("b", 11, 1),
-        answer("c", 22, 2),
-        answer("d", 103, 3),
-    ]
-
-
-def test_inactive_ramps_let_nobody_leave_and_survivors_wait_for_the_splits_end() -> None:
-    runner = recorded(HALF)
-    assert ran(runner, "abcd", Split(first=0, end=4, batch=4, ramps=(1,))) == [("ab", "cd", 2), ("cd", "", None)]
-    assert ran(runner, "abcd", Split(first=0, end=3, batch=4, ramps=(0,))) == [("a", "bcd", 1), ("", "bcd", 3)]
-    assert ran(runner, "cd", Split(first=1, end=2, batch=4, ramps=(1,))) == [("", "cd", 2)]
-    assert ran(runner, "bd", Split(first=1, end=2, batch=4, ramps=(1,))) == [("b", "d", 2)]
-
-
-def test_survivors_keep_their_lengths() -> None:
-    [step] = recorded(HALF).run(batch_of("abd", Split(first=0, end=2, batch=4, ramps=(1,))))
-    assert step.survivors is not None
-    assert (step.survivors.sample_ids, step.survivors.lengths_B.tolist()) == (("d",), [3])
-
-
 def test_of_entropies_small_ones_are_sure() -> None:
     assert ran(recorded(0.5, "entropy"), "abcd") == EVERYWHERE
 
@@ -135,11 +110,6 @@ def test_inputs_that_stay_are_seen_by_the_active_ramps_and_the_end_and_answered_
     ]
     stopping = [each.answers for each in recorded(HALF).run(batch_of("bad", replace(split, after_answer="stop")))]
     assert [step.answers for step in steps[:2]] == stopping[:2]
-
-
-def test_probes_that_do_not_reach_the_models_end_go_on() -> None:
-    split = Split(first=0, end=2, batch=4, ramps=(0,))
-    assert ran(recorded(HALF), "ad", split, probe=True) == [("a", "ad", 1), ("", "ad", 2)]
 
 
 def seen(sample_id: str, block: int, score: float, label: int) -> Seen:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.catalogue import ClusterLink, known_device, known_link, read_cluster_catalogue
+from cluster.catalogue import ClusterLink, known_link, read_cluster_catalogue
 from cluster.inventory import Accelerators, Inventory, from_nodes, lacking
 from earlyexit.errors import InputError
 
@@ -74,22 +74,6 @@ def test_time_can_be_stretched_on_emulated_accelerators_only() -> None:
     assert Inventory(devices=emulated, link=LINK, time_scale=20.0).time_scale == 20
     with pytest.raises(InputError, match="time_scale 20 stretches emulated time; V100 cannot be stretched"):
         Inventory(devices={**emulated, "V100": Accelerators(count=1)}, link=LINK, time_scale=20.0)
-
-
-def test_fewer_than_no_accelerator_is_refused() -> None:
-    with pytest.raises(InputError, match="at least 0, not -1"):
-        Accelerators(count=-1)
-
-
-def test_e3s_two_clusters_cost_what_e3_says() -> None:
-    price = {name: known_device(name).usd_per_hour or 0.0 for name in ("V100", "P100", "K80")}
-    assert 16 * price["V100"] / 3600 == pytest.approx(0.013, abs=0.0005)
-    assert (6 * price["V100"] + 8 * price["P100"] + 15 * price["K80"]) / 3600 == pytest.approx(0.013, abs=0.0005)
-
-
-def test_an_emulated_accelerator_is_known_as_what_it_emulates_and_an_unlisted_one_not_at_all() -> None:
-    assert known_device("emulated:K80") == known_device("K80")
-    assert (known_device("cpu").usd_per_hour, known_device("cpu").memory_bytes) == (None, None)
 
 
 def test_every_figure_of_the_catalogue_names_a_source_that_it_has() -> None:

@@ -57,10 +57,6 @@ def test_only_active_ramps_take_time() -> None:
     assert Stage().moments(batch_of("abcd", split)) == [("abc", 3 + 30 + 300 + 0.3), ("d", 333.3 + 1000)]
 
 
-def test_a_ramp_where_nobody_leaves_takes_time_all_the_same() -> None:
-    assert Stage().moments(batch_of("cd", Split(first=0, end=3, batch=2, ramps=(0, 1)))) == [("", 2 + 20 + 200 + 0.4)]
-
-
 def test_probes_take_the_time_of_every_ramp_with_everyone_inside() -> None:
     split = Split(first=0, end=4, batch=4, ramps=(1,))
     assert Stage().moments(batch_of("abcd", split, probe=True)) == [
@@ -79,11 +75,6 @@ def test_batches_that_stay_take_the_time_of_their_ramps_with_everyone_inside() -
 def test_time_is_stretched_by_the_scale() -> None:
     moments = Stage(time_scale=15).moments(batch_of("abcd"))
     assert moments == [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]
-
-
-def test_below_the_smallest_measured_batch_time_is_constant() -> None:
-    table = LatencyTable(batches=(2, 4), block_s_NB=TABLE.block_s_NB[:, 1:], ramp_s_EB=TABLE.ramp_s_EB[:, 1:])
-    assert Stage(table=table).moments(batch_of("d")) == [("d", 2222 + 0.6)]
 
 
 def test_what_lies_between_two_batches_costs_a_busy_device_nothing() -> None:
@@ -115,13 +106,6 @@ def test_a_device_that_is_late_does_not_wait() -> None:
     stage.clock.advance(50)
     assert stage.moments(batch_of("d", Split(first=0, end=2, batch=1), started_s=50.0)) == [("", 50.0)]
     assert stage.moments(batch_of("d", Split(first=0, end=3, batch=1), started_s=50.0)) == [("", 122.0)]
-
-
-def test_who_stays_on_the_device_is_ready_when_the_batch_before_ended() -> None:
-    stage = Stage()
-    stage.moments(batch_of("d", Split(first=0, end=2, batch=1)))
-    stage.clock.advance(0.5)
-    assert stage.moments(batch_of("d", Split(first=2, end=3, batch=1), queued_s=11.5)) == [("", 111.0)]
 
 
 @pytest.mark.parametrize(
@@ -182,12 +166,6 @@ def test_a_token_budget_beyond_the_profile_is_refused() -> None:
         runner.prepare([Split(first=0, end=4, batch=64, tokens=41)])
     with pytest.raises(PlanError, match="knows no batch of 64"):
         runner.prepare([Split(first=0, end=4, batch=64)])
-
-
-def test_a_split_takes_its_profiles_time_while_nobody_leaves() -> None:
-    split = Split(first=1, end=4, batch=4, ramps=(1, 2))
-    assert Stage().runner.pace.split_s(split, 4) == pytest.approx((30.3, 3330.6))
-    assert Stage().runner.pace.split_s(Split(first=0, end=2, batch=2), 2) == (22, 22)
 
 
 def test_a_paced_device_answers_with_the_engine() -> None:

@@ -114,13 +114,6 @@ def test_a_cluster_file_may_choose_its_own_node_labels() -> None:
     assert group["labels"] == {"a": "b"}
 
 
-def test_a_cpu_pod_takes_no_gpu_and_any_node() -> None:
-    group = groups(manifest(cpu=Accelerators(count=1)))["cpu"]
-    assert "nvidia.com/gpu" not in container(group)["resources"]["limits"]
-    assert "nodeSelector" not in group["template"]["spec"]
-    assert group["rayStartParams"] == {}
-
-
 @pytest.mark.parametrize(
     ("device", "resources"),
     [
@@ -150,12 +143,6 @@ def test_every_pod_has_the_image_the_switches_and_the_volume() -> None:
         assert only["volumeMounts"] == [{"name": "offramp", "mountPath": "/offramp"}]
         assert pod["spec"]["volumes"] == [{"name": "offramp", "persistentVolumeClaim": {"claimName": "offramp"}}]
     assert cluster["rayVersion"] == "2.60.0"
-
-
-def test_without_redis_a_head_has_cores_for_replicas_and_nothing_outlives_it() -> None:
-    cluster = manifest(cpu=Accelerators(count=1))["spec"]["rayClusterConfig"]
-    assert "gcsFaultToleranceOptions" not in cluster
-    assert cluster["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
 
 
 def test_with_redis_nothing_of_the_service_runs_on_the_head_and_there_is_room_for_it_elsewhere() -> None:

@@ -16,19 +16,6 @@ def step(sharing: Sharing, lane: int, inside: int, *, at_s: float, blocks: int =
     sharing.step(lane, PACE, 0, blocks, (), inside=inside, at_s=at_s)
 
 
-def test_alone_a_batch_takes_its_profiles_time() -> None:
-    sharing = Sharing()
-    step(sharing, 0, 6, at_s=10.0)
-    assert sharing.due_s(0) == 16.0
-
-
-def test_where_the_profile_is_flat_two_batches_cost_no_more_than_one() -> None:
-    sharing = Sharing()
-    step(sharing, 0, 2, at_s=0.0)
-    step(sharing, 1, 2, at_s=1.0)
-    assert (sharing.due_s(0), sharing.due_s(1)) == (4.0, 5.0)
-
-
 def test_where_it_is_steep_each_is_as_slow_as_one_batch_of_all() -> None:
     sharing = Sharing()
     step(sharing, 0, 6, at_s=0.0)  # 6 s
@@ -43,22 +30,6 @@ def test_when_the_other_leaves_a_batch_is_fast_again() -> None:
     step(sharing, 1, 2, at_s=3.0)
     sharing.leave(0, 7.0)  # half speed from 3 to 7 s: 2 s are done, 2 s are left
     assert sharing.due_s(1) == 9.0
-
-
-def test_when_the_other_shrinks_a_batch_is_faster() -> None:
-    sharing = Sharing()
-    step(sharing, 0, 6, at_s=0.0)
-    step(sharing, 1, 2, at_s=3.0)
-    step(sharing, 0, 2, at_s=7.0)
-    assert sharing.due_s(1) == 9.0
-    assert sharing.due_s(0) == 11.0
-
-
-def test_beyond_the_largest_measured_batch_time_grows_with_the_inputs() -> None:
-    sharing = Sharing()
-    step(sharing, 0, 8, at_s=0.0)
-    step(sharing, 1, 8, at_s=0.0)
-    assert (sharing.due_s(0), sharing.due_s(1)) == (16.0, 16.0)
 
 
 def test_a_step_that_begins_in_what_is_counted_already_has_done_its_share_since() -> None:
