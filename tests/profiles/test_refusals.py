@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from earlyexit.network.chain import Chain
 from profiles.catalogue import published_profile
@@ -32,7 +33,6 @@ from tests.profiles.test_networks import CHAIN, HALF
 from tests.profiles.test_networks import RECORDS as OF_CHAIN
 from tests.profiles.test_records_table import HEADER, ROWS
 from tests.profiles.test_stream import LATE, PROBES, SHAPE, floats, stream_of
-from tests.profiles.test_survival_history import history
 from tests.profiles.windows_of import NONE, RECORDS, estimate, observe
 from tests.refusals import Case, FileCase, Refusals
 
@@ -62,39 +62,39 @@ def of_answers(answers_NE: Any, **facts: Any) -> Case:
     )
 
 
-def stream(**settings: Any) -> Case:
-    given: dict[str, Any] = {"since_s": 0.0} | settings
-    return lambda: ExitStream(SHAPE, **given)
-
-
 def late(**changes: Any) -> Case:
     arrays: dict[str, Any] = {name: floats(*rows) for name, rows in changes.items()}
     return lambda: replace(LATE, **arrays)
-
-
-def one_window(**changes: Any) -> Case:
-    return lambda: SurvivalHistory(**(ONE | changes))
 
 
 def counts(rows: object) -> SurvivalHistory:
     return SurvivalHistory.from_counts(np.array(rows, dtype=float))
 
 
-def forecast(**settings: Any) -> Case:
-    return lambda: forecast_survival(counts([[100, 50, 10]]), **settings)
+def as_arrays(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists under names that end in shapes are arrays."""
+    return {name: np.array(each, dtype=float) if name[-2:].isupper() else each for name, each in given.items()}
 
 
-def rates(*rates_rps: float, **settings: Any) -> Case:
-    return lambda: forecast_rate(np.array(rates_rps), **settings)
+def latency_table(**changes: Any) -> LatencyTable:
+    given: dict[str, Any] = {"batches": (1, 2, 4), "block_s_NB": SECONDS, "ramp_s_EB": SECONDS} | as_arrays(changes)
+    return LatencyTable(**given | {"batches": tuple(given["batches"])})
 
 
-def latency_table(
-    batches: tuple[int, ...] = (1, 2, 4), *, block_s: Any = SECONDS, ramp_s: Any = SECONDS, **facts: Any
-) -> Case:
-    return lambda: LatencyTable(batches=batches, block_s_NB=block_s, ramp_s_EB=ramp_s, **facts)
-
-
+GOLDEN = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+TAKERS: dict[str, Callable[[Any], object]] = {
+    "lengths": Lengths.of,
+    "weighted": Lengths.weighted,
+    "stream": lambda given: ExitStream(SHAPE, **{"since_s": 0.0} | given),
+    "history": lambda given: SurvivalHistory(**ONE | as_arrays(given)),
+    "counts": counts,
+    "forecast": lambda given: forecast_survival(counts([[100, 50, 10]]), **given),
+    "rates": lambda given: forecast_rate(**{"window_s": 120.0} | as_arrays(given)),
+    "table": lambda given: latency_table(**given),
+}
+"""By the group in refusals.yaml."""
 CASES: dict[str, Case] = {
+    **{name: partial(take, given) for group, take in TAKERS.items() for name, given in GOLDEN[group].items()},
     # Exit records
     "records: no inputs": lambda: RECORDS.subset(np.array([], dtype=np.int64)),
     "records: scores of one ramp": records(scores_NR=np.zeros((4, 1), np.float32)),
@@ -142,25 +142,9 @@ CASES: dict[str, Case] = {
     "networks: another chain": lambda: survival_of(OF_CHAIN, HALF, Chain(names=("s", "l"), lengths=(2, 2), ramps=(1,))),
     "networks: an end not recorded": lambda: of_networks(OF_CHAIN.of_ramps((0, 2, 3)), (2,), CHAIN),
     # Lengths
-    "lengths: none": lambda: Lengths.of([]),
-    "lengths: 0": lambda: Lengths.of([3, 0]),
-    "lengths: no number": lambda: Lengths.of([NAN]),
-    "lengths: half a token": lambda: Lengths.of([2.5]),
-    "lengths: infinite": lambda: Lengths.of([INF]),
-    "lengths: too long": lambda: Lengths.of([1_000_001]),
     "lengths: mean below 1": lambda: Lengths(mean=0.5),
     "lengths: mean that is no number": lambda: Lengths(mean=NAN),
-    "lengths: no shares": lambda: Lengths.weighted({}),
-    "lengths: a share of nothing": lambda: Lengths.weighted({3: 0.0}),
-    "lengths: a negative share": lambda: Lengths.weighted({3: -1.0, 4: 2.0}),
-    "lengths: a share that is no number": lambda: Lengths.weighted({3: NAN}),
     # Live streams
-    "stream: no period": stream(period_s=0.0),
-    "stream: a period that is no number": stream(period_s=NAN),
-    "stream: keeps less than a window": stream(keep_s=60.0),
-    "stream: keeps for ever": stream(keep_s=INF),
-    "stream: begins at infinity": stream(since_s=INF),
-    "stream: begins at no time": stream(since_s=NAN),
     "stream: times beyond all windows": lambda: stream_of(1e300),
     "stream: other ramps": lambda: ExitStream(SHAPE, since_s=0).append(empty(replace(SHAPE, score="entropy"))),
     "stream: joins other ramps": lambda: Observations.join(SHAPE, [empty(replace(SHAPE, score="entropy"))]),
@@ -194,47 +178,8 @@ CASES: dict[str, Case] = {
     "window: a threshold that is no number": lambda: estimate(RECORDS, {}, NONE, {1: NAN}),
     "window: none says anything": lambda: survival_history([estimate(RECORDS, {1: 0.5}, NONE, {1: 0.8, 3: 0.7})]),
     # Histories of survival and their forecasts
-    "history: below 1 at the first block": one_window(survival_WK=np.array([[0.9, 0.5]])),
-    "history: below 0": one_window(survival_WK=np.array([[1, -0.5]])),
-    "history: rises": one_window(survival_WK=np.array([[1, 0.5, 0.6]]), inputs_WK=np.ones((1, 3))),
-    "history: no number": one_window(survival_WK=np.array([[1, NAN]])),
-    "history: infinite inputs": one_window(inputs_WK=np.array([[5, INF]])),
-    "history: fewer than no inputs": one_window(inputs_WK=-np.ones((1, 2))),
-    "history: inputs of three blocks": one_window(inputs_WK=np.ones((1, 3))),
-    "history: no windows": one_window(survival_WK=np.array([1, 0.5])),
-    "history: worth of all blocks": lambda: history(worth_WR=np.ones((2, 3))),
-    "history: worth below 0": lambda: history(worth_WR=-np.ones((2, 2))),
-    "history: worth that is no number": lambda: history(worth_WR=np.full((2, 2), NAN)),
-    "counts: rise": lambda: counts([[100, 50, 60]]),
-    "counts: below 0": lambda: counts([[100, -1, -1]]),
-    "counts: no number": lambda: counts([[100, NAN, 3]]),
-    "counts: no windows": lambda: counts([100, 50]),
-    "forecast: no window": forecast(horizon=0),
-    "forecast: coverage of all": forecast(coverage=1.0),
-    "forecast: prior of two blocks": forecast(prior=[1, 0.5]),
-    "forecast: prior rises": forecast(prior=[1, 0.5, 0.6]),
-    "forecast: no inputs to come": forecast(inputs_to_come=0),
-    "forecast: endless inputs to come": forecast(inputs_to_come=INF),
     "forecast: nothing was seen": lambda: forecast_survival(counts(np.full((3, 3), NAN))),
-    "rates: negative": rates(-1.0, 2),
-    "rates: infinite": rates(INF, 2),
-    "rates: all missing": rates(NAN, NAN),
-    "rates: none": rates(),
-    "rates: windows of no time": rates(1.0, window_s=0),
     # Latency
-    "table: no batch sizes": latency_table(()),
-    "table: batch 0": latency_table((0, 1, 2)),
-    "table: batch sizes not ascending": latency_table((1, 4, 2)),
-    "table: a batch size twice": latency_table((1, 2, 2)),
-    "table: more values than sizes": latency_table((1, 2)),
-    "table: fewer values than sizes": latency_table(ramp_s=SECONDS[:, :2]),
-    "table: one row, flat": latency_table(block_s=SECONDS[0]),
-    "table: negative seconds": latency_table(block_s=-SECONDS),
-    "table: seconds that are no numbers": latency_table(ramp_s=SECONDS * NAN),
-    "table: infinite seconds": latency_table(ramp_s=SECONDS * INF),
-    "table: length 0": latency_table(length=0),
-    "table: context 0": latency_table(context=0),
-    "table: negative seconds of context": latency_table(context_s=-1.0),
     "profile: no device": lambda: replace(PROFILE, device=""),
     "profile: no lengths": lambda: replace(PROFILE, tables={}),
     "profile: three blocks": lambda: replace(PROFILE, num_blocks=3),
@@ -264,35 +209,10 @@ def npz(header: Mapping[str, Any] | None = None, **arrays: Any) -> bytes:
     return file.getvalue()
 
 
-def lines(*rows: str, header: str = HEADER) -> str:
-    return "\n".join((header, *rows)) + "\n"
-
-
-def rows(row: int, text: str) -> str:
-    """The table with another row."""
-    return lines(*ROWS[:row], text, *ROWS[row + 1 :])
-
-
-def tokens(cell: str) -> str:
-    """The table with tokens of the second input."""
-    return lines(*(f"{row},{7 if row[0] == 'a' else cell}" for row in ROWS), header=HEADER + ",tokens")
-
-
-def one_row(header: str) -> str:
-    return lines(",".join("1" * (header.count(",") + 1)), header=header)
-
-
-LOSSES = "sample_id,exit,confidence,loss"
-TWO_EXITS = ("a,0,0.5,0", "a,1,,0")
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 scaled = partial(read_records, scale=2.0)
 
 
-def of_records(files: Mapping[str, str | bytes | None], name: str = "e.csv") -> dict[str, FileCase]:
-    return {case: (read_records, name, content) for case, content in files.items()}
-
-
-def of_profiles(*changes: Sequence[str]) -> dict[str, FileCase]:
+def of_profiles(changes: Sequence[tuple[str, str]]) -> dict[str, FileCase]:
     """Latency profiles, by what is written instead of what."""
     files = dict[str, FileCase]()
     for old, new in changes:
@@ -302,102 +222,34 @@ def of_profiles(*changes: Sequence[str]) -> dict[str, FileCase]:
     return files
 
 
+def of_table(*rows: str, header: str = HEADER) -> str:
+    return "\n".join((header, *rows)) + "\n"
+
+
+LOSSES = of_table("a,0,0.5,0", "a,1,,0", header="sample_id,exit,confidence,loss")
 FILES: dict[str, FileCase] = {
-    **of_records(
-        {
-            "npz: schema 3": npz({"schema_version": 3}),
-            "npz: without a score": npz({"score": None}),
-            "npz: an unknown score": npz({"score": "margin"}),
-            "npz: 6.0 blocks": npz({"num_blocks": 6.0}),
-            "npz: ramp 3.0": npz({"ramps": [1, 3.0]}),
-            "npz: ramp true": npz({"ramps": [True, 3]}),
-            "npz: no losses": npz(losses=None),
-            "npz: losses of integers": npz(losses=np.zeros((4, 2), np.int64)),
-            "npz: another array": npz(more=np.zeros(2)),
-            "npz: losses of three ramps": npz(losses=np.zeros((4, 3))),
-        },
-        "r.npz",
-    ),
+    "npz: schema 3": (read_records, "r.npz", npz({"schema_version": 3})),
+    "npz: without a score": (read_records, "r.npz", npz({"score": None})),
+    "npz: an unknown score": (read_records, "r.npz", npz({"score": "margin"})),
+    "npz: 6.0 blocks": (read_records, "r.npz", npz({"num_blocks": 6.0})),
+    "npz: ramp 3.0": (read_records, "r.npz", npz({"ramps": [1, 3.0]})),
+    "npz: ramp true": (read_records, "r.npz", npz({"ramps": [True, 3]})),
+    "npz: no losses": (read_records, "r.npz", npz(losses=None)),
+    "npz: losses of integers": (read_records, "r.npz", npz(losses=np.zeros((4, 2), np.int64))),
+    "npz: another array": (read_records, "r.npz", npz(more=np.zeros(2))),
+    "npz: losses of three ramps": (read_records, "r.npz", npz(losses=np.zeros((4, 3)))),
     "npz: a scale": (scaled, "r.npz", npz()),
     "records: unknown ending": (read_records, "e.txt", ""),
-    **of_records(
-        {
-            "csv: absent": None,
-            "csv: empty": b"",
-            "csv: not UTF-8": b"\xff\xfe\x00",
-            "csv: an endless cell": b"sample_id,exit,loss,entropy\n" + b"x" * 200_000,
-            "csv: no input": one_row("Exit,Confidence,Prediction"),
-            "csv: no exit": one_row("Sample_ID,Confidence,Prediction"),
-            "csv: no answer": one_row("Sample_ID,Exit,Confidence"),
-            "csv: shares": one_row("Sample_ID,Exit,Share,Loss"),
-            "csv: no score": one_row("Sample_ID,Exit,Prediction"),
-            "csv: two scores": one_row("Sample_ID,Exit,Entropy,Confidence,Loss"),
-            "csv: a column twice": one_row("Sample_ID,Exit,exit,Confidence,Loss"),
-            "csv: no rows": lines(),
-            "csv: one exit": lines("a,0,0.6,yes,no"),
-            "csv: a short row": rows(1, "a,2,0.9,no"),
-            "csv: exit 2.0": rows(1, "a,2.0,0.9,no,no"),
-            "csv: exit -1": rows(1, "a,-1,0.9,no,no"),
-            "csv: exit too large": rows(1, "a,99999999,0.9,no,no"),
-            "csv: an empty input": rows(1, ",2,0.9,no,no"),
-            "csv: an empty score": rows(1, "a,2,,no,no"),
-            "csv: a score that is no number": rows(1, "a,2,nan,no,no"),
-            "csv: a score above 1": rows(1, "a,2,1.5,no,no"),
-            "csv: a word as a score": rows(1, "a,2,sure,no,no"),
-            "csv: an empty answer": rows(1, "a,2,0.9,,no"),
-            "csv: two truths": rows(1, "a,2,0.9,no,yes"),
-            "csv: an exit twice": rows(1, "a,0,0.9,no,no"),
-            "csv: an exit missing": lines(*ROWS[:4], *ROWS[5:]),
-            "csv: 0 tokens": tokens("0"),
-            "csv: half a token": tokens("1.5"),
-            "csv: no tokens": tokens(""),
-            "csv: too many tokens": tokens("9999999"),
-            "csv: a loss above 1": lines("a,0,0.5,1.5", "a,1,,0", header=LOSSES),
-            "csv: a loss of the last exit": lines("a,0,0.5,0", "a,1,,0.5", header=LOSSES),
-            "csv: an empty loss": lines("a,0,0.5,", "a,1,,0", header=LOSSES),
-        }
-    ),
-    "csv: a scale for losses": (scaled, "e.csv", lines(*TWO_EXITS, header=LOSSES)),
-    "csv: a scale for labels": (scaled, "e.csv", lines(*ROWS)),
-    "csv: a scale of nothing": (partial(read_records, scale=0.0), "e.csv", lines("a,0,0.5,1,2", "a,1,0.5,4,2")),
-    **of_profiles(
-        ("[0.001, 2e-03]", "[0.001, -1]"),
-        ("[0.001, 2e-03]", "[0.001, NaN]"),
-        ("1e-05, 2e-05", "1e-05, Infinity"),
-        ("[0.001, 2e-03]", '[0.001, "2"]'),
-        (', "batch": [1, 2],', ","),
-        ('"batch": [1, 2]', '"batch": []'),
-        ('"batch": [1, 2]', '"batch": [2, 1]'),
-        ('"batch": [1, 2]', '"batch": [1, 2, 4]'),
-        ("        [0.001, 0.002]\n", "        [0.001]\n"),
-        ("[0.001, 2e-03],\n", ""),
-        ("        [1e-05, 2e-05]\n", ""),
-        ('"ramps": [0]', '"ramps": [1]'),
-        ('"num_blocks": 2', '"num_blocks": 0'),
-        ('"kind": "measured"', '"kind": "guessed"'),
-        ('"schema_version": 1', '"schema_version": 2'),
-        ('"model": "tiny"', '"model": ""'),
-        ('"dtype"', '"type"'),
-        ('"dtype": "float32",', '"dtype": "float32", "x": 1,'),
-        ('"length": 32', '"length": 0'),
-        ('"length": 32', '"length": 16'),
-        ('"length": 32', '"length": 8'),
-        ('"kind": "measured",', '"kind": "measured"'),
-        (TEXT, "[]"),
-        (TEXT, TEXT.replace("  ", "\t").replace("[1]]", "[-1]]")),
-    ),
+    **{name: (read_records, "e.csv", content) for name, content in GOLDEN["csv"].items()},
+    "csv: not UTF-8": (read_records, "e.csv", b"\xff\xfe\x00"),
+    "csv: an endless cell": (read_records, "e.csv", b"sample_id,exit,loss,entropy\n" + b"x" * 200_000),
+    "csv: a scale for losses": (scaled, "e.csv", LOSSES),
+    "csv: a scale for labels": (scaled, "e.csv", of_table(*ROWS)),
+    "csv: a scale of nothing": (partial(read_records, scale=0.0), "e.csv", of_table("a,0,0.5,1,2", "a,1,0.5,4,2")),
+    **of_profiles([*GOLDEN["profile files"], (TEXT, "[]"), (TEXT, TEXT.replace("  ", "\t").replace("[1]]", "[-1]]"))]),
     "profile file: absent": (LatencyProfile.load, "p.json", None),
-    "lengths: absent": (read_lengths, "l.txt", None),
-    "lengths: a word": (read_lengths, "l.txt", "12\nmany\n"),
-    "lengths: 0 on a line": (read_lengths, "l.txt", "12\n0\n"),
-    "lengths: nan on a line": (read_lengths, "l.txt", "nan\n"),
-    "lengths: an empty line": (read_lengths, "l.txt", "\n"),
-    "sequences: absent": (read_sequences, "s.csv", None),
-    "sequences: no column": (read_sequences, "s.csv", "TIMESTAMP,ContextTokens\nx,1\n"),
-    "sequences: no rows": (read_sequences, "s.csv", TRACE),
-    "sequences: a word": (read_sequences, "s.csv", f"{TRACE}\nx,5,3\nx,many,3\n"),
-    "sequences: no token": (read_sequences, "s.csv", f"{TRACE}\nx,5,0\n"),
-    "sequences: a short row": (read_sequences, "s.csv", f"{TRACE}\nx,5\n"),
+    **{name: (read_lengths, "l.txt", content) for name, content in GOLDEN["length files"].items()},
+    **{name: (read_sequences, "s.csv", content) for name, content in GOLDEN["sequence files"].items()},
 }
 REFUSALS = Refusals(module=Path(__file__), name=__name__, cases=CASES, files=FILES)
 
