@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,27 +81,32 @@ class Stream:
         """Called once; set by the service."""
         self.is_over = False
         """Whether no more tokens come."""
-        self._news: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
-        """What was not read yet: tokens, then at the end the error, or None."""
+        self._news: deque[Said | Exception | None] = deque()
+        """What was not read yet: tokens, then at the end the error, or None. An `asyncio.Queue` costs more."""
+        self._waiter: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Said:
-        news = await self._news.get()
-        if isinstance(news, Said):
-            return news
-        self._news.put_nowait(news)  # for whatever reads on after the end
-        raise StopAsyncIteration if news is None else news
+        while not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        news = self._news[0]  # the end stays, for whatever reads on
+        if news is None:
+            raise StopAsyncIteration
+        if isinstance(news, Exception):
+            raise news
+        self._news.popleft()
+        return news
 
     def abort(self) -> None:
         """Ends the sequence: its pages are freed, and unread tokens are dropped."""
         if not self.is_over:
             self.is_over = True
             self.when_aborted()
-        while not self._news.empty():
-            self._news.get_nowait()
-        self._news.put_nowait(None)
+        self._news.clear()
+        self._add(None)
 
     async def aclose(self) -> None:
         """Aborts, for `contextlib.aclosing`."""
@@ -113,18 +119,21 @@ class Stream:
         if self.is_over:
             return
         self.num_said += 1
-        self._news.put_nowait(said)
+        self._add(said)
         if said.ended is not None:
-            self._end(None)
+            self.is_over = True
+            self._add(None)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream by an error."""
         if not self.is_over:
-            self._end(error)
+            self.is_over = True
+            self._add(error)
 
-    def _end(self, error: Exception | None) -> None:
-        self.is_over = True
-        self._news.put_nowait(error)
+    def _add(self, news: Said | Exception | None) -> None:
+        self._news.append(news)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
