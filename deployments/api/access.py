@@ -142,14 +142,12 @@ class Gate:
         raise UnauthorizedError(f"{problem}; send the header `Authorization: Bearer <key>`", scheme=scheme)
 
 
-def gate_of(
-    access: AccessSettings | None, clock: Clock, num_ingresses: int, environment: Mapping[str, str] = os.environ
-) -> Gate | None:
+def gate_of(access: AccessSettings | None, clock: Clock, num_ingresses: int) -> Gate | None:
     """Returns the gate that the settings ask for; None without keys and rates. Raises InputError for bad keys."""
     limits = None if access is None else rate_limits(access, num_ingresses)
     if access is None or (limits is None and not access.has_keys):
         return None
-    return Gate(ring=KeyRing(access, environment) if access.has_keys else None, limits=limits, clock=clock)
+    return Gate(ring=KeyRing(access) if access.has_keys else None, limits=limits, clock=clock)
 
 
 def _is_page(path: str) -> bool:

@@ -376,33 +376,27 @@ def _column(tensor: GivenTensor, inputs: Sequence[Column], where: str) -> Column
 
 def _rows(tensor: GivenTensor, column: Column, where: str) -> Elements:
     elements = _elements(tensor, where)
-    if not len(elements):
+    count, shape = len(elements), list(tensor.shape)
+    if not count:
         raise InputError(f"{where}: no elements; at least one row is needed")
-    if not column.shape:
-        _check_shape(tensor, column, len(elements), where)
-        return elements
-    _check_row_shape(tensor, column, where)
-    _check_shape(tensor, column, len(elements), where)
-    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
-    return array.reshape(tensor.shape)
-
-
-def _check_row_shape(tensor: GivenTensor, column: Column, where: str) -> None:
-    row = tensor.shape[1:]
-    fits = len(row) == len(column.shape) and all(
-        wanted in (size, -1) for size, wanted in zip(row, column.shape, strict=True)
-    )
-    if not fits or min(tensor.shape) < 0:
+    if column.shape and not _is_row_shape(shape, column.shape):
         needed = ", ".join(["rows", *map(str, column.shape)])
-        raise InputError(f"{where}.shape: {list(tensor.shape)}; {tensor.name!r} is [{needed}] in {tensor.datatype}")
-
-
-def _check_shape(tensor: GivenTensor, column: Column, count: int, where: str) -> None:
-    shape = list(tensor.shape)
+        raise InputError(f"{where}.shape: {shape}; {tensor.name!r} is [{needed}] in {tensor.datatype}")
     if not column.shape and shape not in ([count], [count, 1], [1, count]):
         raise InputError(f"{where}.shape: {shape} does not fit {count} elements; [{count}] or [{count}, 1] would")
     if math.prod(shape) != count:
         raise InputError(f"{where}.shape: {shape} holds {math.prod(shape)} elements, {count} were sent")
+    if not column.shape:
+        return elements
+    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
+    return array.reshape(shape)
+
+
+def _is_row_shape(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Returns whether a shape is some rows of the wanted one, whose -1 stands for any size."""
+    if len(shape) != len(wanted) + 1 or min(shape) < 0:
+        return False
+    return all(each in (size, -1) for size, each in zip(shape[1:], wanted, strict=True))
 
 
 def _elements(tensor: GivenTensor, where: str) -> Elements:

@@ -560,12 +560,12 @@ class Site:
 class StandaloneServer:
     """A server on a socket, with nothing of Serve between it and the application."""
 
-    def __init__(self, site: Site, lane: Lane, *, access_log: bool, limits: Limits | None = None) -> None:
+    def __init__(self, site: Site, lane: Lane, *, access_log: bool) -> None:
         app: ASGIApp = site
         if access_log:
             app = logged(app)
             lane = {path: replace(each, app=logged(each.app)) for path, each in lane.items()}
-        self._server = HttpServer(app, lane=lane, limits=limits, outright=True)
+        self._server = HttpServer(app, lane=lane, outright=True)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:

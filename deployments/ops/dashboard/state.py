@@ -269,13 +269,11 @@ def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
 
 
 def _now(now: Snapshot, seen: Interval | None) -> dict[str, Any]:
-    latencies = {} if seen is None else seen.latencies
+    rates = {"arrived_per_s": "arrived", "answered_per_s": "answered", "goodput_per_s": "in_slo"}
     return {
         "seconds": None if seen is None else seen.seconds,
-        "arrived_per_s": None if seen is None else seen.arrived / seen.seconds,
-        "answered_per_s": None if seen is None else seen.answered / seen.seconds,
-        "goodput_per_s": None if seen is None else seen.in_slo / seen.seconds,
-        **{name: latency_s(latencies, share) for name, share in SHARES.items()},
+        **{name: None if seen is None else getattr(seen, count) / seen.seconds for name, count in rates.items()},
+        **{name: latency_s({} if seen is None else seen.latencies, share) for name, share in SHARES.items()},
         "unanswered": sum(report.unanswered for report in now.ingresses),
         "waiting": sum(report.waiting for report in now.ingresses),
         "waiting_in_stages": sum(report.waiting for report in now.replicas),
