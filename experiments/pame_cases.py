@@ -12,12 +12,9 @@ from earlyexit.errors import DataError
 from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.study import StudyResult, Table
-from optimizer.pame.checks import GivenChecks
-from optimizer.pame.on_batches import Batching, BatchTimes
-from optimizer.pame.precision import normalised
+from optimizer.pame.batches import Batching, BatchTimes, Seconds, seconds_of
+from optimizer.pame.checks import TEN_CONFIDENCES, GivenChecks, SearchedChecks, normalised
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
-from optimizer.pame.times import Seconds, seconds_of
 from optimizer.risk import Guarantee
 from optimizer.thresholds import design_rows, divide, learn_then_test
 from profiles.batches import RecordedBatches

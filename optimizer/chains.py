@@ -27,12 +27,13 @@ from optimizer.columns import (
     least_prices,
     search,
 )
-from optimizer.decision import Decision, Found, Planned, gap_between, kept, rate_of, why_none
+from optimizer.decision import Decision, Found, Planned, gap_between, kept, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import TOLERANCE, merit, sought
+from optimizer.exact.solve import num_splits
 from optimizer.master import Cluster, Column, Demand, StageWork, highest_rate, solve_master
 from optimizer.moves import RULES, Graph, build_graph, ends_of
 from optimizer.plan import Stage, chains_of
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, PlanProblem, device_names
+from optimizer.problem import MaximizeRate, PlanProblem, device_names
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.graph import nodes_around
 from optimizer.scale.tables import tables_of
@@ -63,7 +64,6 @@ MOST_SPLITS = 200_000
 RANKS_NEAR = 2
 SECONDS = 1.0
 """Of one master problem."""
-SLO_RESOLUTION = 1e-3
 SOLVED = 2e-4
 """Of values that are one: HiGHS is asked for half of it."""
 
@@ -204,7 +204,7 @@ def solve_chains(problem: PlanProblem, space: Space) -> Decision | None:
             problem,
             space.strategy,
             possible=lambda other: _any_plan(other, space),
-            nearest_slo_s=lambda patient: _nearest_slo_s(problem, space, patient),
+            nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, lambda other: _any_plan(other, space)),
             highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
     if best is None:
@@ -423,35 +423,6 @@ class ChainSearch:
         assert self.bounded is not None, "asked for its bound first"
         value = sought(self.problem, best.found.figures)
         return abs(value - self.bounded.value) <= SOLVED * abs(self.bounded.value)
-
-
-def num_splits(problem: PlanProblem, space: Space) -> int:
-    """At most so many, over all devices and batch sizes."""
-    num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
-    pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
-    if space.ramps in ("choose", "split-ends"):
-        # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
-        after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
-        num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
-        pairs = 0
-        for first in range(problem.num_blocks):
-            here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
-            pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
-    return pairs * num_sizes
-
-
-def _nearest_slo_s(problem: PlanProblem, space: Space, patient: Found) -> float:
-    """The least SLO latency for which a plan is found, and at most a thousandth above; `patient` is one at any."""
-
-    def needed_s(latency_s: float, found: Found) -> float:
-        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
-
-    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
-    while above > below * (1 + SLO_RESOLUTION):
-        middle = (below * above) ** 0.5
-        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)), space)
-        below, above = (middle, above) if found is None else (below, needed_s(middle, found))
-    return above
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:

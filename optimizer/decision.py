@@ -28,6 +28,8 @@ def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
 Binding = Literal["devices", "budget", "latency", "ramps", "ttft", "sequences", "memory"]
 """The last three of generation: its first tokens, sequences at a time, and memory of keys and values."""
 Possible = TypeVar("Possible")
+SLO_RESOLUTION = 1e-3
+"""How exactly the nearest SLO is told where plans are found quickly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,25 @@ def why_none(
         if possible(easier) is not None:
             return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
     return NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+
+
+def nearest_slo_s(
+    problem: PlanProblem,
+    patient: Found,
+    any_plan: Callable[[PlanProblem], Found | None],
+    resolution: float = SLO_RESOLUTION,
+) -> float:
+    """The least SLO latency for which a plan is found, `resolution` above it at most; `patient` is a plan at any."""
+
+    def needed_s(latency_s: float, found: Found) -> float:
+        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
+
+    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
+    while above > below * (1 + resolution):
+        middle = (below * above) ** 0.5
+        found = any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)))
+        below, above = (middle, above) if found is None else (below, needed_s(middle, found))
+    return above
 
 
 def rate_of(found: Found | None) -> float | None:

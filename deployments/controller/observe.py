@@ -23,8 +23,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, no_input_leaves
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.networks import Used, choices, ramps_of, survival_with
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, seconds_of
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names

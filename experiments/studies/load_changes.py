@@ -30,9 +30,8 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, never
 from optimizer.live.tuning.pame import Place, best_place
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.precision import normalised
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, seconds_of
+from optimizer.pame.checks import normalised
 from optimizer.risk import Guarantee
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords

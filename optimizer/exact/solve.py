@@ -9,16 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.decision import Decision, Found, Planned, gap_between, rate_of, why_none
+from optimizer.decision import Decision, Found, Planned, gap_between, nearest_slo_s, rate_of, why_none
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact.intervals import ExactSearch, Searched
 from optimizer.exact.priced import MOST_LABELS
 from optimizer.moves import build_graph, ends_of
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.space import Space, parts_of
 
-# How exactly the nearest SLO is told.
-SLO_RESOLUTION = 1e-3
 # Beyond these the search would take minutes, or more bits for a set of devices than an integer has.
 MOST_SPLITS = 2_000_000
 MOST_SETS = 2**58
@@ -37,7 +35,7 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
             problem,
             space.strategy,
             possible=partial(_any_plan, space=space),
-            nearest_slo_s=lambda patient: _nearest_slo_s(problem, space, patient),
+            nearest_slo_s=lambda patient: nearest_slo_s(problem, patient, partial(_any_plan, space=space)),
             highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
         )
     return Planned(
@@ -54,10 +52,10 @@ def is_too_big(problem: PlanProblem, space: Space) -> bool:
     """Whether an exact search is out of reach, by the splits to choose from, or the sets of devices in use."""
     counts = [problem.devices[name].count + 1 for name in device_names(problem)]
     num_sets = math.prod(counts) if space.several_stages else max(counts, default=1)
-    return num_sets > MOST_SETS or _num_splits(problem, space) > MOST_SPLITS
+    return num_sets > MOST_SETS or num_splits(problem, space) > MOST_SPLITS
 
 
-def _num_splits(problem: PlanProblem, space: Space) -> int:
+def num_splits(problem: PlanProblem, space: Space) -> int:
     """At most so many, over all devices and batch sizes."""
     num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
     if not space.several_stages and not space.splits_per_stage:
@@ -131,20 +129,6 @@ def _can_pay(problem: PlanProblem, name: str) -> bool:
     """Whether the budget pays for one device of that type."""
     budget = problem.budget_usd_per_hour
     return budget is None or problem.devices[name].usd_per_hour <= budget * (1 + TOLERANCE)
-
-
-def _nearest_slo_s(problem: PlanProblem, space: Space, patient: Found) -> float:
-    """The least SLO latency with a plan, not below it and at most a thousandth above; `patient` is one at any."""
-
-    def needed_s(latency_s: float, found: Found) -> float:
-        return min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
-
-    below, above = problem.slo.latency_s, needed_s(ANY_LATENCY_S, patient)
-    while above > below * (1 + SLO_RESOLUTION):
-        middle = (below * above) ** 0.5
-        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=middle)), space)
-        below, above = (middle, above) if found is None else (below, needed_s(middle, found))
-    return above
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:

@@ -1,16 +1,37 @@
-"""How an exit's check may be set: the thresholds that are tried, and whom each lets leave (PAME, sections 5.3, 6.2)."""
+"""How an exit's check may be set: thresholds, and the inputs that leave by each (PAME, sections 5.3 and 6.2).
+
+Precision is kept on the recorded inputs that are at hand, and nothing is promised for others; for promises with a
+confidence there is `optimizer.thresholds`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from optimizer.pame.precision import Precision, overall
+from earlyexit.errors import DataError
 from profiles.batches import RecordedBatches
-from profiles.scores import BoolArray, FloatArray
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+from profiles.scores import SCORES, BoolArray, FloatArray, Score
+
+TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
+"""The paper names 0.55 and 0.6 (section 7.6) and that there are ten (section 6.1)."""
+TEN_SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
+"""Count thresholds, as shares of the principal values."""
+LONG_CONFIDENCES = (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""The five behind the paper's are for networks that are surer than they should be."""
+GRIDS: Mapping[Score, tuple[float, ...]] = {
+    "confidence": LONG_CONFIDENCES,
+    "share": TEN_SHARES,
+    "foreseen": LONG_CONFIDENCES,
+    "similar": LONG_CONFIDENCES,
+    "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
+}
+"""Thresholds that are tried, from the boldest to the most careful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,33 +87,113 @@ class GivenChecks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SearchedChecks:
+    """A grid of thresholds for each exit; of the score `share` one for each of the confidences that were recorded.
+
+    Precision is that of the truth where `by_truth`, else agreement with the full model.
+    """
+
+    by_confidence: Mapping[float | None, ExitRecords]
+    """The same inputs in the same order; under None where the score has no confidence of its own."""
+    by_truth: bool = False
+    grid: tuple[float, ...] | None = None
+    """Thresholds in the unit of the score; None: those above."""
+
+    def __post_init__(self) -> None:
+        if not self.by_confidence:
+            raise DataError("exit checks are searched on exit records: none are given")
+        first, *others = self.by_confidence.values()
+        if any((each.ramps, each.sample_ids) != (first.ramps, first.sample_ids) for each in others):
+            raise DataError("exit records of several confidences must be of the same ramps and inputs in one order")
+        if self.by_truth and any(each.true_losses_NE is None for each in self.by_confidence.values()):
+            raise DataError("precision by the truth needs records that know it")
+
+    @classmethod
+    def of(cls, records: ExitRecords, *, by_truth: bool = False, grid: Sequence[float] | None = None) -> SearchedChecks:
+        """Of records whose score has no confidence of its own."""
+        return cls(by_confidence={None: records}, by_truth=by_truth, grid=None if grid is None else tuple(grid))
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        return self._any.ramps
+
+    @property
+    def end_losses_N(self) -> FloatArray:
+        truth_NE = self._any.true_losses_NE
+        return truth_NE[:, -1] if self.by_truth and truth_NE is not None else np.zeros(len(self._any))
+
+    def settings(self, ramp: int) -> Sequence[Setting]:
+        """Every threshold of the grid, from the one by which most leave."""
+        return [
+            self._setting(records, ramp, threshold, confidence)
+            for confidence, records in self.by_confidence.items()
+            for threshold in self.grid or GRIDS[records.score]
+        ]
+
+    @property
+    def _any(self) -> ExitRecords:
+        return next(iter(self.by_confidence.values()))
+
+    def _setting(self, records: ExitRecords, ramp: int, threshold: float, confidence: float | None) -> Setting:
+        column = records.ramps.index(ramp)
+        truth_NE = records.true_losses_NE
+        return Setting(
+            ramp=ramp,
+            leave_N=records.sure_NR({ramp: threshold})[:, column],
+            losses_N=truth_NE[:, column] if self.by_truth and truth_NE is not None else records.losses_NR[:, column],
+            threshold=threshold,
+            confidence=confidence,
+        )
+
+
+def next_step(score: Score, threshold: float) -> float | None:
+    """The boldest of the grid that is more careful; None behind its end."""
+    direction = SCORES[score].direction
+    return next((value for value in GRIDS[score] if direction * value > direction * threshold), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Configured:
     """A candidate with its check set, for the inputs that are inside."""
 
     setting: Setting
-    precision: Precision
-    overall: float
-    """Q of all exits, this one the last."""
+    leaving: float
+    """r_e: the share of the inputs that reach the exit which leave there."""
+    lost_N: FloatArray
+    """What the answer of every input costs, with all exits so far and this one the last."""
+
+    @property
+    def overall(self) -> float:
+        """Q of equation 1 with its update behind further exits: both are the mean precision of all inputs."""
+        return 1 - float(self.lost_N.mean())
 
 
 def configured(
-    checks: Checks, ramp: int, inside_N: BoolArray, before: Sequence[Precision], least_precision: float | None
+    checks: Checks, ramp: int, inside_N: BoolArray, lost_N: FloatArray, least_precision: float | None
 ) -> Configured | None:
-    """The setting by which most leave while the precision of all is above the least; None where no setting keeps it.
+    """The setting by which most inputs leave while Q is above the least; None where no setting keeps it.
 
     Section 6.2: maximise r_e subject to Q > eta Q_ori, as if this were the only exit behind those that were found.
-    `least_precision` None: any will do.
+    `lost_N` are the costs of all answers without this exit. `least_precision` None: any will do.
     """
     best: Configured | None = None
     for setting in checks.settings(ramp):
-        precision = Precision.measured(inside_N, setting.leave_N, setting.losses_N, checks.end_losses_N)
-        found = Configured(setting=setting, precision=precision, overall=overall([*before, precision]))
+        going_N = inside_N & setting.leave_N
+        reaching = int(inside_N.sum())
+        found = Configured(
+            setting=setting,
+            leaving=int(going_N.sum()) / reaching if reaching else 0.0,
+            lost_N=np.where(going_N, setting.losses_N, lost_N),
+        )
         is_precise = least_precision is None or found.overall > least_precision
-        if is_precise and (best is None or _order(found) > _order(best)):
+        if is_precise and (best is None or (found.leaving, found.overall) > (best.leaving, best.overall)):
             best = found
     return best
 
 
-def _order(found: Configured) -> tuple[float, float]:
-    """Of settings by which as many leave, the more precise."""
-    return found.precision.leaving, found.overall
+def normalised(outcome: ExitOutcome) -> float:
+    """Accuracy over that of the model without exits (section 7.2); where truth is not known, agreement with it."""
+    accuracy, full_accuracy = outcome.accuracy, outcome.full_accuracy
+    if accuracy is None or not full_accuracy:
+        return outcome.agreement
+    return accuracy / full_accuracy

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import PlanError
+from optimizer.pame.batches import ROUNDING, Seconds, TimeMatrix, time_matrix
 from optimizer.pame.checks import Checks, Configured, configured
-from optimizer.pame.precision import Precision
-from optimizer.pame.times import ROUNDING, Seconds, TimeMatrix, time_matrix
 from profiles.batches import IntArray, batch_counts
-from profiles.scores import BoolArray
+from profiles.scores import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def find_exits(seconds: Seconds, checks: Checks, batch: int, options: SearchOpti
         batch=batch,
         inside_N=np.ones(num_inputs, dtype=bool),
         slow_K=np.zeros(num_inputs // batch, dtype=bool),
-        before=(),
+        lost_N=checks.end_losses_N,
     )
     steps: list[Step] = []
     while state is not None:
@@ -135,7 +134,8 @@ class _State:
     batch: int
     inside_N: BoolArray
     slow_K: BoolArray
-    before: tuple[Precision, ...]
+    lost_N: FloatArray
+    """What answers cost with the exits so far."""
 
 
 def _behind(checks: Checks, state: _State, chosen: Candidate | None) -> _State | None:
@@ -151,7 +151,7 @@ def _behind(checks: Checks, state: _State, chosen: Candidate | None) -> _State |
         batch=state.batch,
         inside_N=inside_N,
         slow_K=chosen.slow_K,
-        before=(*state.before, chosen.configured.precision),
+        lost_N=chosen.configured.lost_N,
     )
 
 
@@ -160,7 +160,7 @@ def _step(seconds: Seconds, checks: Checks, state: _State, options: SearchOption
     interval = min(options.interval, state.size)
     matrix = time_matrix(seconds, state.first, ramps, state.size, interval)
     candidates = tuple(_candidate(checks, state, matrix, row, options) for row in range(len(ramps)))
-    is_first = not state.before
+    is_first = state.first == 0
     helping = [each for each in candidates if _helps(each, matrix, options, is_first=is_first)]
     return Step(
         matrix=matrix,
@@ -172,7 +172,7 @@ def _step(seconds: Seconds, checks: Checks, state: _State, options: SearchOption
 def _candidate(checks: Checks, state: _State, matrix: TimeMatrix, row: int, options: SearchOptions) -> Candidate:
     ramp = matrix.exits[row]
     least = None if options.kept is None else options.kept * (1 - float(checks.end_losses_N.mean()))
-    found = configured(checks, ramp, state.inside_N, state.before, least)
+    found = configured(checks, ramp, state.inside_N, state.lost_N, least)
     staying_N = state.inside_N if found is None else state.inside_N & ~found.setting.leave_N
     left_K = batch_counts(staying_N, state.batch)
     bins_K, allowed = left_K // matrix.interval, matrix.allowed_E[row]
@@ -203,6 +203,6 @@ def mean_answer_s(matrix: TimeMatrix, row: int, bins_K: IntArray) -> float:
 
 def _helps(each: Candidate, matrix: TimeMatrix, options: SearchOptions, *, is_first: bool) -> bool:
     """Whether somebody leaves there, both promises are kept, and time is won: else the model is better off without."""
-    if each.configured is None or not each.configured.precision.leaving or each.slower > options.slower:
+    if each.configured is None or not each.configured.leaving or each.slower > options.slower:
         return False
     return (each.mean_s if is_first else each.tail_s) < matrix.whole_s * (1 - ROUNDING)

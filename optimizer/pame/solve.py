@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept
+from optimizer.pame.batches import seconds_of
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from optimizer.pame.times import seconds_of
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
@@ -83,7 +83,7 @@ def _why_no_exit(search: FoundExits | None, batch: int) -> str:
         return "no exit: with any of those that were found the plan would break a promise (SLO, rate or ramp budget)"
     slower = search.options.slower
     tried = search.steps[0].candidates
-    leaving = [each for each in tried if each.configured is not None and each.configured.precision.leaving]
+    leaving = [each for each in tried if each.configured is not None and each.configured.leaving]
     if not leaving:
         return "no exit: nobody leaves at any ramp" + (
             "" if search.options.kept is None else f" with more than {search.options.kept:.0%} of the precision kept"

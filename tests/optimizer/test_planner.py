@@ -8,9 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from optimizer.decision import NoPlan, Planned, Strategy
+from optimizer.decision import SLO_RESOLUTION, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.exact.solve import SLO_RESOLUTION
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable

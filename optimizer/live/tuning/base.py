@@ -12,7 +12,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.policies import POLICIES, kind_of
 from optimizer.live.exit_times import ExitTimes
-from optimizer.pame.on_batches import Batching
+from optimizer.pame.batches import Batching
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.outcome import ExitOutcome

@@ -37,10 +37,9 @@ from optimizer.live.tuning.base import (
     records_of,
     whole_N,
 )
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.precision import normalised
+from optimizer.pame.batches import Batching
+from optimizer.pame.checks import GRIDS, next_step, normalised
 from optimizer.pame.search import SearchOptions
-from optimizer.pame.thresholds import GRIDS, next_step
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import SCORES

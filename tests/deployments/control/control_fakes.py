@@ -23,8 +23,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, never, no_input_leaves
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, seconds_of
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.pame.on_batches import Batching, batch_times
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, batch_times, seconds_of
 from profiles.table import LatencyTable
 
 TABLE = LatencyTable(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
+from optimizer.pame.batches import seconds_of, time_matrix
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from optimizer.pame.times import seconds_of, time_matrix
 from profiles.batches import RecordedBatches
 from profiles.table import LatencyTable
 

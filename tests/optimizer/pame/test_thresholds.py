@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from optimizer.pame.checks import Configured, configured
-from optimizer.pame.precision import Precision, normalised, overall
-from optimizer.pame.thresholds import GRIDS, TEN_CONFIDENCES, SearchedChecks, next_step
+from optimizer.pame.checks import (
+    GRIDS,
+    TEN_CONFIDENCES,
+    Configured,
+    SearchedChecks,
+    configured,
+    next_step,
+    normalised,
+)
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, Score
 
@@ -30,7 +36,7 @@ def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = Fa
 
 def chosen(checks: SearchedChecks, kept: float) -> Configured:
     least = kept * (1 - float(checks.end_losses_N.mean()))
-    found = configured(checks, 0, EVERYBODY, (), least)
+    found = configured(checks, 0, EVERYBODY, checks.end_losses_N, least)
     assert found is not None
     return found
 
@@ -40,7 +46,7 @@ def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, thre
     """Of ten inputs: 0.50 lets everybody leave, of whom three are wrong."""
     found = chosen(SearchedChecks.of(records()), kept)
     assert found.setting.threshold == threshold
-    assert found.precision.leaving == pytest.approx(leaving)
+    assert found.leaving == pytest.approx(leaving)
     assert found.overall > kept
 
 
@@ -78,12 +84,12 @@ def test_where_every_threshold_costs_too_much_an_exit_is_not_configured() -> Non
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
     checks = SearchedChecks.of(always_wrong, grid=TEN_CONFIDENCES)  # somebody leaves at each
-    assert configured(checks, 0, EVERYBODY, (), 0.99) is None
+    assert configured(checks, 0, EVERYBODY, checks.end_losses_N, 0.99) is None
 
 
 def test_precision_by_the_truth_may_exceed_the_full_models() -> None:
     found = chosen(SearchedChecks.of(records(truth=True), by_truth=True), 0.99)
-    assert (found.precision.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
+    assert (found.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
     with pytest.raises(DataError, match="precision by the truth needs records that know it"):
         SearchedChecks.of(records(), by_truth=True)
 
@@ -99,17 +105,3 @@ def test_records_of_other_inputs_are_refused() -> None:
         SearchedChecks(by_confidence={0.5: records(), 0.9: records().subset(np.arange(9))})
     with pytest.raises(DataError, match="none are given"):
         SearchedChecks(by_confidence={})
-
-
-def test_equation_1_and_its_update_are_the_mean_over_all_inputs() -> None:
-    rng = np.random.default_rng(0)
-    sure_NR, losses_NR = rng.random((50, 3)) < 0.4, rng.random((50, 3))
-    end_losses_N = rng.random(50) * 0.1
-    inside_N, found, lost_N = np.ones(50, dtype=bool), [], end_losses_N.copy()
-    for ramp in range(3):
-        found.append(Precision.measured(inside_N, sure_NR[:, ramp], losses_NR[:, ramp], end_losses_N))
-        going_N = inside_N & sure_NR[:, ramp]
-        lost_N[going_N] = losses_NR[going_N, ramp]
-        inside_N &= ~sure_NR[:, ramp]
-        assert overall(found) == pytest.approx(1 - lost_N.mean())
-    assert overall([], 0.9) == 0.9

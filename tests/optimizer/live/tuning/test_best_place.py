@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from optimizer.live.tuning.pame import best_place, place_at
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, seconds_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 

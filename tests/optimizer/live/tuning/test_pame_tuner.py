@@ -10,8 +10,7 @@ import pytest
 from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.pame.on_batches import Batching
-from optimizer.pame.times import seconds_of
+from optimizer.pame.batches import Batching, seconds_of
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NOBODY, lying, question, stream
