@@ -16,7 +16,7 @@ from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.client.protocol import find_api_key
 from offramp.commands.options import BenchOptions
-from offramp.commands.output import choice, show
+from offramp.commands.output import choice, print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, run_load
@@ -81,10 +81,7 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
 def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
     with progress_bars() as progress:
         report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
-    if as_json:
-        print(json.dumps(report.to_json()))
-    else:
-        show(render(report))
+    print_result(report.to_json(), lambda: [render(report)], as_json=as_json)
     if report.num_answers == 0:
         raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")
 

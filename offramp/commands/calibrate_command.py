@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
 from offramp.commands.calibrated import is_injected, save_calibration
 from offramp.commands.jobs import CalibrateOptions
-from offramp.commands.output import make_folder, make_table, show, warn
+from offramp.commands.output import make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
 from offramp.commands.thresholds import calibrate_records, outcome_figures
@@ -38,10 +37,7 @@ def run(job: CalibrateOptions) -> None:
         assert job.model is not None, "the job checks it"
         assert job.data is not None, "the job checks it"
         card, report = _calibrate_model(job.model, job.data, job)
-    if job.as_json:
-        print(json.dumps(report))
-    else:
-        show(*calibration_tables(card.policy, report))
+    print_result(report, lambda: calibration_tables(card.policy, report), as_json=job.as_json)
     for each in report["warnings"]:
         warn(each)
 
@@ -105,10 +101,6 @@ def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     return rows
 
 
-TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "mean IoU"}
-"""What tasks with maps tell beside accuracy, which is a mean over inputs."""
-
-
 def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
     """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
     beside = [_beside(report["beside"])] if "beside" in report else []
@@ -148,40 +140,43 @@ def leave_text(policy: Score, threshold: float | None) -> str:
     return "always" if passed else f"{threshold:.4f}"
 
 
-Figure = Callable[[dict[str, Any]], str]
-_AGREEMENT: dict[str, Figure] = {
-    "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
+FIGURES = {
+    "inputs": "inputs",
+    "sequences": "sequences",
+    "sequence_loss": "mean share of their tokens that may differ",
+    "same_sequences": "sequences that are the full model's",
+    "agreement": "agreement with the full model",
+    "harm": "wrong where the full model is right",
+    "worst_harm": "that with the worst of all subsets of ramps",
+    "worst_agreement": "with the worst of all subsets of ramps",
+    "accuracy": "accuracy",
+    "full_accuracy": "accuracy of the full model",
+    "mean_blocks": "mean blocks",
+    # What tasks with maps tell beside accuracy, which is a mean over inputs.
+    **{
+        f"{of}{figure}": f"{label}{whose}"
+        for figure, label in (("pck", "PCK"), ("pixel_accuracy", "pixel accuracy"), ("mean_iou", "mean IoU"))
+        for of, whose in (("", ""), ("full_", " of the full model"))
+    },
 }
-_HARM: dict[str, Figure] = {
-    "wrong where the full model is right": lambda figures: _share(figures["harm"]),
-    "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
-}
-_SEQUENCES: dict[str, Figure] = {
-    "sequences": lambda figures: f"{figures['sequences']}",
-    "mean share of their tokens that may differ": lambda figures: _share(figures.get("sequence_loss")),
-    "sequences that are the full model's": lambda figures: _share(figures.get("same_sequences")),
-}
+"""Of a report, in the order of the table."""
 
 
 def _figures(report: dict[str, Any]) -> Table:
-    columns = [name for name in ("tested", "test") if name in report]
-    table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
-    rows: dict[str, Figure] = {
-        "inputs": lambda figures: f"{figures['inputs']}",
-        **(_SEQUENCES if "sequences" in report[columns[0]] else {}),
-        "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
-        **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
-        "accuracy": lambda figures: _share(figures["accuracy"]),
-        "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
-        "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",
-    }
-    for label, text in rows.items():
-        table.add_row(label, *(text(report[name]) for name in columns))
-    for figure, label in TASK_FIGURES.items():
-        if figure in report[columns[0]]:
-            table.add_row(label, *(_share(report[name][figure]) for name in columns))
-            table.add_row(f"{label} of the full model", *(_share(report[name][f"full_{figure}"]) for name in columns))
+    columns = {name: title for name, title in (("tested", "calibration"), ("test", "test")) if name in report}
+    table = make_table("", *columns.values(), title="Expected")
+    first = report[next(iter(columns))]
+    for field, label in FIGURES.items():
+        if field in first or (field == "worst_agreement" and "harm" not in first):
+            table.add_row(label, *(_figure(report[name], field) for name in columns))
     return table
+
+
+def _figure(figures: dict[str, Any], field: str) -> str:
+    value = figures.get(field)
+    if field == "mean_blocks":
+        return f"{value:.2f} of {figures['num_blocks']}"
+    return str(value) if isinstance(value, int) else _share(value)
 
 
 def _share(value: float | None) -> str:

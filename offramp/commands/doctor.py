@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -45,8 +46,4 @@ def doctor_table(findings: Mapping[str, tuple[Finding, ...]]) -> Table:
 
 def doctor_document(findings: Mapping[str, tuple[Finding, ...]]) -> list[dict[str, Any]]:
     """The same as JSON."""
-    return [
-        {"check": name, "verdict": each.verdict, "found": each.found, "advice": each.advice}
-        for name, group in findings.items()
-        for each in group
-    ]
+    return [{"check": name, **asdict(each)} for name, group in findings.items() for each in group]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,14 @@ def show(*tables: Table) -> None:
     from rich.console import Console
 
     Console().print(*tables)
+
+
+def print_result(document: Any, tables: Callable[[], Iterable[Table]], *, as_json: bool) -> None:
+    """Print a result as one line of JSON, or as tables, which are made only then."""
+    if as_json:
+        print(json.dumps(document))
+    else:
+        show(*tables())
 
 
 def warn(words: str) -> None:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from earlyexit.errors import InputError
 from earlyexit.network.boundary import AfterAnswer
 from offramp.commands.options import PlanJob, WhatIfJob, order_option
-from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, show
+from offramp.commands.output import in_a_folder, integers, make_table, milliseconds, numbers, print_result, show
 from offramp.commands.plan import (
     NO_PLAN,
     NoPlanAnswer,
@@ -63,13 +63,13 @@ def run(job: PlanJob) -> None:
 
 
 def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer_document(found)))
-    elif isinstance(found, NoPlanAnswer):
+    if isinstance(found, NoPlanAnswer) and not as_json:
         print(found.message, file=sys.stderr)
-        show(*no_plan_tables(found))
-    else:
-        show(*plan_tables(found))
+    print_result(answer_document(found), lambda: _tables(found), as_json=as_json)
+
+
+def _tables(found: PlanAnswer | NoPlanAnswer) -> list[Table]:
+    return no_plan_tables(found) if isinstance(found, NoPlanAnswer) else plan_tables(found)
 
 
 def run_what_if(job: WhatIfJob) -> None:

@@ -41,13 +41,14 @@ def provenance(**facts: Any) -> dict[str, Any]:
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in LIBRARIES if (found := _version(name))},
+        "versions": {name: found for name in LIBRARIES if (found := installed_version(name))},
         "commit": _commit(),
         **facts,
     }
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,14 +76,7 @@ def progress_bars() -> Iterator[Report]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with _bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
@@ -99,8 +93,7 @@ def progress_count(what: str) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield _count_lines(what)
         return
-    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:.0f}"), SpinnerColumn(), _Rate())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+    with _bars(TextColumn("{task.completed:.0f}"), SpinnerColumn(), _Rate(), TimeElapsedColumn()) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done: bars.update(task, completed=done)
 
@@ -108,12 +101,15 @@ def progress_count(what: str) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def progress_share(what: str) -> Iterator[Callable[[float], None]]:
     """A callback (share that is done) that draws on stderr where that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, *left, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with _bars(*columns, transient=True, disable=not sys.stderr.isatty()) as bars:
         task = bars.add_task(what, total=1.0)
         yield lambda share: bars.update(task, completed=share)
+
+
+def _bars(*columns: ProgressColumn, **options: Any) -> Progress:
+    """Bars on stderr, each behind its description."""
+    return Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), **options)
 
 
 class _Rate(ProgressColumn):

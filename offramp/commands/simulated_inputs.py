@@ -162,9 +162,9 @@ def exit_inputs(
     name, records = found
     ramps = played.plan.ramps
     policy = _policy(file, played, records, thresholds)
-    rule = _rule(name, records, policy, ramps)
+    decisions, rule = _leaving(name, records, policy, ramps)
     return Inputs(
-        decisions=_decisions(records, policy, ramps),
+        decisions=decisions,
         rows_N=rng.integers(len(records), size=NUM_ROWS),
         words=f"{len(records)} recorded ones of {name}, drawn at random; {rule}",
         document={"from": "records", "records": name, "recorded": len(records), "policy": rule},
@@ -195,7 +195,12 @@ def _policy(
     """When recorded inputs leave: by `thresholds`, else the plan's policy, else the problem's; None without ramps."""
     ramps = played.plan.ramps
     if thresholds is not None:
-        of_ramps = _for_ramps(thresholds, ramps, file.problem.ramps)
+        known, named = file.problem.ramps, thresholds if isinstance(thresholds, Mapping) else ramps
+        if unknown := sorted(set(named) - set(known)):
+            raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
+        if missing := sorted(set(ramps) - set(named)):
+            raise InputError(f"--thresholds: none for the plan's ramps {missing}")
+        of_ramps = _per_ramp(thresholds, ramps)
         return policy_of_score(records.score, of_ramps, records.confidences, decay=decay_of(records))
     policy = played.policy or file.policy(ramps)
     if policy is None and ramps:
@@ -203,60 +208,37 @@ def _policy(
     return policy if ramps else None
 
 
-def _for_ramps(given: Thresholds, ramps: tuple[int, ...], known: tuple[int, ...]) -> dict[int, float]:
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(ramps, given)
-    unknown, missing = sorted(set(given) - set(known)), sorted(set(ramps) - set(given))
-    if unknown:
-        raise InputError(f"--thresholds: the problem has no ramps {unknown}; its ramps are {list(known)}")
-    if missing:
-        raise InputError(f"--thresholds: none for the plan's ramps {missing}")
-    return {ramp: given[ramp] for ramp in ramps}
-
-
-def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> str:
-    """When inputs leave, in words; raises InputError for what scores and answers do not show."""
+def _leaving(
+    name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]
+) -> tuple[Decisions, str]:
+    """When inputs leave, also in words; raises InputError for what scores and answers do not show."""
     if policy is None or not ramps:
-        return "no ramp is active"
+        return recorded(records, {}), "no ramp is active"
     if policy.name in ("voting", "own"):
         raise InputError(f"the plan leaves by {policy.name}, which exit records do not show; give --thresholds")
-    if policy.name == "patience":
-        return f"they leave after {policy.patience} answers in a row that repeat the one before"
+    if policy.patience is not None:
+        return patient(
+            records, policy.patience
+        ), f"they leave after {policy.patience} answers in a row that repeat the one before"
     if policy.name not in ("recorded", records.score):
         raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
-    _check_confidences(name, records, policy, ramps)
+    if policy.confidences is not None and records.confidences is not None:
+        for ramp, wanted in _per_ramp(policy.confidences, ramps).items():
+            if wanted != records.confidences[ramp]:
+                raise InputError(
+                    f"the plan's shares at ramp {ramp} are of values above {wanted:g}, "
+                    f"those of {name} of values above {records.confidences[ramp]:g}"
+                )
     if policy.name != "recorded":
         check_weights(records, policy.weights, name)
         check_decay_of(records, policy.decay, name)
-    side = "at least" if SCORES[records.score].larger_is_surer else "at most"
-    values = sorted(set(_thresholds(policy, ramps).values()))
-    limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
-    return f"they leave at {'an' if records.score == 'entropy' else 'a'} {records.score} of {side} {limits}"
-
-
-def _check_confidences(name: str, records: ExitRecords, policy: PolicySpec, ramps: tuple[int, ...]) -> None:
-    """Refuse a plan whose shares are of values above another confidence than the recorded ones."""
-    if policy.confidences is None or records.confidences is None:
-        return
-    for ramp, wanted in _per_ramp(policy.confidences, ramps).items():
-        if wanted != records.confidences[ramp]:
-            raise InputError(
-                f"the plan's shares at ramp {ramp} are of values above {wanted:g}, "
-                f"those of {name} of values above {records.confidences[ramp]:g}"
-            )
-
-
-def _decisions(records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> Decisions:
-    if policy is None or not ramps:
-        return recorded(records, {})
-    if policy.patience is not None:
-        return patient(records, policy.patience)
-    return recorded(records, _thresholds(policy, ramps))
-
-
-def _thresholds(policy: PolicySpec, ramps: tuple[int, ...]) -> dict[int, float]:
     assert policy.thresholds is not None, "only policies with thresholds are left"
-    return _per_ramp(policy.thresholds, ramps)
+    thresholds = _per_ramp(policy.thresholds, ramps)
+    side = "at least" if SCORES[records.score].larger_is_surer else "at most"
+    values = sorted(set(thresholds.values()))
+    limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
+    an = "an" if records.score == "entropy" else "a"
+    return recorded(records, thresholds), f"they leave at {an} {records.score} of {side} {limits}"
 
 
 def _per_ramp(given: float | Mapping[int, float], ramps: tuple[int, ...]) -> dict[int, float]:

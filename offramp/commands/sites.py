@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from earlyexit.foreign import read_foreign
 from earlyexit.foreign.dataflow import Dataflow, Site
 from earlyexit.foreign.model import ForeignOptions
 from offramp.commands.jobs import SitesJob
-from offramp.commands.output import make_table, show
+from offramp.commands.output import make_table, print_result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +66,7 @@ def _why(flow: Dataflow, job: SitesJob) -> str:
 def run(job: SitesJob) -> None:
     """Print the sites."""
     found = sites_of(job)
-    if job.as_json:
-        print(json.dumps(sites_document(found)))
-    else:
-        show(sites_table(job.model, found))
+    print_result(sites_document(found), lambda: [sites_table(job.model, found)], as_json=job.as_json)
 
 
 def sites_table(model: str, found: SitesFound) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ from rich.table import Table
 from earlyexit.network.store import read_card
 from offramp.client.client import Client
 from offramp.commands.options import CanaryJob, LoadJob, PromoteJob, UnloadJob, VersionsJob
-from offramp.commands.output import make_table, show
+from offramp.commands.output import make_table, print_result
 
 
 def versions(job: VersionsJob) -> None:
     """Print models, versions and states."""
     with Client(job.url) as client:
         rows = client.versions()
-    if job.as_json:
-        print(json.dumps(rows))
-    else:
-        fields = ("name", "version", "state", "reason")
-        show(make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows)))
+    fields = ("name", "version", "state", "reason")
+    table = make_table("model", *fields[1:], rows=([row[field] for field in fields] for row in rows))
+    print_result(rows, lambda: [table], as_json=job.as_json)
 
 
 def canary(job: CanaryJob) -> None:
@@ -35,14 +32,14 @@ def canary(job: CanaryJob) -> None:
             seen = client.canary()
         else:
             seen = client.set_canary(job.version, share=job.share, compare_share=job.compare)
-    _show_sides(seen, as_json=job.as_json)
+    print_result(seen, lambda: [side_by_side_table(seen)], as_json=job.as_json)
 
 
 def promote(job: PromoteJob) -> None:
     """Make a version the default, and print both sides."""
     with Client(job.url) as client:
         seen = client.promote(job.version)
-    _show_sides(seen, as_json=job.as_json)
+    print_result(seen, lambda: [side_by_side_table(seen)], as_json=job.as_json)
 
 
 def load(job: LoadJob) -> None:
@@ -62,13 +59,6 @@ def unload(job: UnloadJob) -> None:
     with Client(job.url) as client:
         client.unload(job.model, job.version, timeout_s=job.timeout_s)
     print(f"version {job.version} of {job.model} is gone")
-
-
-def _show_sides(seen: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(seen))
-    else:
-        show(side_by_side_table(seen))
 
 
 def side_by_side_table(seen: Mapping[str, Any]) -> Table:

