@@ -40,7 +40,6 @@ from experiments.peers.stock import Dtype
 from experiments.peers.workloads import FOLDER, WORKLOADS, Name, Workload
 from offramp.commands.progress import provenance
 from offramp.demo.plans import Processors
-from offramp.load.sustained import Sustaining
 from optimizer.dispatch import PlanDispatch
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
@@ -244,7 +243,7 @@ def _turn(bench: Loaded, result: Mapping[str, Any], side: ServedSide, index: int
         rates=Rates(light_per_s=LIGHT_LOAD * per_s, heavy_per_s=HEAVY_LOAD * per_s),
         start_per_s=max([*before[-1:], 1.0]) if before else max(1.0, START_SHARE * closed.answered_per_s),
         is_known=bool(before),
-        target=Sustaining(slo_s=bench.prepared.slo_s),
+        slo_s=bench.prepared.slo_s,
         index=index,
     )
     return take_turn(side, turn)

@@ -30,7 +30,7 @@ from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
 from offramp.demo.plans import Processors, measured_problem, plan_for, with_slo
 from offramp.demo.service import hand_control
-from offramp.load.sustained import Bounds, Search, Sustaining
+from offramp.load.sustained import Bounds, Search
 from optimizer.decision import Strategy
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
@@ -229,7 +229,7 @@ class Turn:
     start_per_s: float
     is_known: bool
     """Whether an earlier round ended there."""
-    target: Sustaining
+    slo_s: float
     index: int
     """Of the round, whose arrivals are the same for all sides."""
 
@@ -273,7 +273,7 @@ def _searched(side: ServedSide, search: Search, turn: Turn, seed: int) -> tuple[
         except OfframpError as error:
             print(f"{_head(side.name, rate_per_s, turn)}  {error}", flush=True)
             return search, [*probes, probe | {"result": None, "verdict": None, "error": str(error)}]
-        verdict = turn.target.verdict(result.measured)
+        verdict = result.measured.verdict(turn.slo_s)
         print(probe_line(side.name, rate_per_s, result, turn), flush=True)
         probes.append(probe | {"result": result.model_dump(mode="json"), "verdict": verdict, "error": None})
         search = search.learn(rate_per_s, verdict)
@@ -287,7 +287,7 @@ def _head(name: str, rate_per_s: float, turn: Turn) -> str:
 def probe_line(name: str, rate_per_s: float, result: LoadResult, turn: Turn) -> str:
     """A run of the client, below `PROBE_HEADER`."""
     p50, p99 = ("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (result.p50_s, result.p99_s))
-    verdict = turn.target.verdict(result.measured)
+    verdict = result.measured.verdict(turn.slo_s)
     return f"{_head(name, rate_per_s, turn)} {p50:>8} {p99:>8} {result.measured.lost_share:>8.1%}  {verdict}"
 
 

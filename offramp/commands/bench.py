@@ -21,7 +21,7 @@ from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, run_load
 from offramp.load.report import render
-from offramp.load.sustained import Bounds, Measured, Search, Sustaining
+from offramp.load.sustained import Bounds, Measured, Search
 
 ARRIVALS = ("poisson", "constant")
 START_PER_S, PROBE_S = 50.0, 10.0
@@ -89,14 +89,14 @@ def _run(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
 def _search(config: LoadConfig, seconds: float, api_key: str | None, *, as_json: bool) -> None:
     """Probe rate after rate, a line each on stderr, and print the highest that passed."""
     assert config.rate_rps is not None
-    start_per_s, target = config.rate_rps, Sustaining(slo_s=config.slo_s)
+    start_per_s = config.rate_rps
     low_per_s = min(start_per_s, max(start_per_s / SPAN, 1 / seconds))  # below one request a probe, it only waits
     bounds = Bounds(low_per_s=low_per_s, high_per_s=start_per_s * SPAN)
     search = Search(start_per_s=start_per_s, bounds=bounds)
     while (rate_per_s := search.next_rate()) is not None:
         probe = replace(config, rate_rps=rate_per_s, num_requests=max(1, round(rate_per_s * seconds)))
         found = Measured.of(asyncio.run(run_load(probe, api_key=api_key)).records)
-        verdict = target.verdict(found)
+        verdict = found.verdict(config.slo_s)
         p99 = "-" if found.p99_s is None else f"{1000 * found.p99_s:.0f}"
         print(f"{rate_per_s:9.1f} requests/s  p99 {p99} ms  lost {found.lost_share:.1%}  {verdict}", file=sys.stderr)
         search = search.learn(rate_per_s, verdict)

@@ -60,20 +60,20 @@ def read_series(path: Path) -> SurvivalHistory:
     return _history(path, windows, len(known[0].survival))
 
 
-def forecast_document(forecast: SurvivalForecast, window: int = 0) -> dict[str, Any]:
-    """One of the coming windows as plain JSON data."""
+def forecast_document(forecast: SurvivalForecast) -> dict[str, Any]:
+    """The next window as plain JSON data."""
     return {
         "coverage": forecast.coverage,
         "inputs_to_come": forecast.inputs_to_come,
-        "survival": forecast.survival_HK[window].tolist(),
-        "survival_low": forecast.survival_low_HK[window].tolist(),
-        "survival_high": forecast.survival_high_HK[window].tolist(),
+        "survival": forecast.survival_HK[0].tolist(),
+        "survival_low": forecast.survival_low_HK[0].tolist(),
+        "survival_high": forecast.survival_high_HK[0].tolist(),
         "ramps": [
             {
                 "ramp": ramp,
-                "go_on": float(forecast.go_on_HR[window, ramp]),
-                "low": float(forecast.go_on_low_HR[window, ramp]),
-                "high": float(forecast.go_on_high_HR[window, ramp]),
+                "go_on": float(forecast.go_on_HR[0, ramp]),
+                "low": float(forecast.go_on_low_HR[0, ramp]),
+                "high": float(forecast.go_on_high_HR[0, ramp]),
                 "method": method.how,
                 "reason": method.reason,
             }
@@ -87,11 +87,11 @@ def window_rates(history: SurvivalHistory, window_s: float) -> FloatArray:
     return np.where(history.missing_W, np.nan, history.inputs_WK[:, 0] / window_s)
 
 
-def rate_document(forecast: RateForecast, window: int = 0) -> dict[str, Any]:
-    """The rate of one of the coming windows as plain JSON data; an endless bound is null."""
-    bounds = {"low": float(forecast.low_rps_H[window]), "high": float(forecast.high_rps_H[window])}
+def rate_document(forecast: RateForecast) -> dict[str, Any]:
+    """The rate of the next window as plain JSON data; an endless bound is null."""
+    bounds = {"low": float(forecast.low_rps_H[0]), "high": float(forecast.high_rps_H[0])}
     return {
-        "rate_rps": float(forecast.rate_rps_H[window]),
+        "rate_rps": float(forecast.rate_rps_H[0]),
         **{name: value if math.isfinite(value) else None for name, value in bounds.items()},
         "method": forecast.method.how,
         "reason": forecast.method.reason,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from rich.table import Table
 
 from cluster.devices import find_device
 from earlyexit.backends import computed_by
-from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from offramp.commands.jobs import ProfileJob, ProfileOptions
@@ -108,62 +106,13 @@ def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int])
         raise InputError(f"a step after {job.steps_after} tokens; the model takes at most {model.max_length}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """A model ready to be timed."""
-
-    job: ProfileJob
-    name: str
-    """The model's."""
-    model: AnyNetwork
-    splits: LiveSplits
-    rng: np.random.Generator = field(repr=False)
-
-    def time(self, splits: Sequence[TimedSplit], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
-        """See `profiles.measure.time_splits`; they are run as a replica runs them."""
-        self.splits.make_ready(splits)
-        return time_splits(
-            splits, self.splits.prepare, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress
-        )
-
-    def profile(self, points: Sequence[Point]) -> LatencyProfile:
-        """The profile that follows from the points of `splits_of`."""
-        return LatencyProfile(
-            model=self.name,
-            num_blocks=self.model.num_blocks,
-            ramps=self.model.ramp_indices,
-            device=self.job.device,
-            backend=computed_by(self.splits.segments) or self.job.backend,
-            dtype=self.job.dtype,
-            kind="measured",
-            tables=latency_tables(
-                points,
-                self.model.num_blocks,
-                self.model.ramp_indices,
-                self.model.chain.starts,
-                context=self.splits.context,
-            ),
-            provenance=_provenance(self.job, self.model, points, self.splits.context),
-        )
-
-
 def profile_model(
-    folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
+    folder: Path, job: ProfileJob, *, progress: Progress | None = None
 ) -> tuple[LatencyProfile, tuple[Point, ...]]:
-    """Measure a model on this machine; the points are what the profile was computed from.
+    """Measure a model on this machine, on its device and backend as a stage's replica has it.
 
-    Raises InputError where the device, the backend or a length is not to be had.
-    """
-    with open_bench(folder, job) as bench:
-        points = bench.time(splits_of(job, bench.model), clock or MonotonicClock(), progress)
-        return bench.profile(points), points
-
-
-@contextmanager
-def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) -> Iterator[Bench]:
-    """The model on its device and backend, as a stage's replica has it; torch's threads are set for as long.
-
-    What ONNX Runtime exports is kept in `exports`, by default with the model, where a replica finds it again.
+    The points are what the profile was computed from. Torch's threads are set for as long. Raises InputError where the
+    device, the backend or a length is not to be had.
     """
     import torch
 
@@ -178,11 +127,27 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     try:
         model = load_network(folder, device=torch_device, dtype=getattr(torch, job.dtype))
         rng = np.random.default_rng(job.seed)
-        segments = open_network(job.backend, model, folder, job.threads, cache=exports)
-        splits = LiveSplits(model, rng, segments, _context(job, model))
-        yield Bench(job=job, name=read_card(folder).name, model=model, splits=splits, rng=rng)
+        segments = open_network(job.backend, model, folder, job.threads)
+        live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
+        live.make_ready(splits)
+        points = time_splits(
+            splits, live.prepare, clock=MonotonicClock(), rng=rng, repeats=job.repeats, progress=progress
+        )
     finally:
         torch.set_num_threads(threads_before)
+    starts, ramps = model.chain.starts, model.ramp_indices
+    profile = LatencyProfile(
+        model=read_card(folder).name,
+        num_blocks=model.num_blocks,
+        ramps=ramps,
+        device=job.device,
+        backend=computed_by(segments) or job.backend,
+        dtype=job.dtype,
+        kind="measured",
+        tables=latency_tables(points, model.num_blocks, ramps, starts, context=live.context),
+        provenance=_provenance(job, model, points, live.context),
+    )
+    return profile, points
 
 
 def _context(job: ProfileJob, model: AnyNetwork) -> int | None:

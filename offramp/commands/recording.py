@@ -127,7 +127,6 @@ def record_exits(
     folder: Path,
     data: LabelledRows,
     policy: Score,
-    ids: Sequence[str] | None = None,
     *,
     confidences: Confidences | None = None,
     weights: Mapping[int, float] | None = None,
@@ -159,8 +158,7 @@ def record_exits(
         parts = batches_of_outputs(model, encoded, progress)
         records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
         tokens_N = tokens_of(model, encoded)
-    records = replace(records, tokens_N=tokens_N)
-    return records if ids is None else replace(records, sample_ids=tuple(ids))
+    return replace(records, tokens_N=tokens_N)
 
 
 def chain_outputs(

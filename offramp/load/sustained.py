@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from earlyexit.errors import InputError
-from offramp.load.report import RequestRecord, percentile
+from offramp.load.report import LATE_SHARE, RequestRecord, percentile
 
 Verdict = Literal["passed", "failed", "client late"]
 """`client late` says nothing about the server: the client did not send at the rate that it was told to."""
@@ -18,6 +18,10 @@ Ending = Literal["bracketed", "client late", "highest", "none passed", "most pro
 
 A rate that failed meets the result from above; or one at which the client was late, or the highest that may be asked,
 and the server may do more; or nothing passed; or it took too many probes."""
+
+
+MOST_LOST_SHARE = 0.01
+"""Of the requests of a rate that is sustained, the share that may be refused or fail, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,32 +48,19 @@ class Measured:
             lateness_p99_s=percentile([record.lateness_s for record in records], 99),
         )
 
+    def verdict(self, slo_s: float) -> Verdict:
+        """Whether the server sustains the rate with the 99th percentile of its latency within `slo_s`.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sustaining:
-    """What a server must do at a rate to sustain it."""
-
-    slo_s: float
-    """The 99th percentile of latency, at most."""
-    lost_share: float = 0.01
-    """Of requests, what may be refused or fail."""
-    lateness_share: float = 0.1
-    """Of the SLO, what the 99th percentile of the client's own lateness may be."""
-
-    def __post_init__(self) -> None:
-        if not (self.slo_s > 0 and 0 <= self.lost_share < 1 and 0 < self.lateness_share < 1):
-            raise InputError(f"not a target: {self}")
-
-    def verdict(self, measured: Measured) -> Verdict:
-        """A late client is no excuse for a server that lost requests, or took too long by more than that lateness."""
-        if measured.lost_share > self.lost_share or measured.p99_s is None or measured.from_sent_p99_s is None:
+        A late client is no excuse for a server that lost requests, or took too long by more than that lateness.
+        """
+        if self.lost_share > MOST_LOST_SHARE or self.p99_s is None or self.from_sent_p99_s is None:
             return "failed"
-        lateness_s = measured.lateness_p99_s or 0.0
-        if measured.from_sent_p99_s > self.slo_s + lateness_s:
+        lateness_s = self.lateness_p99_s or 0.0
+        if self.from_sent_p99_s > slo_s + lateness_s:
             return "failed"
-        if lateness_s > self.lateness_share * self.slo_s:
+        if lateness_s > LATE_SHARE * slo_s:
             return "client late"
-        return "passed" if measured.p99_s <= self.slo_s else "failed"
+        return "passed" if self.p99_s <= slo_s else "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,12 @@ import torch
 from earlyexit.backends.captured import CapturedSegments, shape_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
+from earlyexit.network.chain_network import load_network, open_network
 from earlyexit.network.store import save_model
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.profile import noise_text, open_bench, profile_figures, profile_model, splits_of, write_points
+from offramp.commands.profile import noise_text, profile_figures, profile_model, splits_of, write_points
 from profiles.latency import LatencyProfile
+from profiles.measure import LiveSplits, time_splits
 from tests.earlyexit.families.decoders import decoder, hf_decoder
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
@@ -118,12 +120,13 @@ def test_a_gpu_is_waited_for_and_named(model: Path) -> None:
 @pytest.mark.gpu
 def test_a_gpu_s_profile_is_of_what_is_served(model: Path) -> None:
     job = ProfileJob(device="cuda", batches=(1, 4), lengths=(5, 8), repeats=3)
-    with open_bench(model, job) as bench:
-        segments = bench.splits.segments
-        assert isinstance(segments, CapturedSegments)
-        bench.time(splits_of(job, bench.model), MonotonicClock())
-        lengths_B = np.full(4, 5, dtype=np.int32)
-        shape = shape_of(lengths_B, bench.model.max_length)
-        assert {(timed.split.first, timed.split.end) for timed in splits_of(job, bench.model)} == {
-            (segment.first, segment.end) for segment, held in segments.captured if held == shape
-        }
+    network, rng = load_network(model, device="cuda"), np.random.default_rng(0)
+    segments, splits = open_network("torch", network, model, 1), splits_of(job, network)
+    assert isinstance(segments, CapturedSegments)
+    live = LiveSplits(network, rng, segments)
+    live.make_ready(splits)
+    time_splits(splits, live.prepare, clock=MonotonicClock(), rng=rng, repeats=3)
+    shape = shape_of(np.full(4, 5, dtype=np.int32), network.max_length)
+    assert {(timed.split.first, timed.split.end) for timed in splits} == {
+        (segment.first, segment.end) for segment, held in segments.captured if held == shape
+    }

@@ -16,7 +16,7 @@ import yaml
 from offramp.load.arrivals import parse_arrivals, read_counts, read_trace
 from offramp.load.data_stream import stream_inputs, stream_texts
 from offramp.load.processes import CountReplay, StampReplay
-from offramp.load.sustained import Bounds, Search, Sustaining
+from offramp.load.sustained import Bounds, Search
 from tests.offramp.load.drawn import draw
 from tests.offramp.load.test_load import config_of
 from tests.offramp.load.test_traces import FUNCTIONS, LLM
@@ -41,7 +41,6 @@ CASES: dict[str, Case] = {
     "search: low above high": lambda: Bounds(low_per_s=2.0, high_per_s=1.0),
     "search: no resolution": lambda: Bounds(low_per_s=1.0, high_per_s=2.0, resolution=0.0),
     "search: no probes": lambda: Bounds(low_per_s=1.0, high_per_s=2.0, most_probes=0),
-    "search: no SLO": lambda: Sustaining(slo_s=0.0),
     "search: no growth": lambda: Search(start_per_s=1.0, bounds=BOUNDS, growth=1.0),
     "search: starts at 0": lambda: Search(start_per_s=0.0, bounds=BOUNDS),
 }

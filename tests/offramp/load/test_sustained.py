@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offramp.load.sustained import Bounds, Ending, Measured, Search, Sustaining, Verdict
+from offramp.load.sustained import Bounds, Ending, Measured, Search, Verdict
 
 Server = Callable[[float, int], Verdict]
 """What a probe of a rate gives, and the how manyth probe it is, from 0."""
@@ -53,7 +53,7 @@ def rates(search: Search) -> list[float]:
     ],
 )
 def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: Measured, verdict: Verdict) -> None:
-    assert Sustaining(slo_s=0.1).verdict(told) == verdict
+    assert told.verdict(0.1) == verdict
 
 
 def test_a_search_brackets_the_capacity_then_halves_and_asks_the_failure_again() -> None:
