@@ -93,19 +93,6 @@ def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
     return across and down
 
 
-def test_the_rows_are_those_that_an_operator_asks_after() -> None:
-    assert [panel["title"] for panel in PANELS if panel["type"] == "row"] == [
-        "Traffic and goodput",
-        "Latency and where it goes",
-        "Batches and exits",
-        "Plan",
-        "Failures",
-        "Versions",
-        "Cascade",
-        "Generation",
-    ]
-
-
 def test_data_source_and_services_are_chosen_on_the_dashboard() -> None:
     assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
     assert VARIABLES["application"]["definition"] == "label_values(ray_offramp_requests_total, application)"

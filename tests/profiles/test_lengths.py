@@ -44,11 +44,6 @@ def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None
     assert expected == pytest.approx(mean_filled(rng.choice(kinds, 60_000).tolist(), budget), rel=0.01)
 
 
-def test_far_larger_budgets_leave_as_much_at_their_end() -> None:
-    lengths = Lengths.weighted({3: 0.5, 5: 0.5})
-    assert 10_000 - lengths.filled(10_000) == pytest.approx(640 - lengths.filled(640))
-
-
 def test_lengths_with_a_common_divisor_fill_far_larger_budgets_as_their_quotients_do() -> None:
     # Sums of 70 and 126 are multiples of 14, so of 18,009 tokens 5 are never filled.
     filled = Lengths.weighted({70: 0.3, 126: 0.7}).filled(18_009)

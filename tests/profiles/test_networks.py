@@ -39,8 +39,3 @@ def test_survival_is_told_of_every_choice_of_networks() -> None:
 
 def test_ramps_without_a_threshold_are_not_active() -> None:
     assert survival_of(RECORDS, {0: 0.5}, CHAIN)[0, 2] == (1, 0.75, 0.75, 0.75, 0.75)
-
-
-def test_a_single_network_has_one_choice() -> None:
-    alone = Chain(names=("m",), lengths=(5,), ramps=RECORDS.ramps)
-    assert survival_of(RECORDS, HALF, alone) == {(0,): RECORDS.nested_survival(HALF)}

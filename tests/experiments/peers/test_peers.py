@@ -12,23 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from earlyexit.errors import OfframpError
-from earlyexit.network.checkpoint import random_model
-from earlyexit.network.store import save_model
-from earlyexit.tasks.label import LabelTask
 from experiments.peers.client import ClientOptions, LoadResult, run_client, send_load, summarize, write_inputs
 from experiments.peers.processes import MARK, Server, serving
-from experiments.peers.sides import sustained
 from experiments.peers.stock import Asked, Prediction, ServerOptions, answer, parse_body
-from experiments.peers.table import best_peer, heavy_s, ratio, render
-from experiments.peers.workloads import Workload
 from offramp.client.protocol import Prediction as Answered
 from offramp.load.report import RequestRecord
-from optimizer.plan import PolicySpec
-from profiles.records import ExitRecords
 from tests.offramp.load.scripted_server import ok, refusal, scripted
 
 ANSWER = ok('{"label": "yes", "score": 1.0, "exit": 2}')
@@ -151,87 +142,3 @@ def test_latency_runs_from_when_a_request_was_due_and_a_lost_request_has_none(tm
     assert LoadResult.model_validate_json(result.model_dump_json()) == result
     nothing = summarize(counted[2:], options, num_sent=2, cpu_s=0.0)
     assert (nothing.p50_s, nothing.p99_s, nothing.goodput_per_s) == (None, None, 0.0)
-
-
-@pytest.fixture
-def workload(tmp_path: Path) -> Workload:
-    """Three texts; the one ramp lets the first out as a `yes`, the others reach the end as `no` and `yes`."""
-    sizes = {"vocab_size": 10, "hidden_size": 8, "num_blocks": 2, "num_heads": 1, "intermediate_size": 8}
-    save_model(random_model(sizes | {"max_length": 8}, task=LabelTask(("no", "yes"))), tmp_path)
-    records = ExitRecords.of_answers(
-        np.column_stack([np.array([[1], [1], [1]]), np.array([1, 0, 1])]),
-        score="entropy",
-        num_blocks=2,
-        ramps=(0,),
-        sample_ids=("a", "b", "c"),
-        scores_NR=np.array([[0.1], [0.6], [0.6]], dtype=np.float32),
-    )
-    return Workload(
-        name="bert-base",
-        folder=tmp_path,
-        texts=("first", "second", "third"),
-        labels=None,
-        keys=records.sample_ids,
-        policy=PolicySpec(name="recorded", thresholds={0: 0.4}, records="nowhere"),
-        records=records,
-    )
-
-
-def turn_of(cpu_ms: dict[str, float], sustained_per_s: float) -> dict[str, Any]:
-    load = {"num_answered": 100, "num_counted": 100, "duration_s": 0.5, "p50_s": 0.01, "p99_s": 0.04}
-    cpu_s = {part: ms / 1e3 for part, ms in cpu_ms.items()}
-    return {
-        "light": load | {"cpu_s": cpu_s},
-        "heavy": load | {"duration_s": 0.25, "cpu_s": cpu_s},
-        "sustained_per_s": sustained_per_s,
-        "answers": {"accuracy": 0.9561, "as_recorded": None},
-    }
-
-
-def result_of_two_rounds() -> dict[str, Any]:
-    """Offramp 2 and 1 ms, 200 and 240 requests/s; mosec 4 ms, 100 and 150; Ray Serve 3 ms, 90, then nothing."""
-    servers = {
-        "offramp": {"idle_cores": 0.1, "memory_bytes": 3072 * 2**20},
-        "mosec": {"idle_cores": 0.0, "memory_bytes": 1024 * 2**20},
-    }
-    rounds = [
-        {
-            "ray-serve": turn_of({"server": 3.0}, serve_per_s),
-            "mosec": turn_of({"server": 4.0}, mosec_per_s),
-            "offramp": turn_of({"stages": stages_ms, "ingress": ingress_ms}, ours_per_s),
-        }
-        for serve_per_s, mosec_per_s, stages_ms, ingress_ms, ours_per_s in (
-            (90.0, 100.0, 1.5, 0.5, 200.0),
-            (0.0, 150.0, 0.7, 0.3, 240.0),
-        )
-    ]
-    return {
-        "workload": "clinc150",
-        "dtype": "bfloat16",
-        "inputs_per_request": 8,
-        "machine": {"workers": 2, "threads": 1, "batch_limit": 32},
-        "provenance": {"commit": "0123456789abcdef"},
-        "stock_s": 0.004,
-        "slo_s": 0.05,
-        "predicted_per_s": {"offramp": 2200.0},
-        "rounds": [{"sides": sides, "servers": servers} for sides in rounds],
-    }
-
-
-def test_ratios_are_taken_within_a_round_and_then_their_median() -> None:
-    result = result_of_two_rounds()
-    assert best_peer(result, sustained) == "mosec"
-    assert best_peer(result, heavy_s, least=True) == "ray-serve"
-    assert ratio(result, "offramp", "mosec", sustained) == ((2.0 + 1.6) / 2, 1.6, 2.0)
-    assert ratio(result, "offramp", "ray-serve", sustained) == (200 / 90,) * 3, "a round without a rate is left out"
-    assert ratio(result, "offramp", "litserve", sustained) is None
-
-
-def test_the_table_has_a_row_per_side_and_the_parts_of_ours() -> None:
-    text = render(result_of_two_rounds())
-    assert "light load is 200 requests/s, processor time is that of 400/s; medians of 2 rounds" in text
-    assert (
-        "| **offramp** | 1.50 (1.00 to 2.00) | 0.50 (0.33 to 0.67) | 1.50 (1.00 to 2.00) | 220 (200 to 240) "
-        "| 1.80 (1.60 to 2.00) |  | 80% | 10.0 / 40.0 | 3072 | 0.10 | 95.6% |  |"
-    ) in text
-    assert text.splitlines()[-1] == "| offramp | 0.00 | 0.40 | 1.10 | 0.00 | 0.00 |"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,38 +113,28 @@ def refuse(_: httpx.Request) -> httpx.Response:
     raise httpx.ConnectError("Connection refused")
 
 
+def says(status: int, text: str = "") -> Callable[[httpx.Request], httpx.Response]:
+    return lambda _: httpx.Response(status, text=text)
+
+
+AT = "http://ray:8265/api/serve/applications/"
+TRACEBACK = "Traceback\n\n  ValueError: no such app \n  For further information"
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        pytest.param(refuse, "no Ray dashboard answers at http://ray:8265: Connection refused", id="nobody"),
-        pytest.param(
-            lambda request: httpx.Response(401),
-            "http://ray:8265 refuses: 401; set RAY_AUTH_MODE=token and its token",
-            id="no token",
+        (refuse, "no Ray dashboard answers at http://ray:8265: Connection refused"),
+        (says(401), "http://ray:8265 refuses: 401; set RAY_AUTH_MODE=token and its token"),
+        (
+            says(400, "Traceback\n\n  ValueError: no such app \n  For further"),
+            f"{AT} says 400: ValueError: no such app",
         ),
-        pytest.param(
-            lambda request: httpx.Response(
-                400, text="Traceback\n\n  ValueError: no such app \n  For further information"
-            ),
-            "http://ray:8265/api/serve/applications/ says 400: ValueError: no such app",
-            id="refused",
-        ),
-        pytest.param(
-            lambda request: httpx.Response(200, text="<html>"),
-            "http://ray:8265/api/serve/applications/ answers, but not as a Ray dashboard",
-            id="a page",
-        ),
-        pytest.param(
-            lambda request: httpx.Response(200, json={"detail": "?"}),
-            "http://ray:8265/api/serve/applications/ answers, but not as a Ray dashboard",
-            id="another service",
-        ),
-        pytest.param(
-            lambda request: httpx.Response(302, text="elsewhere"),
-            "http://ray:8265/api/serve/applications/ says 302: elsewhere",
-            id="elsewhere",
-        ),
+        (says(200, "<html>"), f"{AT} answers, but not as a Ray dashboard"),
+        (says(200, '{"detail": "?"}'), f"{AT} answers, but not as a Ray dashboard"),
+        (says(302, "elsewhere"), f"{AT} says 302: elsewhere"),
     ],
+    ids=["nobody", "no token", "refused", "a page", "another service", "elsewhere"],
 )
 def test_what_goes_wrong_is_one_line_with_the_address(answer: Any, words: str) -> None:
     with pytest.raises(OfframpError) as error:
