@@ -193,9 +193,3 @@ def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
     [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
     assert json.loads(row["keypoints"]) == joints
     assert capsys.readouterr().err == "no columns of CSV, so left out: classes; --format jsonl has them\n"
-
-
-def test_rows_are_written_as_csv_with_every_column(tmp_path: Path) -> None:
-    with row_writer(tmp_path / "o.csv", "csv", ("text", "label", "score", "exit")) as write:
-        write(Row(shown={"text": "a, b"}, error="no"))
-    assert (tmp_path / "o.csv").read_text() == 'text,label,score,exit,error\n"a, b",,,,no\n'

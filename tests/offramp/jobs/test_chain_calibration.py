@@ -295,15 +295,5 @@ def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: Lab
         alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
 
 
-def test_words_of_a_single_model_cannot_be_pruned(models: Path, rows: LabelledRows) -> None:
-    with pytest.raises(DataError, match="another network, and small is a single one"):
-        calibrate(models / "small", rows, EASY.model_copy(update={"prune": 0.3}))
-
-
-def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(DataError, match=r"above 0 and below 1, not 1\.4"):
-        CalibrateJob(prune=1.4)
-
-
 def _nothing_runs(what: str, done: int, total: int) -> None:
     raise AssertionError(f"{what}: {done} of {total}")

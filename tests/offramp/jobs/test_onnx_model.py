@@ -23,8 +23,7 @@ from earlyexit.network.store import load_model, read_card, save_model
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.training.ramps import TrainOptions, exit_outputs, train_ramps
 from offramp.commands.calibrate import calibrate
-from offramp.commands.jobs import CalibrateJob, ProfileJob
-from offramp.commands.profile import profile_model
+from offramp.commands.jobs import CalibrateJob
 from offramp.doctor.look import look_at_target
 from offramp.spec.application import application_settings
 from offramp.spec.documents import ApplicationDocument
@@ -62,13 +61,6 @@ def test_thresholds_are_found_and_the_graph_stays_as_it_was(folder: Path) -> Non
     assert card.tested["agreement"] >= 0.8
     assert card.tested["mean_blocks"] < 3
     assert before == ((folder / "graph.onnx").read_bytes(), (folder / "graph.onnx.data").read_bytes())
-
-
-@pytest.mark.parametrize("backend", ["torch", "onnx"])
-def test_its_blocks_and_ramps_are_timed(folder: Path, backend: str) -> None:
-    profile, _ = profile_model(folder, ProfileJob(backend=backend, batches=(1, 4), repeats=2))
-    assert (profile.num_blocks, profile.ramps, profile.lengths) == (3, (0, 1), (1,))
-    assert all((table.block_s_NB > 0).all() for table in profile.tables.values())
 
 
 def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:

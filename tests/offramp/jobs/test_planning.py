@@ -23,7 +23,6 @@ from offramp.commands.plan import (
 from offramp.commands.plan_command import no_plan_tables, plan_tables, what_if_table
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.explain import explain
 from optimizer.plan import PolicySpec, Stage
 from optimizer.plan_file import read_plan, write_plan
 from optimizer.problem import PlanProblem
@@ -112,16 +111,6 @@ def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
     assert ["serial", "no plan", "latency binds", "-", "-"] in rows
 
 
-def test_neighbouring_ramps_are_shown_as_a_range() -> None:
-    document = {**DOCUMENT, "blocks": 6, "ramps": [0, 1, 2, 4], "survival": [1.0] * 6}
-    document["latency"] = {"V100": {"batch": [4], "block_s": [[0.001]] * 6, "ramp_s": [[0.0]] * 4}}
-    problem = parse_problem(document).problem
-    stages = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=6, batch=4, ramps=(0, 1, 2, 4)),)),)
-    planned = Planned(strategy="best", stages=stages, figures=evaluate(problem, stages), bound=1.0, gap=0.0)
-    found = PlanAnswer(problem=problem, planned=planned, explanation=explain(problem, planned, {}))
-    assert " 0-2, 4 " in shown(*plan_tables(found))
-
-
 def test_other_strategies_are_shown_without_a_plan_only_where_one_has_one() -> None:
     assert no_plan_tables(no_plan_answer()) == []
     found = answer(FILE, "serial", solve)
@@ -174,16 +163,6 @@ def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -
     assert plan.predicted["rate_per_s"] == pytest.approx(4000)
     with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
         serving_plan(file, planned_answer(file).planned, 0.4)
-
-
-def test_a_plan_to_serve_takes_one_entropy_for_all_ramps_or_has_none() -> None:
-    planned = planned_answer().planned
-    assert serving_plan(FILE, planned, 0.4).policy == PolicySpec(name="entropy", thresholds=0.4)
-    with pytest.raises(InputError, match=r"ramps \[0\] are active and nothing says when to leave there; give --thresh"):
-        serving_plan(FILE, planned)
-    stock = answer(FILE, "stock", solve)
-    assert isinstance(stock, PlanAnswer)
-    assert serving_plan(FILE, stock.planned).policy is None
 
 
 def test_a_device_that_nothing_can_serve_on_is_refused() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from earlyexit.data.rows import IMAGE, LabelledRows, objects
 from earlyexit.errors import DataError, PlanError
@@ -19,7 +18,6 @@ from earlyexit.policies.threshold import SharePolicy
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands.calibrate import calibrate
 from offramp.commands.calibrate_command import calibration_tables, leave_text
-from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
 from offramp.commands.thresholds import outcome_figures
@@ -80,15 +78,6 @@ def test_the_records_are_what_the_policy_decides_by(model: Path, data: LabelledR
     assert card.tested["agreement"] >= 0.75
 
 
-def test_what_is_kept_of_a_calibration_is_read_back(model: Path, data: LabelledRows) -> None:
-    card, records = calibrate(model, data, EASY)
-    again, loaded = read_calibration(model), ExitRecords.load(model / "exit_records.npz")
-    assert again.policy_spec() == card.policy_spec()
-    assert loaded.confidences == records.confidences
-    assert loaded.tallies_NE is not None
-    np.testing.assert_array_equal(loaded.tallies_NE, records.tallies_NE)
-
-
 def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledRows) -> None:
     card, records = calibrate(model, data, EASY)
     figures = outcome_figures(records.outcome({}), STREET)
@@ -141,11 +130,6 @@ def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: Labelle
     assert "confidences" not in json.loads((model / "calibration.json").read_text()), "as the files of other tasks"
     with pytest.raises(DataError, match="entropy is of labels, and the model's task is segmentation"):
         calibrate(model, data, CalibrateJob(budget=EASY.budget, confidence=EASY.confidence, policy="entropy"))
-
-
-def test_temperatures_of_maps_stay_one(model: Path, data: LabelledRows) -> None:
-    calibrate(model, data, EASY)
-    assert load_model(model).temperatures_E.equal(torch.ones(3))
 
 
 def test_a_threshold_that_every_score_passes_is_told_as_always() -> None:

@@ -126,10 +126,7 @@ TRACEBACK = "Traceback\n\n  ValueError: no such app \n  For further information"
     [
         (refuse, "no Ray dashboard answers at http://ray:8265: Connection refused"),
         (says(401), "http://ray:8265 refuses: 401; set RAY_AUTH_MODE=token and its token"),
-        (
-            says(400, "Traceback\n\n  ValueError: no such app \n  For further"),
-            f"{AT} says 400: ValueError: no such app",
-        ),
+        (says(400, TRACEBACK), f"{AT} says 400: ValueError: no such app"),
         (says(200, "<html>"), f"{AT} answers, but not as a Ray dashboard"),
         (says(200, '{"detail": "?"}'), f"{AT} answers, but not as a Ray dashboard"),
         (says(302, "elsewhere"), f"{AT} says 302: elsewhere"),
