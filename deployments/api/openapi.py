@@ -38,7 +38,8 @@ ERRORS = {
     "503": "Too much is queued, it would be answered too late, or no replica is there; see Retry-After.",
     "504": "No answer within the timeout.",
 }
-EVERYWHERE = ("401", "405", "429", "500")
+ALWAYS = ("405", "500")
+EVERYWHERE = ("401", *ALWAYS, "429")
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
 HEADERS = {
     "401": {"WWW-Authenticate": {"description": "What to send.", "schema": {"type": "string"}}},
@@ -135,57 +136,40 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     return found
 
 
-def _predict(each: Operation, signature: Signature) -> dict[str, Any]:
-    answer = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (PREDICT_ONE, PREDICT_MANY)]}
-    operation = _operation(each, answer)
-    operation["requestBody"]["content"] |= {content_type: {} for content_type in signature.codec.content_types}
-    if signature.task.content_types:
-        answered = operation["responses"]["200"]
-        answered["content"] |= {content_type: {} for content_type in signature.task.content_types}
-        answered["headers"] = OF_CONTENT
-    return operation
-
-
 def _shape(column: Column) -> str:
     return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
 def _described(each: Operation, signature: Signature) -> dict[str, Any]:
-    """Returns the OpenAPI operation of a row of the table."""
-    schema = _schema(each.answer)
-    if each.is_open:
-        states = {"200": _response(each.summary, schema), "503": _response("Not yet.", schema)}
-        return {
-            "summary": each.summary,
-            "security": [],
-            "responses": states | _errors(("405", "500"), error=each.error),
-        }
-    if each.body is PredictBody:
-        return _predict(each, signature)
-    if each.body is not None:
-        return _operation(each, schema)
-    found = {"description": each.summary, "content": {kind: {"schema": schema} for kind in each.gives}}
-    responses = {"200": found, **_errors((*EVERYWHERE, *each.errors), error=each.error)}
+    """Returns the OpenAPI operation of a row of the table; one with a body may be answered by any error."""
+    responses = {"200": _answered(each, signature), **_errors(each)}
     for status, (words, body) in (each.more or {}).items():
         responses[status] = {"description": words} if body is None else _response(words, _reference(body))
-    operation = {"summary": each.summary, "responses": responses}
-    return operation | {"parameters": [*each.parameters]} if each.parameters else operation
+    operation: dict[str, Any] = {"summary": each.summary}
+    if each.is_open:
+        operation["security"] = []
+    parameters = [*each.parameters] if each.body is None else [REQUEST_ID, *each.parameters]
+    if parameters:
+        operation["parameters"] = parameters
+    if each.body is not None:
+        kinds = (*each.takes, *(signature.codec.content_types if each.body is PredictBody else ()))
+        content = {JSON: {"schema": _reference(each.body)}, **{kind: {} for kind in kinds}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return {**operation, "responses": responses}
 
 
-def _operation(each: Operation, answer: dict[str, Any]) -> dict[str, Any]:
-    """Returns an operation with a body, which may be answered by any error."""
-    assert each.body is not None
-    contents: dict[str, Any] = {JSON: {"schema": answer}, EVENTS: {"schema": TEXT}, BYTES: {}}
-    answered = {"description": "Answers", "content": {kind: contents[kind] for kind in each.gives}}
-    return {
-        "summary": each.summary,
-        "parameters": [REQUEST_ID, *each.parameters],
-        "requestBody": {
-            "required": True,
-            "content": {JSON: {"schema": _reference(each.body)}} | {kind: {} for kind in each.takes},
-        },
-        "responses": {"200": answered, **_errors(ERRORS, error=each.error)},
-    }
+def _answered(each: Operation, signature: Signature) -> dict[str, Any]:
+    """Returns the response of status 200."""
+    if each.body is None:
+        content = {kind: {"schema": _schema(each.answer)} for kind in each.gives}
+        return {"description": each.summary, "content": content}
+    is_predict, forms = each.body is PredictBody, signature.task.content_types
+    schema = {"anyOf": [_named(PREDICT_ONE), _named(PREDICT_MANY)]} if is_predict else _schema(each.answer)
+    contents: dict[str, Any] = {JSON: {"schema": schema}, EVENTS: {"schema": TEXT}, BYTES: {}}
+    content = {kind: contents[kind] for kind in each.gives}
+    if not (is_predict and forms):
+        return {"description": "Answers", "content": content}
+    return {"description": "Answers", "content": {**content, **{kind: {} for kind in forms}}, "headers": OF_CONTENT}
 
 
 def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
@@ -199,10 +183,11 @@ def _schema(answer: type[BaseModel] | Mapping[str, Any] | None) -> dict[str, Any
     return dict(OBJECT if answer is None else answer)
 
 
-def _errors(statuses: Iterable[str], *, error: type[BaseModel]) -> dict[str, Any]:
-    body = _reference(error)
+def _errors(each: Operation) -> dict[str, Any]:
+    statuses = ERRORS if each.body is not None else (*(ALWAYS if each.is_open else EVERYWHERE), *each.errors)
     return {
-        status: _response(ERRORS[status], body) | ({"headers": HEADERS[status]} if status in HEADERS else {})
+        status: _response(ERRORS[status], _reference(each.error))
+        | ({"headers": HEADERS[status]} if status in HEADERS else {})
         for status in sorted(statuses)
     }
 
@@ -212,4 +197,8 @@ def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(body: type[BaseModel]) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{body.__name__}"}
+    return _named(body.__name__)
+
+
+def _named(schema: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{schema}"}

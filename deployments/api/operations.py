@@ -132,6 +132,10 @@ def _post(name: str, path: str, summary: str, body: type[BaseModel], **fields: A
     return Operation(name, "POST", path, summary, body=body, **fields)
 
 
+def _open(answer: type[BaseModel]) -> _Fields:
+    return {"answer": answer, "is_open": True, "more": {"503": ("Not yet.", answer)}}
+
+
 _Fields: TypeAlias = dict[str, Any]
 _OF_MODEL: _Fields = {"by_version": True}
 _INFERS: _Fields = {"of": "answers", "is_frequent": True}
@@ -165,8 +169,8 @@ OPERATIONS: tuple[Operation, ...] = (
     _get("models", "/v1/models", "The model, as OpenAI lists models", of="generates"),
     _get("model", "/v1/models/{model}", "The same, by its name", "404", of="generates"),
     _get("server_metadata", "/v2", "Server metadata", answer=V2Server, rpc="ServerMetadata"),
-    _get("live", "/v2/health/live", "Whether the process answers", answer=Live, is_open=True, rpc="ServerLive"),
-    _get("ready", "/v2/health/ready", "Whether every stage is warm", answer=Ready, is_open=True, rpc="ServerReady"),
+    _get("live", "/v2/health/live", "Whether the process answers", rpc="ServerLive", **_open(Live)),
+    _get("ready", "/v2/health/ready", "Whether every stage is warm", rpc="ServerReady", **_open(Ready)),
     _post("index", REPOSITORY + "/index", "Every version on the cluster, and its state", IndexBody, answer={}),
     _post("load", REPOSITORY + "/models/{model}/load", "Load a version", LoadBody, answer={}, of_any_model=True),
     _post("unload", REPOSITORY + "/models/{model}/unload", "Unload a version", LoadBody, answer={}, of_any_model=True),
