@@ -29,7 +29,7 @@ from deployments.local_ray.private import (
     variable,
     without_watchers,
 )
-from deployments.local_ray.processes import VITAL, NotedRun, clear_left, noted_run, watched
+from deployments.local_ray.processes import VITAL, NotedRun, clear_left, watched
 from deployments.local_ray.start import (
     ALONE,
     HAPROXY_GRPC_PORTS,
@@ -171,7 +171,7 @@ def _own_ray(on_loss: OnLoss | None, **options: Any) -> Iterator[None]:
 
     check_release()
     use_our_words()
-    run = noted_run()
+    run = NotedRun()
 
     def lose(lost: HeadLostError) -> None:
         run.end()

@@ -31,6 +31,8 @@ GONE_S = 10.0
 """How long a killed process is waited for, in seconds."""
 SAME_S = 0.1
 """A process has its own start within so many seconds, which are rounded."""
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+"""States of processes that only their parents must reap."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Linux names each start of the machine in this file."""
 
@@ -65,9 +67,9 @@ class RunNotes(BaseModel):
 class NotedRun:
     """One run of a service: its mark, and the file that the next start finds if this one cannot end cleanly."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._notes = RunNotes(run=uuid.uuid4().hex, boot=boot_id(), owner=identity_of(psutil.Process()))
-        self._file = folder / f"{self._notes.run}.json"
+        self._file = notes_folder() / f"{self._notes.run}.json"
         self._can_write = True
 
     @contextlib.contextmanager
@@ -99,11 +101,6 @@ class NotedRun:
             logger.warning("if this process is killed, the next start will not know what it left: %s", error)
 
 
-def noted_run() -> NotedRun:
-    """Returns a new run of this process."""
-    return NotedRun(notes_folder())
-
-
 def clear_left() -> None:
     """Ends the processes that killed runs have left, and removes their files."""
     for file in sorted(notes_folder().glob("*.json")):
@@ -128,12 +125,13 @@ def processes_of(notes: RunNotes) -> list[psutil.Process]:
 
     They are the noted ones, those with the mark, and all that either have started.
     """
-    seen = {each.pid: each for each in psutil.process_iter() if _is_there(each)}
+    looked_up = psutil.process_iter(["environ", "ppid", "status"])  # None for what another user's process hides
+    seen = {each.pid: each for each in looked_up if each.info["status"] not in ENDED}
     spared = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
     found = {each.pid for each in notes.noted if notes.boot == boot_id() and _find(each) is not None}
-    found = (found | {pid for pid, each in seen.items() if _mark(each) == notes.run}) - spared
-    parents = {pid: _parent(each) for pid, each in seen.items()}
-    while children := {pid for pid, parent in parents.items() if parent in found} - found - spared:
+    found |= {pid for pid, each in seen.items() if (each.info["environ"] or {}).get(MARK) == notes.run}
+    found -= spared
+    while children := {pid for pid, each in seen.items() if each.info["ppid"] in found} - found - spared:
         found |= children
     return [seen[pid] for pid in sorted(found & set(seen))]
 
@@ -208,21 +206,8 @@ def _name(process: psutil.Process) -> str:
 def _is_there(process: psutil.Process) -> bool:
     """Returns whether a process runs; one that only its parent must reap has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process.status() not in ENDED
     return False
-
-
-def _parent(process: psutil.Process) -> int | None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.ppid()
-    return None
-
-
-def _mark(process: psutil.Process) -> str | None:
-    """Returns the mark of a process; None also if another user owns it, or if its title overwrote it."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(MARK)
-    return None
 
 
 def _read(file: Path) -> RunNotes | None:

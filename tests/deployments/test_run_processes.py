@@ -14,12 +14,12 @@ import pytest
 from deployments.local_ray.processes import (
     MARK,
     Identity,
+    NotedRun,
     RunNotes,
     boot_id,
     clear_left,
     end,
     identity_of,
-    noted_run,
     notes_folder,
     processes_of,
     runs_on,
@@ -138,7 +138,7 @@ def test_a_process_that_does_not_end_when_asked_is_killed(start: Start, grace_s:
 
 
 def test_a_run_notes_and_ends_what_it_started_and_no_other(folder: Path, start: Start) -> None:
-    run = noted_run()
+    run = NotedRun()
     with run.starting():
         inside = start(run=os.environ[MARK])
     outside = start()
@@ -156,7 +156,7 @@ def test_a_run_that_cannot_be_noted_is_told_so_once_and_starts(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    run = noted_run()
+    run = NotedRun()
     with run.starting():
         assert MARK in os.environ
     run.end()
