@@ -71,6 +71,13 @@ def test_p100_and_k80_are_as_much_slower_than_v100_as_in_training() -> None:
     assert profile.provenance["base"]["source"]["repo"] == "NVIDIA/TensorRT"
 
 
+def test_a30_is_as_much_slower_than_a100_as_where_both_were_measured() -> None:
+    assert whole_ms("resnet50", "A30", 224, 32) == pytest.approx(4.70 * 4.51 / 2.45)
+    profile = published_profile("resnet50", "A30")
+    assert profile.kind == "derived"
+    assert profile.at(224).batches == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
 def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None:
     profile = published_profile("resnet50", "T4")  # published: 7.61 ms at batch 1, 7.20 ms at batch 2
     assert whole_ms("resnet50", "T4", 224, 2) == pytest.approx(7.61)

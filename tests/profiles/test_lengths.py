@@ -36,6 +36,14 @@ def test_inputs_of_one_length_leave_what_no_further_one_fits_into() -> None:
     assert [lengths.filled(budget) for budget in (10, 30, 89, 90)] == [30.0, 30.0, 60.0, 90.0]
 
 
+def test_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
+    # Of 1 and 2 in equal parts, budget 2. After a first 1: another fits (2) or not, and a 2 begins the next; after a
+    # first 2: anything.
+    filled = Lengths.weighted({1: 0.5, 2: 0.5}).filled(2)
+    first = np.linalg.matrix_power(np.array([[0.25, 0.75], [0.5, 0.5]]), 50)[0]
+    assert filled == pytest.approx(first @ [0.5 * 2 + 0.5 * 1, 2.0])
+
+
 @pytest.mark.parametrize("budget", [5, 40, 100, 250, 1000])
 def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None:
     rng = np.random.default_rng(4)
