@@ -5,11 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from earlyexit.network.boundary import Encoded
 from earlyexit.network.model import EarlyExitModel
 from tests.earlyexit.network.models import small
 from tests.earlyexit.network.tokens import random_inputs
+
+settings.register_profile("on a shared machine", deadline=None)
+settings.load_profile("on a shared machine")
 
 
 @pytest.fixture(autouse=True, scope="session")

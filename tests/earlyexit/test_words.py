@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earlyexit.words import (
@@ -89,7 +89,6 @@ def test_the_texts_of_a_pair_share_one_mean() -> None:
     assert standing_of(words, importance).tolist() == [0.75, 2.5, 0.25, 0.5]
 
 
-@settings(deadline=None)
 @given(
     words=st.lists(st.text("ab🎉好", min_size=1, max_size=4), max_size=12),
     seed=st.integers(0, 999),
@@ -105,7 +104,6 @@ def test_what_is_left_are_words_of_the_text_in_their_order(words: list[str], see
     assert bool(left) == bool(words)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 999))
 def test_the_larger_alpha_the_fewer_words(seed: int) -> None:
     text = " ".join("abcdefghij")
@@ -116,7 +114,6 @@ def test_the_larger_alpha_the_fewer_words(seed: int) -> None:
     assert counts == sorted(counts, reverse=True)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 999), share=st.floats(0.05, 0.6))
 def test_an_alpha_is_found_for_a_share_of_the_words(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)

@@ -155,3 +155,9 @@ def test_tokenizing_takes_no_longer_for_a_text_that_is_a_hundred_times_too_long(
             codec.encode(["a b " * repeated], truncate=True)
         spent_s.append(time.process_time() - began_s)
     assert spent_s[1] < 10 * spent_s[0] + 0.05, "processor seconds; 100 times as many where every character counts"
+
+
+def test_a_pair_for_a_network_without_token_types_is_its_token_ids(folder: Path) -> None:
+    codec = find_codec({"name": "text_pair", "max_length": 8, "token_types": False}, folder)
+    assert listed(codec.encode([("a b", "c")])) == [([1, 4, 5, 2, 6, 2],)]
+    assert codec.spec() == {"name": "text_pair", "max_length": 8, "token_types": False}

@@ -28,7 +28,7 @@ def words(tokenizer: Tokenizer) -> WordPieces:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(st.characters(min_codepoint=1, max_codepoint=130), max_size=60))
 def test_plain_texts_have_the_tokenizers_ids(tokenizer: Tokenizer, words: WordPieces, text: str) -> None:
     assert words.ids(text) in (None, tokenizer.encode(text).ids)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.data.images import LARGEST_BYTES, open_images
+from earlyexit.data.images import LARGEST_BYTES, is_images, open_images
 from earlyexit.errors import DataError
 
 Source = Callable[[Mapping[str, bytes]], Path]
@@ -102,3 +102,9 @@ def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path
         finally:
             tracemalloc.stop()
     assert peak_bytes < 1_000_000
+
+
+@pytest.mark.parametrize(("name", "expected"), [("a.zip", True), ("a.PNG", True), ("a.csv", False), ("a.npy", False)])
+def test_names_tell_images_from_other_data(tmp_path: Path, name: str, expected: bool) -> None:
+    assert is_images(tmp_path / name) is expected
+    assert is_images(tmp_path)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from earlyexit.engine.times import ObservedTimes, bucket_end
@@ -82,7 +82,6 @@ def test_batches_of_about_as_many_tokens_are_learnt_together(size: int, tokens: 
     assert bucket_end(size, tokens) == expected
 
 
-@settings(deadline=None)
 @given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
 def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
     end = bucket_end(size, tokens)

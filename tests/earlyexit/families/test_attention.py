@@ -60,7 +60,7 @@ def test_more_threads_are_not_kept_waiting_for_a_little_saved(monkeypatch: pytes
     assert layout_of(*range(20, 400, 40)).scheme == "apart"
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=12), attention=st.sampled_from(SCHEMES))
 def test_batch_mates_change_no_outputs(model: EarlyExitModel, lengths: list[int], attention: Attention) -> None:
     model.attention = attention

@@ -136,3 +136,9 @@ def test_the_lists_of_families_are_those_of_their_backbones(family: str) -> None
     backbone = find_family(family).build(sizes)
     assert backbone.measures_importance == (family in MEASURES_IMPORTANCE)
     assert (backbone.kept_bytes > 0) == (family in GENERATES)
+
+
+def test_a_loaded_model_only_infers(folder: Path) -> None:
+    loaded = load_model(folder)
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())

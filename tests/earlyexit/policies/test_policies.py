@@ -12,7 +12,7 @@ from earlyexit.policies import make_policy
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
-from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy, decayed
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
@@ -190,3 +190,8 @@ def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None
     scores, labels = look(ConfidencePolicy({0: 0.4}))
     assert scores == pytest.approx([0.5, 0.75, 0.9])
     assert labels == [0, 0, 1]
+
+
+def test_no_score_passes_a_threshold_above_one_however_late() -> None:
+    certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
+    assert decayed(certain, late, 4.0).tolist() == [1.0]

@@ -175,3 +175,13 @@ def test_it_alone_crosses_to_the_next_network_of_a_chain() -> None:
     torch.testing.assert_close(outputs_BC, expected_BC, rtol=1e-4, atol=1e-4)
     survivors = replace(measured(piece), next_block=2, tensors=(crossing_N,)).select([1])
     assert survivors.to_wire().tensors[0].tolist() == crossing_N[4:].tolist()
+
+
+def test_of_many_inputs_each_has_its_own() -> None:
+    model = small()
+    inputs = inputs_of((4, 9, 6))
+    found = importance_of(model, inputs, batch=2)
+    for one, alone in zip(found, inputs, strict=True):
+        (expected,) = importance_of(model, [alone])
+        assert one.shape == (alone.length,)
+        np.testing.assert_allclose(one, expected, rtol=1e-4)

@@ -18,11 +18,7 @@ from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.training.joint import JointOptions, train_jointly
-from earlyexit.training.ramps import (
-    TrainOptions,
-    exit_outputs,
-    train_ramps,
-)
+from earlyexit.training.ramps import TrainOptions, batches_by_length, exit_outputs, train_ramps
 from tests.earlyexit.network.models import SMALL
 from tests.earlyexit.network.tokens import of_tokens
 
@@ -214,3 +210,15 @@ def test_the_temperature_of_scaled_logits_is_recovered(temperature: float) -> No
 def test_no_temperature_is_fitted_where_the_labels_are_the_outputs_own_answers() -> None:
     logits_NC = torch.tensor(np.random.default_rng(0).normal(size=(200, 3)), dtype=torch.float32)
     assert LabelTask(("a", "b", "c")).fit_temperature(logits_NC, logits_NC.argmax(1).numpy()) == 1.0
+
+
+def test_batches_are_of_similar_length_longest_first() -> None:
+    encoded = [of_tokens([0] * length) for length in (2, 5, 3, 5, 1)]
+    assert list(batches_by_length(encoded, 2)) == [[1, 3], [2, 0], [4]]
+
+
+def test_progress_tells_epochs_and_features() -> None:
+    told: list[tuple[str, int, int]] = []
+    options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
+    train_ramps(random_model(SIZES), *toy(seed=0), options)
+    assert told == [("features", 64, 96), ("features", 96, 96), ("epochs", 1, 2), ("epochs", 2, 2)]
