@@ -139,30 +139,42 @@ def overlapping(batch: int = 4) -> Engine:
     return BatchEngine([replace(WHOLE, batch=batch)], TableTimes({0: 4.0, 2: 4.0}))
 
 
+def begun(engine: Engine, now_s: float = 0.0) -> Batch[None]:
+    batch = engine.begin(now_s).batch
+    assert batch is not None
+    return batch
+
+
 def test_a_shared_device_does_not_teach_how_soon_an_answer_can_come_at_best() -> None:
     engine = overlapping()
     times = engine.times
     assert isinstance(times, TableTimes)
     engine.submit(0, [waiting("z")], 0.0)
-    batch = engine.begin(0.0).batch
-    assert batch is not None
+    batch = begun(engine)
     assert engine.finished(batch, first_s=9.0, total_s=9.0, shared_s=5.0) == 6.5
     engine.finished(batch, first_s=9.0, total_s=9.0)
     assert [(run.batches, run.seconds, run.shared) for run in engine.times_run] == [(1, 6.5, True), (1, 9.0, False)]
     assert times.observed == [(0, 1, 4.0, 9.0), (0, 1, 9.0, 9.0)]
 
 
+def test_two_batches_at_most_run_each_in_a_lane_of_its_own() -> None:
+    engine = overlapping(batch=1)
+    engine.submit(0, [waiting(name) for name in "zyxw"], 0.0)
+    first, second = begun(engine), begun(engine)
+    assert not engine.may_begin
+    engine.leave(first, 2.0)
+    assert (first.lane, second.lane, begun(engine, 2.0).lane) == (0, 1, 0)
+
+
 def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> None:
     engine = overlapping()
     engine.submit(0, [waiting(name) for name in "zy"], 0.0)
-    first = engine.begin(0.0).batch
-    assert first is not None
+    first = begun(engine)
     engine.follow([replace(WHOLE, overlap_below=None)], "work-conserving")
     engine.submit(0, [waiting(name) for name in "x"], 0.0)
     assert not engine.may_begin
     engine.shrink(first, 1)
-    beside = engine.begin(1.0).batch
-    assert beside is not None
+    beside = begun(engine, 1.0)
     assert (beside.lane, beside.split.overlap_below) == (1, None)
     engine.leave(first, 2.0)
     assert not engine.may_begin  # the new plan's batch is alone, and says never
@@ -171,12 +183,9 @@ def test_a_plan_that_comes_leaves_the_running_batch_what_its_own_plan_said() -> 
 def test_what_runs_again_alone_shares_only_from_then_on() -> None:
     engine = overlapping(batch=1)
     engine.submit(0, [waiting(name) for name in "zyx"], 0.0)
-    failing, beside = engine.begin(0.0).batch, engine.begin(0.0).batch
-    assert failing is not None
-    assert beside is not None
+    failing, beside = begun(engine), begun(engine)
     engine.leave(beside, 2.0)
-    beside = engine.begin(2.0).batch
-    assert beside is not None
+    beside = begun(engine, 2.0)
     again = engine.again(failing, failing.members, 3.0)
     assert (again.started_s, again.lane) == (3.0, 0)
     assert engine.end(beside, first_s=None, total_s=3.0, now_s=5.0) == 1.5

@@ -8,13 +8,14 @@ from itertools import chain, combinations, pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.network.boundary import Segment, Split
-from earlyexit.network.chain_network import ChainNetwork, locate
+from earlyexit.network.chain_network import ChainNetwork, ChainSegments, locate
 from earlyexit.network.cut import cut_out
 from earlyexit.network.model import arbitrary_tensors, from_wire
-from earlyexit.network.piece import Layout
+from earlyexit.network.piece import Layout, Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.ensemble import EnsemblePolicy
@@ -129,6 +130,33 @@ def test_the_head_at_a_networks_end_is_computed_only_where_it_decides_or_looks(
         [*_, step] = cut.run(from_wire(two, inputs.wire(0, 0, inputs.ids), ConfidencePolicy(math.inf)))
         assert step.survivors is not None
         assert (called, step.survivors.next_block, step.survivors.tensors) == (expected, 2, ())
+
+
+def test_what_is_carried_beside_a_networks_own_tensors_crosses_its_end(two: ChainNetwork) -> None:
+    class Carrying:
+        """Networks that give back what came beside their tensors."""
+
+        def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, None]:
+            return tuple(torch.ones(1) for _ in two.members[0].boundary(segment.end - 1)) + piece.tensors[1:], None
+
+    carried = torch.tensor([1.0, 0.5, 0.25])
+    segments = ChainSegments(two, [Carrying(), Carrying()])
+    inputs = inputs_for(two, count=3)
+    piece = from_wire(two, inputs.wire(0, 0, inputs.ids), POLICIES["entropy"])
+    tensors, _ = segments.run(Segment(first=0, end=2, ramp=None), _with(piece, carried))
+    assert [(each.tolist(), each.dtype) for each in tensors] == [(carried.tolist(), torch.float16)]
+    tensors, _ = segments.run(Segment(first=0, end=1, ramp=None), _with(piece, carried))
+    assert len(tensors) == 2
+
+
+def _with(piece: Piece, tensor: torch.Tensor) -> Piece:
+    return Piece(
+        sample_ids=piece.sample_ids,
+        next_block=piece.next_block,
+        lengths_B=piece.lengths_B,
+        tensors=(*piece.tensors, tensor),
+        state_BS=piece.state_BS,
+    )
 
 
 def test_blocks_are_located_and_crossings_never_run_over(two: ChainNetwork) -> None:

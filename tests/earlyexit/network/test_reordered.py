@@ -11,7 +11,7 @@ from torch import nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.encoder import EncoderBackbone
 from earlyexit.network.boundary import Encoded, Segment
-from earlyexit.network.layers import ReorderedConvolution, reorder_convolutions, reorder_linears
+from earlyexit.network.layers import ReorderedConvolution, ReorderedLinear, reorder_convolutions, reorder_linears
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import save_model
 from earlyexit.policies.threshold import ConfidencePolicy
@@ -41,6 +41,15 @@ def test_a_reordered_model_gives_the_same_logits_at_every_exit(
                 for each in (small_model, reordered)
             ]
             torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_every_linear_layer_is_reordered_and_nothing_else(small_model: EarlyExitModel) -> None:
+    kinds = [type(module) for module in small_model.modules()]
+    reordered = deepcopy(small_model)
+    reorder_linears(reordered)
+    expected = [ReorderedLinear if issubclass(kind, nn.Linear) else kind for kind in kinds]
+    assert ReorderedLinear in expected
+    assert [type(module) for module in reordered.modules()] == expected
 
 
 def test_a_reordered_model_says_that_it_cannot_be_saved(small_model: EarlyExitModel, tmp_path: Path) -> None:
@@ -74,6 +83,13 @@ def test_a_network_over_images_in_bfloat16_stays_as_it_is() -> None:
     model = MODELS["basic"]().to(torch.bfloat16)
     reorder_convolutions(model)
     assert not any(isinstance(module, ReorderedConvolution) for module in model.modules())
+
+
+def test_reordered_convolutions_say_that_they_cannot_be_saved(tmp_path: Path) -> None:
+    model = MODELS["basic"]()
+    reorder_convolutions(model)
+    with pytest.raises(ModelFolderError, match="reordered convolutions cannot be saved"):
+        save_model(model, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
