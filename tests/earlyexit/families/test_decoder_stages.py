@@ -158,3 +158,14 @@ def expected(reference: LlamaForCausalLM) -> Mapping[Fill, Told]:
     assert found["compute"] != found["copy"]
     assert {block for steps in found["compute"].values() for _, block in steps} == {*RAMPS, NUM_BLOCKS - 1}
     return found
+
+
+def test_no_token_hops_twice(models: list[EarlyExitModel]) -> None:
+    """A survivor brings what left since the last one, and nothing of what has hopped."""
+    stages, sequences = Stages.of(models, (0, 3, 5), "compute"), begun()
+    stages.run(sequences)
+    for number in sequences:
+        arrived = [(first, end) for each, first, end in stages.arrived if each == number]
+        assert [first for first, _ in arrived] == [0, *(end for _, end in arrived)][: len(arrived)]
+    assert max(end - first for _, first, end in stages.arrived) > 1
+    stages.end(sequences)

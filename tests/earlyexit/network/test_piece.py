@@ -218,3 +218,17 @@ def test_on_the_cpu_a_tensor_is_in_host_memory_already() -> None:
 def test_a_gpu_s_tensor_is_copied_when_it_is_computed() -> None:
     copy = to_host(torch.arange(1000, device="cuda").cumsum(0))
     assert (copy.device.type, copy[-1].item()) == ("cpu", 499500)
+
+
+def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
+    piece = mixed([2, 3])
+    _, second = piece.singles()
+    assert [values.data_ptr() for values in second.tensors] == [
+        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
+    ]
+    assert fuse([piece]) is piece
+
+
+def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
+    with pytest.raises(AssertionError):
+        fuse([mixed([1], next_block=1), mixed([1], next_block=2)])
