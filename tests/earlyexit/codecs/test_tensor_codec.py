@@ -56,3 +56,16 @@ def spectrum(bins: int) -> TensorCodec:
 def test_ones_own_codec_is_named_by_module_and_function() -> None:
     [column] = find_codec({"name": f"{__name__}:spectrum", "bins": 40}, Path()).inputs
     assert column.shape == (40,)
+
+
+def test_one_column_is_one_tensor_per_input() -> None:
+    [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
+    [encoded] = SPECTRUM.encode([row])
+    assert encoded.length == 1
+    assert [(array.dtype, array.tolist()) for array in encoded.tensors] == [(np.dtype(np.float32), [NUMBERS])]
+
+
+def test_a_card_says_its_columns() -> None:
+    spec = SPECTRUM.spec()
+    assert spec == {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}]}
+    assert find_codec(spec, Path()).spec() == spec

@@ -114,3 +114,10 @@ def test_a_head_for_another_task_is_not_kept(num_labels: int, task: Task, tmp_pa
     model = ours(tmp_path, task)
     assert (model.info.head_style, model.info.provenance) == ("light", {})
     assert model.task == task
+
+
+def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> None:
+    checkpoint(tmp_path, num_labels=1)
+    model = ours(tmp_path, STARS)
+    outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
+    assert STARS.score(outputs_NC).tolist() == [0.5] * len(LENGTHS)

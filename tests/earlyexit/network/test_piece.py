@@ -232,3 +232,10 @@ def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
 def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
     with pytest.raises(AssertionError):
         fuse([mixed([1], next_block=1), mixed([1], next_block=2)])
+
+
+def test_what_two_bytes_hold_already_stays_as_it_is() -> None:
+    piece = mixed([2, 1], dtype=torch.bfloat16)
+    for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
+        assert half.dtype == same.dtype
+        assert np.array_equal(half, same)

@@ -195,3 +195,10 @@ def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None
 def test_no_score_passes_a_threshold_above_one_however_late() -> None:
     certain, late = torch.ones(1), torch.tensor([10_000], dtype=torch.int32)
     assert decayed(certain, late, 4.0).tolist() == [1.0]
+
+
+def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
+    score_B, label_B = recorded().look(5, OPINION, torch.zeros(3, 0), ("y#3", "x", "y"))
+    assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
+    assert label_B.tolist() == [21, 11, 21]
+    assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
