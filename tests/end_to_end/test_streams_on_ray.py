@@ -222,23 +222,33 @@ async def once(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def test_one_stage_streams_token_by_token_and_loses_none_where_a_replica_is_killed(
-    one_ray: OneRay, tales: Tales, permits: Permits
-) -> None:
-    """Read from the ingress itself, as where nobody stands before it; and through Serve's proxy."""
+@pytest.fixture(scope="module")
+def one_stage(one_ray: OneRay, tales: Tales) -> Iterator[tuple[str, str]]:
+    """The URL of the ingress itself, as where nothing stands before it, and that of Serve's proxy."""
     splits = (Split(first=0, end=2, batch=4, ramps=RAMPS[:1]), Split(first=2, end=NUM_BLOCKS, batch=4, ramps=RAMPS[1:]))
     port = free_port()
     with holding(HOST, port) as listener:
-        one_stage = Stage(device="cpu", replicas=2, splits=splits)
-        proxy = one_ray.serve(settings(tales, one_stage, app="tales", listener=listener))
-        url = f"http://{HOST}:{port}"
-        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-            await no_page_is_held(http, 2)  # and nobody warms up any more, which takes permits too
-            for each in (url, proxy):
-                await first_chunk_comes_alone(each, tales, permits)
-                await no_page_is_held(http, 2)
-            await all_read(url, tales, permits, lambda: kill_one(http, 0))
+        stage = Stage(device="cpu", replicas=2, splits=splits)
+        proxy = one_ray.serve(settings(tales, stage, app="tales", listener=listener))
+        yield f"http://{HOST}:{port}", proxy
+
+
+async def test_one_stage_streams_token_by_token(tales: Tales, permits: Permits, one_stage: tuple[str, str]) -> None:
+    async with httpx.AsyncClient(base_url=one_stage[0], timeout=PATIENCE_S) as http:
+        await no_page_is_held(http, 2)  # and nobody warms up any more, which takes permits too
+        for url in one_stage:
+            await first_chunk_comes_alone(url, tales, permits)
             await no_page_is_held(http, 2)
+
+
+async def test_one_stage_loses_no_token_where_a_replica_is_killed(
+    tales: Tales, permits: Permits, one_stage: tuple[str, str]
+) -> None:
+    url, _ = one_stage
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
+        await no_page_is_held(http, 2)
+        await all_read(url, tales, permits, lambda: kill_one(http, 0))
+        await no_page_is_held(http, 2)
 
 
 @pytest.fixture
