@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from deployments.api.generation import GenerateRequest, GenerateService
 from deployments.api.parsing import InferRequest
 from deployments.api.service import InferService
 from deployments.ingress.build import encode_of
+from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
 from deployments.ingress.dispatcher import Dispatcher, encoder_of, sample_id_of
@@ -20,7 +24,7 @@ from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, Assignment
+from deployments.wire.messages import Address, Assignment, IngressReport
 from earlyexit.engine.device import Device
 from earlyexit.engine.engine import Batch
 from earlyexit.errors import OfframpError
@@ -28,7 +32,7 @@ from earlyexit.network.boundary import Answer
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
-from profiles.stream import StreamShape
+from profiles.stream import Observations, StreamShape
 from simulator.events import ENDS, Events
 from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
 from tests.simulation.model import (
@@ -163,6 +167,13 @@ class WatchedDispatcher(Dispatcher):
         super().give_up(inputs, reason)
         self.open.difference_update(inputs)
 
+    def send(self, send: SendCall) -> None:
+        inputs, budget = send.call.inputs, send.call.stage.budget(send.block)
+        if send.call.is_first:
+            full = len(inputs) <= budget.inputs and sum(each.tokens for each in inputs) <= (budget.tokens or math.inf)
+            self._watch.expect(full or len(inputs) == 1, "a call of new inputs is one batch at most")
+        super().send(send)
+
     def _checked(self, settle: Settle) -> Settle:
         def checked(pending: PendingInput, outcome: Answer | OfframpError) -> None:
             watch = self._watch
@@ -204,6 +215,7 @@ class Ingress:
         self.name, self.watch = name, watch
         self.is_alive = True
         self.newest_epoch = 0
+        self.num_observed = self.num_of_the_end = 0
         self.rng = random.Random(f"{watch.seed} {name}")
         self._network = network
         self._context = contextvars.copy_context()
@@ -254,6 +266,31 @@ class Ingress:
         if epoch > self.newest_epoch:
             self.newest_epoch = epoch
             self.watch.expect_calibrated(core.placed.plan.policy)
+
+    def hand_over(self, now_s: float) -> IngressReport:
+        """What the controller is told; what is observed of inputs is as the model computes."""
+        report = self.core.report(now_s, now_s)
+        tokens = sum(each.cost for each in self.dispatcher.open)
+        self.watch.expect(report.unanswered_tokens == tokens, "the core knows the tokens of every open input")
+        if report.probes is not None:
+            self._check_observed(report.probes)
+        return report
+
+    def _check_observed(self, seen: Observations) -> None:
+        expect, end = self.watch.expect, NUM_BLOCKS - 1
+        self.num_observed += len(seen)
+        self.num_of_the_end += int((seen.exits_N == end).sum())
+        expect(self.num_observed <= self.core.counts.arrived, "no input is observed twice")
+        for column, ramp in enumerate(RAMPS):
+            left_N = seen.exits_N == ramp
+            expect(bool(seen.active_NR[left_N, column].all()), "an input left at a ramp that was active")
+            sure = seen.scores_NR[left_N, column] >= np.float32(CALIBRATED[ramp])
+            expect(bool(sure.all()), "an input that was observed left with the score of its ramp")
+        if not self.watch.sequences:  # each block changes the answer, so only the full model agrees with itself
+            agreement, share = self.core.agreement, self.num_of_the_end / self.num_observed
+            expect(
+                agreement is not None and abs(agreement - share) < 1e-9, "the agreement is that of what was observed"
+            )
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from deployments.ingress.core.inputs import PendingInput
 from deployments.settings import ServeSettings
 from earlyexit.codecs.text import LONG_CHARS, TextCodec, TextTokenizer
 from earlyexit.errors import (
-    AdmissionError,
     DeadlineError,
     ExecutionError,
     InputError,
@@ -25,7 +23,7 @@ from earlyexit.errors import (
 )
 from earlyexit.network.boundary import Answer, Encoded, TensorSpec
 from optimizer.plan import stock_plan
-from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, Ring, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import Ring, StageCallLog, turns
 from tests.deployments.ingress.dispatch.dispatcher_scene import Scene as Dispatching
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
@@ -195,25 +193,6 @@ async def test_what_the_core_would_refuse_is_refused_before_it_is_encoded(scene:
         await full.service.infer(ask("pay", "my"))
 
 
-async def test_at_the_deadline_the_caller_is_told_and_answers_after_it_are_let_go(scene: Scene) -> None:
-    task, call = await scene.start(ask("pay", "my", "bill", timeout_s=2.0))
-    call.lose("a", DeadlineError("no answer within 2 s"))
-    call.answer("c")  # too late
-    with pytest.raises(DeadlineError, match="no answer within 2 s"):
-        await task
-    assert scene.metrics.drops == [("deadline", 1), ("deadline", 1)]
-
-
-async def test_a_caller_that_goes_away_gives_its_inputs_up(scene: Scene) -> None:
-    task, call = await scene.start(ask("pay", "my"))
-    call.answer("b")
-    await turns()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert scene.metrics.drops == [("abandoned", 1)]
-
-
 async def test_long_texts_are_tokenized_off_the_event_loop(scene: Scene) -> None:
     for num_chars in (LONG_CHARS, LONG_CHARS + 1):
         with pytest.raises(InputError):
@@ -233,19 +212,6 @@ async def test_what_waits_to_be_encoded_is_bounded_and_then_refused(scene: Scene
     await asyncio.wait_for(scene.stages[0].called.wait(), timeout=10.0)
     scene.stages[0].calls[0].answer("ab")
     assert len(await waiting) == 2
-
-
-async def test_what_is_being_encoded_is_ahead_of_what_comes_after_it() -> None:
-    scene = Scene(slo_s=10.0, plan=replace(PLAN, predicted={"rate_per_s": 0.3}))
-    codec = Slow()
-    scene.serve(codec)
-    waiting = asyncio.create_task(scene.service.infer(ask("pay", "my")))
-    await asyncio.sleep(0)
-    with pytest.raises(AdmissionError):
-        await scene.service.infer(ask("bill"))
-    codec.may_go_on.set()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding(scene: Scene) -> None:

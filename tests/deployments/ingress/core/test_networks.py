@@ -11,7 +11,7 @@ from deployments.ingress.core.ingress_core import HANG_S
 from deployments.ingress.core.inputs import WHOLE
 from deployments.wire.messages import Assignment
 from earlyexit.errors import DeadlineError, PlanError
-from earlyexit.network.boundary import Seen, Split
+from earlyexit.network.boundary import Seen
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
     LARGE,
@@ -32,6 +32,17 @@ HALVES = split(0, 1), split(1, 2, (1,))
 PRUNES = networks((SMALL,), (LARGE,), prunes=1)
 
 
+def test_with_three_networks_one_in_between_is_passed_over() -> None:
+    world = CoreWorld(networks((FIRST, LAST), ends=THREE))
+    world.submit("a")
+    world.go_on(0, "a", block=2)
+    assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
+    [route] = world.core.route.chains
+    assert [route.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
+    assert (route.entry, route.network, route.used) == (0, 0, (0, 2))
+    assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
+
+
 def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_given_up() -> None:
     world = CoreWorld(cascade())
     world.submit("abcd")
@@ -47,34 +58,6 @@ def test_survivors_of_a_network_enter_the_next_one_at_its_first_block_unless_giv
         "0 answer b is b, d is d after block 5",
     ]
     assert (world.calls[1].inside(), world.inputs["c"].holder) == ([], None)
-
-
-@pytest.mark.parametrize(
-    ("served_by", "slot"),
-    [pytest.param(networks((SMALL, LARGE)), "first", id="same stage"), pytest.param(cascade(), "second", id="next")],
-)
-def test_what_is_reserved_for_a_network_is_what_follows_it(served_by: PlacedPlan, slot: str) -> None:
-    world = CoreWorld(served_by)
-    world.submit("ab")
-    world.now_s = 1.0
-    world.go_on(0, "ab", block=2)
-    world.now_s = 4.0
-    world.answer(1, "ab", block=END)
-    assert world.log[1] == f"1 send 1: ab to {slot} for block 2 of network 1"
-    world.submit("c", deadline_s=99.0)
-    world.go_on(2, "c", block=2)
-    assert [call.reserve_s for call in world.calls] == [0.0, 0.0, 3.0, 0.0]
-
-
-def test_with_three_networks_one_in_between_is_passed_over() -> None:
-    world = CoreWorld(networks((FIRST, LAST), ends=THREE))
-    world.submit("a")
-    world.go_on(0, "a", block=2)
-    assert world.log[-1] == "0 send 1: a to first for block 4 of network 2"
-    [route] = world.core.route.chains
-    assert [route.hosted(block) for block in range(6)] == [0, 1, 4, 4, 4, 5]
-    assert (route.entry, route.network, route.used) == (0, 0, (0, 2))
-    assert [route.at(block).index for block in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_a_plan_of_other_networks_cannot_follow_and_what_was_learnt_of_one_left_out_is_kept() -> None:
@@ -133,15 +116,6 @@ def test_a_probe_enters_every_network_also_those_that_the_plan_leaves_out() -> N
     alone = probing(single())
     alone.submit("b")
     assert alone.log == ["0 send 0: b to first for block 0"]
-
-
-def test_a_probe_inside_a_network_that_a_new_plan_leaves_out_goes_on_as_it_is() -> None:
-    world = probing(networks((HALVES[0],), (HALVES[1],), (LARGE,)))
-    world.submit("a")
-    world.follow(single(epoch=2))
-    world.go_on(0, "a", block=1)
-    assert world.log[-1] == "0 send 1: (a) to first for block 1"
-    assert world.calls[1].stage.assignment.detours == (Split(first=0, end=2, batch=4),)
 
 
 def cross(world: CoreWorld, letters: str = "ab", *, early: str = "a") -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
@@ -85,17 +83,6 @@ def test_inputs_of_a_call_that_failed_are_not_recorded_so_the_records_do_not_lea
     assert seen.times_s_N.tolist() == [1.0]  # c alone
 
 
-def test_no_more_answered_inputs_run_on_than_may_wait_for_their_answers() -> None:
-    world = staying(max_queued=4)
-    for call, letters in ((0, "ab"), (1, "cdef")):
-        world.submit(letters)
-        world.answer_early(call, letters, block=1)
-    assert [call.watch for call in world.calls] == ["stay", None]
-    for call, letters in ((0, "ab"), (1, "cdef")):
-        world.go_on(call, letters)
-    assert world.log[4:] == ["0 send 2: (ab) to second for block 2"]
-
-
 @pytest.mark.parametrize(("rules", "goes_on"), [({"shape": None}, True), ({}, False)], ids=["no shape", "entropy"])
 def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
     rules: dict[str, None], goes_on: bool
@@ -105,26 +92,6 @@ def test_under_a_policy_without_scores_inputs_stay_where_nothing_is_recorded(
     world.answer_early(0, "a", block=1)
     world.go_on(0, "a")
     assert (len(world.calls) == 2) is goes_on
-
-
-def test_inputs_stay_or_stop_as_they_began_when_plans_change() -> None:
-    world = staying(observed_plan())
-    world.submit("ab")
-    world.follow(observed_plan(epoch=2, after="stay"))
-    world.answer_early(0, "a", block=1)  # the replica stays already
-    world.go_on(0, "ab")  # b is waited for, and a travels along
-    assert world.awaited(1) == [False, True]
-    world.answer(1, "b")
-    assert world.observed() is None
-    world.submit("cd")
-    world.answer_early(2, "c", block=1)
-    world.follow(observed_plan(epoch=3))
-    world.go_on(2, "c")
-    world.answer(2, "d", block=1)
-    assert world.log[-1] == "0 answer d is d after block 1", "c is not waited for"
-    world.follow(observed_plan(epoch=4, after="stay"))
-    world.submit("e")
-    assert world.calls[-1].watch == "stay"
 
 
 # Sequences
@@ -160,31 +127,6 @@ def test_every_token_of_a_probe_runs_to_the_end_whose_answer_alone_its_caller_ge
     assert (world.core.agreement, world.core.counts.exits) == (0.5, {3: 2})
 
 
-def test_probes_and_others_of_one_moment_go_in_calls_of_their_own() -> None:
-    world = observing(probe_share=0.5)
-    for name, letter in zip("xyz", "abc", strict=True):
-        world.begin(name, letter)
-    world.do(())
-    drawn = random.Random(0)
-    assert [name for name in "xyz" if world.placements[name].is_probe] == ["z"]
-    assert [name for name in "xyz" if drawn.random() < 0.5] == ["z"]
-    world.go_on(0, "ab")
-    world.go_on(1, "c")
-    for call, letters in (2, "ab"), (3, "c"):
-        world.answer(call, letters)
-    for name, letter in zip("xyz", "def", strict=True):
-        world.step(name, letter)
-    world.do(())
-    assert [words for words in world.log if "send" in words] == [
-        "0 send 0: ab to first for block 0 at any",
-        "0 send 1: c to first for block 0 at any, probes",
-        "0 send 2: (ab) to second for block 2 at any",
-        "0 send 3: (c) to second for block 2 at any, probes",
-        "0 send 4: de to first for block 0 at r1",
-        "0 send 5: f to first for block 0 at r1, probes",
-    ]
-
-
 @pytest.mark.parametrize("was", [True, False])
 def test_a_sequence_that_begins_anew_is_what_it_was(was: bool) -> None:
     world = observing(probe_share=0.5)
@@ -218,17 +160,3 @@ def test_of_the_parts_of_a_prompt_the_last_alone_is_recorded_and_a_lost_one_is_n
     seen = world.observed()
     assert seen is not None
     assert len(seen) == 1
-
-
-def test_under_a_plan_that_observes_nothing_steps_of_probes_are_as_others_are() -> None:
-    world = observing()
-    world.begin("x", "a")
-    world.do(())
-    world.go_on(0, "a")
-    world.answer(1, "a")
-    world.follow(observed_plan(PATIENCE, epoch=2))
-    world.step("x", "b")
-    world.begin("y", "c")
-    world.do(())
-    assert [call.probe for call in world.calls] == [True, True, False, False]
-    assert (world.placements["x"].is_probe, world.placements["y"].is_probe) == (True, False)

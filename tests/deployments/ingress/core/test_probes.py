@@ -71,44 +71,6 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "sizes"),
-    [
-        pytest.param(2, [100], id="small ones together"),
-        pytest.param(20_000, [3, 3], id="maps a few at a time"),
-        pytest.param(500_000, [1] * 5, id="large ones at once"),
-    ],
-)
-def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_take_much_memory(
-    numbers: int, sizes: list[int]
-) -> None:
-    computed: list[int] = []
-
-    def no_loss(early: ValueArray, full: ValueArray) -> FloatArray:
-        computed.append(len(full) // 2)  # both ramps
-        return np.zeros(len(early))
-
-    book = ExitObservations(replace(SHAPE, zero_one=False), no_loss, outlive_s=1.0)
-    said = Numbers.of(np.zeros(numbers))
-    for probe in (flight(serial) for serial in range(sum(sizes))):
-        book.begin([probe], plan(), "probe", 2.0)
-        book.answered(probe, 2, BOTH)
-        book.see([(probe, replace(seen(probe, block)[1], value=said)) for block in (0, 2, 3)])
-    observations = book.hand_over()
-    assert observations is not None
-    assert (len(observations), computed) == (sum(sizes), sizes)
-
-
-def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
-    probe, stranger = flight(1), flight(2)
-    book = begun(probe)
-    book.see([seen(stranger, 0), seen(probe, 1)])
-    book.answered(stranger, 0, BOTH)
-    finish(book, probe)
-    finish(book, stranger)
-    assert book.num_complete == 1
-
-
-@pytest.mark.parametrize(
     ("exit_block", "blocks", "score"),
     [
         pytest.param(1, (0, 2), 0.5, id="an-exit-that-is-no-ramp"),
@@ -190,15 +152,6 @@ def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
     np.testing.assert_array_equal(found.scores_NR, np.array([[0.25, np.nan], [0.5, np.nan]], dtype=np.float32))
     np.testing.assert_array_equal(found.losses_NR, np.array([[1, np.nan], [0, np.nan]], dtype=np.float32))
     assert (book.agreement, book.num_refused) == (0.5, 1)
-
-
-def test_a_probe_among_inputs_that_stay_is_seen_by_every_ramp_and_stayed_as_they_do() -> None:
-    probe = flight(1)
-    book = begun(probe, active={0}, stay=True)
-    finish(book, probe)
-    found = book.hand_over()
-    assert found is not None
-    assert (found.probe_N.tolist(), found.stayed_N.tolist(), found.scores_NR.tolist()) == ([True], [True], [[0.5, 0.5]])
 
 
 def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:

@@ -57,17 +57,6 @@ def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> Non
     assert world.core.num_unanswered == 0
 
 
-def test_a_call_that_queues_behind_another_is_full_and_the_first_part_of_a_reply_makes_room() -> None:
-    world = CoreWorld()
-    for letter in "abcdef":
-        world.submit(letter)
-    assert world.log == ["0 send 0: a to first for block 0", "0 send 1: bcde to first for block 0"]
-    world.answer(0, "a")
-    assert world.log[2:] == ["0 answer a is a after block 3"]  # f waits: the next would queue behind bcde
-    world.answer(1, "b")
-    assert world.log[3:] == ["0 answer b is b after block 3", "0 send 2: f to first for block 0"]
-
-
 # Plans
 
 
@@ -262,39 +251,6 @@ def test_a_request_that_would_be_late_is_refused_and_told_when_it_would_be_in_ti
 # Tokens: a batch is four inputs or a hundred tokens
 
 
-def test_a_call_leaves_once_a_batchs_tokens_or_inputs_wait_and_holds_no_more() -> None:
-    world = CoreWorld(plan(tokens=TOKENS))
-    for letter, tokens in zip("abcd", (30, 60, 30, 20), strict=True):  # of b and c 90 tokens wait, d makes it 110
-        world.submit(letter, tokens)
-    world.answer(0, "a")
-    world.answer(1, "b")
-    for letter in "efgh":
-        world.submit(letter, 2)
-    assert [words for words in world.log if "send" in words] == [
-        "0 send 0: a to first for block 0",
-        "0 send 1: bc to first for block 0",
-        "0 send 2: d to first for block 0",
-        "0 send 3: efgh to first for block 0",
-    ]
-
-
-def test_an_input_larger_than_a_batch_goes_alone() -> None:
-    world = CoreWorld(plan(tokens=TOKENS, replicas=3))
-    world.submit("abc", 60, 101, 40)
-    assert [words.split()[3] for words in world.log] == ["a", "b", "c"]
-
-
-def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_not_by_number() -> None:
-    world = CoreWorld(plan(), calls_per_replica=1)
-    world.submit("a", 10)
-    world.submit("bcdefghi", *[40] * 8)
-    world.follow(plan(epoch=2, tokens=TOKENS))
-    world.answer(0, "a")
-    world.follow(plan(epoch=3))
-    world.answer(1, "b")
-    assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
-
-
 def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it_is_not() -> None:
     predicted = {"rate_per_s": 10.0, "tokens_per_input": 50.0}  # a second has room for 350 tokens
     world = CoreWorld(plan(tokens=TOKENS, predicted=predicted), slo_s=1.0, calls_per_replica=9)
@@ -310,6 +266,17 @@ def test_a_long_request_is_refused_by_its_own_tokens_and_the_short_one_behind_it
     with pytest.raises(AdmissionError):
         world.core.check(1, 1.0, 0.0, num_coming=2)
     assert (world.core.counts.arrived, world.core.counts.drops) == (5, {"admission": 3})
+
+
+def test_a_plan_that_counts_tokens_takes_what_waits_by_them_and_one_that_does_not_by_number() -> None:
+    world = CoreWorld(plan(), calls_per_replica=1)
+    world.submit("a", 10)
+    world.submit("bcdefghi", *[40] * 8)
+    world.follow(plan(epoch=2, tokens=TOKENS))
+    world.answer(0, "a")
+    world.follow(plan(epoch=3))
+    world.answer(1, "b")
+    assert [words.split()[3] for words in world.log if "send" in words] == ["a", "bc", "defg"]
 
 
 def test_how_long_the_oldest_have_waited_is_reported_by_length() -> None:
@@ -353,16 +320,6 @@ def test_an_input_waits_for_others_for_a_share_of_its_time(
     world.submit("a", deadline_s=deadline_s)
     world.until(5.0)
     assert world.calls[1].started_s == pytest.approx(leaves_s)
-
-
-def test_inputs_that_wait_leave_together_at_once_as_a_full_batch_and_never_when_given_up() -> None:
-    world = loaded(1.0)
-    world.submit("a", deadline_s=12.0)
-    world.submit("bcde", deadline_s=12.0)
-    assert [len(call.inputs) for call in world.calls] == [1, 4]
-    world.give_up("e")
-    world.until(13.0)
-    assert len(world.calls) == 2
 
 
 def test_a_replica_of_several_splits_is_sent_new_inputs_while_it_runs() -> None:
@@ -430,22 +387,6 @@ def two_sequences() -> CoreWorld:
     world.room = "r9"
     world.log.clear()
     return world
-
-
-def test_steps_of_one_moment_go_in_one_call_per_replica_and_parts_of_a_payload_to_each() -> None:
-    world = two_sequences()
-    world.step("x", "c")
-    world.step("y", "d")
-    world.begin("u", "e")
-    world.begin("v", "f")
-    world.do(())
-    world.go_on(3, "cd")
-    assert world.log == [
-        "0 send 3: cd to first for block 0 at r1",
-        "0 send 4: ef to first for block 0 at any",
-        "0 send 5: (cd) to second for block 2 at r1, rows [0]",
-        "0 send 6: (cd) to second for block 2 at r2, rows [1]",
-    ]
 
 
 def test_a_plan_with_the_same_replicas_and_blocks_leaves_sequences_where_they_are() -> None:

@@ -88,22 +88,6 @@ async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_pat
     assert scene.core.counts.crossings == {2: 2}
 
 
-async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_owners(tmp_path: Path) -> None:
-    scene = ChainScene(chained(tmp_path))
-    first, second, third = scene.submit_texts("a", "b", "c")
-    await turns()
-    scene.dispatcher.give_up([second], "abandoned")
-    cross(scene.stages[0].calls[0], ["a", "b", "c"], states=[1, 2, 3])
-    await turns()
-    [crossed] = scene.stages[1].calls
-    assert crossed.names == "ac"
-    assert crossed.call.piece.state_BS is not None
-    assert crossed.call.piece.state_BS.tolist() == [[1], [3]]
-    assert second.encoded.of(1) is None
-    assert len(crossed.call.remaining_s) == 2
-    assert [flight.settled for flight in (first, third)] == [False, False]
-
-
 class Moody(ChainCodec):
     """Fails on some rows when they cross."""
 

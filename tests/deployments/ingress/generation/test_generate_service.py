@@ -89,20 +89,6 @@ async def test_a_sequence_that_is_lost_again_and_again_without_a_token_is_given_
 # Ends before the end
 
 
-async def test_an_answer_takes_as_long_as_its_tokens_take_where_each_comes_in_time() -> None:
-    scene = GenerateScene(default_timeout_s=2.0, token_timeout_s=1.0)
-    scene.replicas.holds = True
-    stream = scene.start(1, max_tokens=20)
-    for place in range(20):
-        await turns()
-        await scene.alarms.until(0.9 * (place + 1))
-        scene.replicas.answer()
-        await turns()
-    assert stream.is_over
-    assert await tokens_of(stream) == expected((1,), 20)
-    assert (scene.is_empty, scene.alarms.num_set) == (True, 0)
-
-
 LIMITS = {
     "between tokens": ({"token_timeout_s": 2.0}, {}, 2.0, "the limit of 2 s for the next token"),
     "on the whole": ({}, {"timeout_s": 5.0}, 5.0, "the limit of 5 s for the whole answer"),

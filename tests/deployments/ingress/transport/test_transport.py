@@ -108,11 +108,6 @@ class Slot:
         _, asked = await self.sent(sample_ids, avoided=avoided)
         return asked.replica
 
-    @property
-    def is_mute(self) -> bool:
-        """Whether no call has reached a replica that the test does not know of."""
-        return self._asked.empty()
-
     async def end(self) -> None:
         for call in self._calls:
             call.task.cancel()
@@ -156,6 +151,15 @@ async def test_a_call_that_has_ended_however_is_no_load(slot: Slot, how: str) ->
         call.task.cancel()
     await asyncio.wait([call.task], timeout=10.0)
     assert await slot.taker("x") == first.replica  # idle again
+
+
+async def test_avoided_replicas_get_calls_where_there_are_no_others(slot: Slot) -> None:
+    await slot.has("a", "b")
+    assert {await slot.taker("x", avoided=("a", "b")), await slot.taker("x", avoided=("a", "b"))} == {"a", "b"}
+    await slot.has("a")
+    assert await slot.taker("x", avoided=("a",)) == "a"
+    await slot.has("a", "c")
+    assert await slot.taker("x", avoided=("a",)) == "c"
 
 
 async def test_a_call_is_a_load_by_its_weight_until_the_last_of_its_inputs_has_left(slot: Slot) -> None:

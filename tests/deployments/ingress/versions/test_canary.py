@@ -238,16 +238,6 @@ async def test_a_version_that_cannot_be_reached_is_left_out(world: World) -> Non
     assert (await world.answered_by(OURS), await world.answered_by(THEIRS)) == ("1", "2")
 
 
-async def test_a_version_that_moved_to_another_application_is_found_there(world: World) -> None:
-    await world.set_canary()
-    world.links["two"].gone = RuntimeError("deleted")
-    del world.store.serving["two"]
-    world.store.add("three", "2")
-    world.others["3"].version = "2"
-    await world.look()
-    assert (await world.answered_by(), world.others["3"].asked) == ("2", ["r-1"])
-
-
 @pytest.mark.parametrize("ended", [False, True], ids=["a canary", "a canary that was ended"])
 async def test_requests_that_wait_for_an_application_that_is_gone_are_answered_by_ours(
     world: World, ended: bool
