@@ -58,6 +58,12 @@ async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_
         assert (await client.get(path, headers=BEARER)).status_code == 404, path
 
 
+async def test_below_a_route_prefix_the_same_paths_are_open(backend: FakeBackend) -> None:
+    async with client_of(backend, gate(), root_path="/svc") as client:
+        for path, status in (("/svc/v2/health/live", 200), ("/svc/v2", 401)):
+            assert (await client.get(path)).status_code == status
+
+
 async def test_a_known_key_is_let_in(client: httpx.AsyncClient) -> None:
     for authorization in (f"Bearer {KEY}", f"bearer {OTHER_KEY}", f"BEARER  {KEY} "):
         assert (await predicted(client, authorization)).status_code == 200

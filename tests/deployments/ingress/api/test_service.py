@@ -212,6 +212,11 @@ async def test_what_waits_to_be_encoded_is_bounded_and_then_refused(scene: Scene
     await asyncio.wait_for(scene.stages[0].called.wait(), timeout=10.0)
     scene.stages[0].calls[0].answer("ab")
     assert len(await waiting) == 2
+    again = asyncio.create_task(scene.service.infer(ask("pay", "my")))
+    while len(scene.stages[0].calls) < 2:  # noqa: ASYNC110 - it is encoded in a thread
+        await asyncio.sleep(0)
+    scene.stages[0].calls[1].answer("ab")
+    assert len(await again) == 2, "what was encoded no longer counts"
 
 
 async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding(scene: Scene) -> None:
