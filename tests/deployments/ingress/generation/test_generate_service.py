@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from earlyexit.errors import (
     OverloadedError,
     StageUnavailableError,
 )
+from earlyexit.sequences.sequence import Chosen, Said
 from tests.deployments.ingress.generation.generate_scene import (
     MAX_LENGTH,
     SLOTS,
@@ -190,3 +192,17 @@ async def test_too_many_sequences_and_a_service_without_a_plan_are_refused_at_on
     with pytest.raises(StageUnavailableError):
         scene.start(3)
     assert scene.service.loop.counts.ended == {"overloaded": 1, "stage_unavailable": 1}
+
+
+async def test_a_stream_that_is_closed_before_its_end_aborts_once_and_drops_what_was_not_read() -> None:
+    aborted: list[str] = []
+    stream = Stream(1)
+    stream.when_aborted = lambda: aborted.append("told")
+    said = Said(chosen=Chosen(1, -0.5), text="a", ended=None, exit=1)
+    for _ in range(2):
+        stream.put(said)
+    async with aclosing(stream) as reading:
+        assert await anext(reading) is said
+    stream.abort()
+    stream.put(said)
+    assert (aborted, [each async for each in stream]) == (["told"], [])
