@@ -28,13 +28,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import computed_shares, expected_batches
-from optimizer.between import crossing_s, divided, hop_s, wait_s
-from optimizer.fits import check_fits
 from optimizer.generation.figures import broken_promises
 from optimizer.generation.steps import seconds_of_steps
-from optimizer.networks import part_of
+from optimizer.networks import crossings, part_of
 from optimizer.plan import Stage, chains_of
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, asked_for
 from optimizer.reach import Reach, nested_reach
@@ -139,7 +138,7 @@ def evaluate(
     chains = chains_of(stages, problem.num_blocks)
     if len(chains) > 1:
         return _side_by_side(problem, chains, shares, reach, recorded)
-    check_fits(problem, stages)
+    _check_fits(problem, stages)
     part = part_of(problem, stages)
     if part.problem is problem:
         return _of_part(problem, stages, reach, recorded)
@@ -348,8 +347,8 @@ def _expected(
     unanswered_N: Sequence[float],
 ) -> ExpectedSplit:
     split = stages[stage_index].splits[index]
-    waits_s = wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
-    crosses_s = crossing_s(problem, stages[stage_index], split, share_N)
+    waits_s = _wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
+    crosses_s = _crossing_s(problem, stages[stage_index], split, share_N)
     steps_s = sum(each.unanswered_s for each in steps)
     unanswered = unanswered_N[split.first]
     return ExpectedSplit(
@@ -375,11 +374,64 @@ def _stage_figures(
     after_s, hop_rate_per_s = 0.0, np.inf
     if stage.end < problem.num_blocks:
         last = stage.splits[-1]
-        after_s = hop_s(problem, last, share_N)
-        hop_rate_per_s = divided(stage.replicas * last.batch, share_N[last.first] * after_s)
+        after_s = _hop_s(problem, last, share_N)
+        hop_rate_per_s = _divided(stage.replicas * last.batch, share_N[last.first] * after_s)
     return StageFigures(
         work_s=work_s,
-        rate_per_s=divided(stage.replicas, work_s),
+        rate_per_s=_divided(stage.replicas, work_s),
         hop_s=after_s,
         hop_rate_per_s=hop_rate_per_s,
     )
+
+
+def _hop_s(problem: PlanProblem, split: Split, share_N: Sequence[float]) -> float:
+    """E3's T_x, of what is left of a batch."""
+    enters = share_N[split.first]
+    leaves = split.batch * (share_N[split.end] / enters if enters else 1.0)
+    return problem.link.seconds(problem.bytes_per_sample_N[split.end - 1] * leaves)
+
+
+def _crossing_s(problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float]) -> float:
+    """From a network's end to the next one's batches, without the hop that ends a stage anyway; 0 elsewhere."""
+    if split.end not in crossings(problem):
+        return 0.0
+    return problem.crossing_s + (0.0 if split.end == stage.end else _hop_s(problem, split, share_N))
+
+
+def _wait_s(problem: PlanProblem, stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
+    """Until a split's batch is full: at the ingress by all that comes, inside a stage by every replica for itself."""
+    split = stage.splits[index]
+    filled_apart = 1 if index == 0 or split.first in crossings(problem) else stage.replicas
+    return _divided(filled_apart * split.batch, rate_per_s * share_N[split.first])
+
+
+def _divided(amount: float, by: float) -> float:
+    """A quotient; infinite where nothing divides."""
+    return amount / by if by > 0 else np.inf
+
+
+def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
+    """Raise PlanError where a plan's stages name what the problem lacks, or do not make one model."""
+    splits = [split for stage in stages for split in stage.splits]
+    if len({split.after_answer for split in splits}) > 1:
+        raise PlanError("the splits of a plan all stop after an answer, or all stay")
+    part_of(problem, stages)
+    for stage in stages:
+        if stage.device not in problem.devices:
+            raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
+        for split in stage.splits:
+            _check_batch(problem, stage.device, split)
+            unknown = sorted(set(split.ramps) - set(problem.ramps))
+            if unknown:
+                raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
+
+
+def _check_batch(problem: PlanProblem, device: str, split: Split) -> None:
+    """Where inputs have lengths, a batch may lie between measured ones: `optimizer.tokens` sees to it."""
+    if problem.lengths is not None:
+        return
+    if split.tokens is not None:
+        raise PlanError(f"the plan has batches of {split.tokens} tokens; the problem says nothing of lengths")
+    measured = problem.latency[device].batches
+    if split.batch not in measured:
+        raise PlanError(f"batch {split.batch} is not measured on {device}; measured are {list(measured)}")

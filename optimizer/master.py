@@ -19,14 +19,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-
-Minimize = Literal["cost", "latency"]
 
 TOLERANCE = 1e-9
 # Limits that the solver may miss by its own tolerance are this much tighter in the program than in the problem.
@@ -43,8 +40,6 @@ class StageWork:
     """Of one replica, per input of the chain."""
     wait: float = 0.0
     """Inputs per replica that batches wait for which each replica fills on its own; over the rate, seconds."""
-    mean_wait: float = 0.0
-    """The same in the mean answer time."""
     per_device: int = 1
     """Replicas that one device holds."""
     pool: object = None
@@ -61,10 +56,6 @@ class Column:
     """Worst case, without waits for batches."""
     fill: float = 0.0
     """Inputs that batches wait for; over the rate, seconds."""
-    mean_s: float = 0.0
-    """Mean answer time, without waits."""
-    mean_fill: float = 0.0
-    """Inputs waited for in the mean answer time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +89,7 @@ class Mixture:
     rates: Mapping[int, float]
     replicas: Mapping[int, tuple[int, ...]]
     bound: float
-    """What no mixture of these columns is better than: a rate over weight, USD per hour, or seconds times rate."""
+    """What no mixture of these columns is better than: a rate over weight, or USD per hour."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +99,6 @@ class _Program:
     columns: Sequence[Column]
     demands: Sequence[Demand]
     cluster: Cluster
-    minimize: Minimize
     unit_Q: FloatArray
     """Rates are counted in these, so that every variable is about as large as a number of replicas."""
     whole_replicas: bool
@@ -134,9 +124,8 @@ class _Program:
 
     def build(self) -> None:
         """Rates come first, a variable per column; then the rest."""
-        for q, column in enumerate(self.columns):
-            mean = column.mean_s * self.unit_Q[q] if self.minimize == "latency" else 0.0
-            self.variable(cost=mean, upper=self.most_Q[q] / self.unit_Q[q])
+        for most, unit in zip(self.most_Q, self.unit_Q, strict=True):
+            self.variable(upper=most / unit)
         self._add_devices()
         self._add_uses()
         self._add_demands()
@@ -145,14 +134,12 @@ class _Program:
         """Replicas that do the work, on devices of which there are enough, within the budget."""
         of_type: dict[int, list[int]] = {}
         pools: dict[tuple[int, object], list[tuple[int, float]]] = {}
-        is_cost, usd_C = self.minimize == "cost" and self.demands[0].rate_per_s is not None, self.cluster.usd_C
+        is_cost, usd_C = self.demands[0].rate_per_s is not None, self.cluster.usd_C
         for q, column in enumerate(self.columns):
             places = []
             for stage in column.stages:
                 count = float(self.cluster.count_C[stage.device]) * stage.per_device
                 y = self.variable(upper=count, whole=self.whole_replicas)
-                if self.minimize == "latency":
-                    self.cost[y] = stage.mean_wait
                 work = stage.seconds * self.unit_Q[q] * (1 + TIGHTER) / self.cluster.utilisation
                 self.limit([(q, work), (y, -1.0)], upper=0.0)
                 places.append(y)
@@ -181,11 +168,10 @@ class _Program:
             demand = self.demands[column.model]
             waits = [stage.wait for stage in column.stages]
             fills = (column.fill > 0 or any(waits)) and math.isfinite(demand.limit_s)
-            if not fills and column.mean_fill == 0 and demand.most_chains is None:
+            if not fills and demand.most_chains is None:
                 self.used_Q.append(None)
                 continue
-            cost = column.mean_fill if self.minimize == "latency" else 0.0
-            z = self.variable(cost=cost, upper=1.0, whole=True)
+            z = self.variable(upper=1.0, whole=True)
             self.used_Q.append(z)
             of_model.setdefault(column.model, []).append(z)
             self.limit([(q, 1.0), (z, -self.most_Q[q] / self.unit_Q[q])], upper=0.0)
@@ -246,14 +232,13 @@ def solve_master(
     demands: Sequence[Demand],
     cluster: Cluster,
     *,
-    minimize: Minimize = "cost",
     seconds: float = 5.0,
     gap: float = 1e-4,
     whole_replicas: bool = True,
 ) -> Mixture | None:
     """The best mixture that HiGHS finds in `seconds`; None where it finds none.
 
-    Where models ask for no rate, the smallest of their rates over weight is maximised, whatever `minimize` says.
+    The cost is minimised; where models ask for no rate, the smallest of their rates over weight is maximised.
     Without `whole_replicas` only devices that pools of stages share are whole: that bounds what whole ones can do.
     """
     most_Q = np.array([most_rate(column, cluster) for column in columns])
@@ -265,7 +250,6 @@ def solve_master(
         columns=columns,
         demands=demands,
         cluster=cluster,
-        minimize=minimize,
         unit_Q=unit_Q,
         most_Q=most_Q,
         whole_replicas=whole_replicas,

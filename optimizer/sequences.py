@@ -83,18 +83,6 @@ def differing(early: Sequence[int], full: Sequence[int]) -> float:
     return 1 - same / len(full) if full else 0.0
 
 
-def rouge_loss(early: Sequence[int], full: Sequence[int]) -> float:
-    """1 - ROUGE-L of tokens (Lin 2004): by the longest common subsequence, the harmonic mean of its two shares."""
-    if not early or not full:
-        return float(len(early) != len(full))
-    lengths = np.zeros(len(full) + 1, dtype=np.int64)
-    reference = np.asarray(full)
-    for token in early:
-        longer = np.where(reference == token, lengths[:-1] + 1, lengths[1:])
-        lengths[1:] = np.maximum.accumulate(longer)
-    return 1 - 2 * float(lengths[-1]) / (len(early) + len(full))
-
-
 def path_of(design: ExitRecords, steps: int = STEPS) -> list[dict[int, float]]:
     """Thresholds from hardly ever to always, as the design sequences' tokens suggest."""
     path = lay_path(design)

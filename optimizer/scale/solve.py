@@ -9,14 +9,14 @@ each, then, near the best of these, of stages with several. What it finds is eva
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, rate_of, why_none
-from optimizer.evaluate import merit, sought
+from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, nearest_slo_s, rate_of, why_none
+from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import best_of
 from optimizer.moves import RULES, Graph, build_graph
 from optimizer.plan import Stage
@@ -30,7 +30,6 @@ from optimizer.scale.beam import (
     stages_at,
 )
 from optimizer.scale.bound import Bounded, CuttingPlanes
-from optimizer.scale.chains import at_rate, fastest
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
 from optimizer.scale.stages import cheapest_ways, stages_of
 from optimizer.scale.tables import tables_of
@@ -51,7 +50,7 @@ RANKS_NEAR = 3
 TIGHTENINGS = 20
 # Graphs up to this are searched whole for stages of several splits.
 FEW_MOVES = 5000
-LATENCY_STEP = 1.05
+SLO_RESOLUTION = 0.05
 
 
 def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
@@ -300,8 +299,8 @@ class ScaleSearch:
         """The plan with as many replicas as the rate needs; with more where what is left allows a higher rate."""
         if not stages:
             return None
-        chain = at_rate(self.problem, stages, rate_per_s)
-        faster = kept(self.problem, fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
+        chain = _at_rate(self.problem, stages, rate_per_s)
+        faster = kept(self.problem, _fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
         return faster or kept(self.problem, chain)
 
 
@@ -313,20 +312,43 @@ def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
 
 def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
     """An SLO latency that has a plan, none a twentieth below it having been found; None where none was found."""
-    latency_s = problem.slo.latency_s
-    step = 2.0
-    found_s = None
-    while latency_s * step <= ANY_LATENCY_S:
-        tried_s = latency_s * step
-        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=tried_s)), space)
-        if found is None and found_s is None:
-            latency_s = tried_s
-            continue
-        if found is None:
-            latency_s = tried_s
-        else:
-            found_s = min(tried_s, found.figures.latency_s / (1 - problem.slo.slack))
-        if found_s is not None and found_s <= latency_s * LATENCY_STEP:
-            return found_s
-        step = max((found_s or math.inf) / latency_s, 1.0) ** 0.5
-    return found_s
+    patient = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S)), space)
+    if patient is None:
+        return None
+    return nearest_slo_s(problem, patient, lambda other: _any_plan(other, space), SLO_RESOLUTION)
+
+
+def _needed(problem: PlanProblem, stages: Sequence[Stage]) -> list[float]:
+    """Replicas per input a second, by stage."""
+    figures = evaluate(problem, stages)
+    return [
+        stage.replicas / min(each.rate_per_s, each.hop_rate_per_s)
+        for stage, each in zip(stages, figures.stages, strict=True)
+    ]
+
+
+def _at_rate(problem: PlanProblem, stages: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
+    """The same stages with as many replicas as a rate needs, by work and by hops."""
+    return tuple(
+        replace(stage, replicas=max(1, math.ceil(rate_per_s * needed * (1 - 1e-9))))
+        for stage, needed in zip(stages, _needed(problem, stages), strict=True)
+    )
+
+
+def _fastest(problem: PlanProblem, chain: Sequence[Stage], rate_per_s: float) -> tuple[Stage, ...]:
+    """The same stages at the highest rate that the devices and the budget allow."""
+    low, high = rate_per_s, 2 * rate_per_s
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _fits(problem, _at_rate(problem, chain, middle)) else (low, middle)
+    return _at_rate(problem, chain, low)
+
+
+def _fits(problem: PlanProblem, chain: Sequence[Stage]) -> bool:
+    usd = sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in chain)
+    if problem.budget_usd_per_hour is not None and usd > problem.budget_usd_per_hour:
+        return False
+    return all(
+        sum(stage.replicas for stage in chain if stage.device == name) <= supply.count
+        for name, supply in problem.devices.items()
+    )
