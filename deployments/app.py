@@ -1,4 +1,4 @@
-"""The application: an ingress, one deployment per slot, and a controller where one is asked for."""
+"""The application: an ingress, one deployment per accelerator type, and a controller where one is asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.devices import find_device
+from deployments.accelerators import first_replicas
 from deployments.controller.controller import Controller
 from deployments.controller.settings import check_control
 from deployments.ingress.build import check_staying
@@ -19,9 +20,9 @@ from deployments.ops.tracing.start import check_tracing
 from deployments.replica.build import check_emulated
 from deployments.replica.replica import StageReplica
 from deployments.settings import ServeSettings
-from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.wire.router import AnnouncingRouter
 from earlyexit.network.store import check_prunable, read_card
+from optimizer.placement import deployment_name
 from optimizer.plan_file import ModelShape, parse_plan
 
 # Serve must never hold calls back: the dispatcher decides how many calls are under way.
@@ -52,11 +53,10 @@ def build(settings: dict[str, Any]) -> Application:
     check_control(checked, shape)
     check_staying(plan)
     check_tracing(checked)
-    slots = slot_devices(slot_counts(checked, plan))
-    for device in dict.fromkeys(slots.values()):
-        check_emulated(checked, device, card)
     replicas = first_replicas(checked)
-    stages = [_slot(settings, slot, device, replicas[slot], logging_config) for slot, device in slots.items()]
+    for device in replicas:
+        check_emulated(checked, device, card)
+    types = [_replicas(settings, device, number, logging_config) for device, number in replicas.items()]
     ingress = serve.deployment(
         name="ingress",
         num_replicas=checked.ingress_replicas,
@@ -67,25 +67,23 @@ def build(settings: dict[str, Any]) -> Application:
     )
     beside = []
     if checked.control is not None:
-        beside.append(_controller(settings))  # not a slot, but Serve runs only what is bound
-    application: Application = ingress(Ingress).bind(settings, *stages, *beside)
+        beside.append(_controller(settings))  # Serve runs only what is bound
+    application: Application = ingress(Ingress).bind(settings, *types, *beside)
     return application
 
 
-def _slot(
-    settings: dict[str, Any], slot: str, device: str, replicas: int, logging_config: LoggingConfig
-) -> Application:
+def _replicas(settings: dict[str, Any], device: str, number: int, logging_config: LoggingConfig) -> Application:
     labels = settings.get("node_labels", {}).get(device)
     deployment = serve.deployment(
-        name=slot,
-        num_replicas=replicas,
+        name=deployment_name(device),
+        num_replicas=number,
         max_ongoing_requests=UNLIMITED,
         ray_actor_options=find_device(device).actor_options | ({"label_selector": labels} if labels else {}),
         request_router_config=RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter)),
         logging_config=logging_config,
         **HEALTH,
     )
-    application: Application = deployment(StageReplica).bind(settings, device, slot)
+    application: Application = deployment(StageReplica).bind(settings, device)
     return application
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Counter as PrometheusCounter
 from starlette.routing import Router
 
+from deployments.accelerators import first_replicas
 from deployments.api.access import gate_of
 from deployments.api.endpoint import Bodies
 from deployments.api.generation import GenerateRequest, Stream, build_generation
@@ -31,7 +30,7 @@ from deployments.api.service import InferService
 from deployments.ingress.build import build_core, encode_of, taken_inputs
 from deployments.ingress.core.ingress_core import own_plan
 from deployments.ingress.dispatcher import Dispatcher, encoder_of
-from deployments.ingress.link import LinkTransport, ReplicaLink
+from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.ingress.metrics import FlowMetrics, GenerationMetrics
 from deployments.local_ray.ports import take_listener
 from deployments.local_ray.private import bind_calls
@@ -46,7 +45,7 @@ from deployments.versions.choice import Tally
 from deployments.versions.metrics import VersionMetrics
 from deployments.versions.repository import RayCluster, Repository, VersionRoutes
 from deployments.versions.versions import IngressLink, RayStore, VersionFacts, Versions
-from deployments.wire.controller_link import CONTROLLER, ControllerLink
+from deployments.wire.controller_link import ControllerLink
 from deployments.wire.directory import board_of
 from deployments.wire.messages import IngressReport
 from earlyexit.clock import MonotonicClock, WallClock
@@ -56,10 +55,8 @@ from earlyexit.network.boundary import Answer
 from earlyexit.network.chain import Chain
 from earlyexit.network.store import ModelCard, read_card
 from earlyexit.tasks import find_task
-from optimizer.placement import parse_placed
+from optimizer.placement import deployment_name, parse_placed
 
-READY_PAUSE_S = 1.0
-STATS_TIMEOUT_S = 5.0
 TELL_S = 1.0
 """How often Ray is told what was counted."""
 
@@ -139,10 +136,11 @@ class Ingress(RpcMethods):
     """Holds every input until its answer is out. Needs no torch, and no controller once it has a plan."""
 
     def __init__(self, settings: dict[str, Any], *others: DeploymentHandle[Any]) -> None:
-        """`others`: every slot that a plan may ever use; the controller may be among them, but is asked by its name."""
+        """`others`: every accelerator type's replicas; the controller may be among them, but is asked by its name."""
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
-        self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
+        handles = {each.deployment_name: each for each in others}
+        self._handles = {device: handles[deployment_name(device)] for device in first_replicas(self._settings)}
         self._clock = MonotonicClock()
         self._outright: StandaloneServer | None = None
         self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
@@ -156,15 +154,12 @@ class Ingress(RpcMethods):
         self.task = find_task(self.card.task)
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
-        phase = random.random()
         self._tracer = start_tracing(self._settings, self._clock, self.card.chain.starts)
-        self._transports = {
-            name: LinkTransport(phase=phase, link=ReplicaLink if self._tracer is None else self._tracer.link(name))
-            for name in self._slots
-        }
-        self._core = build_core(self._settings, self.card, self._transports)
+        self._core = build_core(self._settings, self.card)
+        link = ReplicaLink if self._tracer is None else self._tracer.link
+        self._links = ReplicaLinks(self._core.placed, self._handles, phase=random.random(), link=link)
         encoder = encoder_of(self._core.name, codec)
-        self._dispatcher = Dispatcher(self._core, self._transports, self._clock, self._metrics, encoder=encoder)
+        self._dispatcher = Dispatcher(self._core, self._links, self._clock, self._metrics, encoder=encoder)
         self._everyone = Everyone(self._settings.app)
         self._feed = self._build_feed()
         trace = None if self._tracer is None else self._tracer.follow
@@ -230,21 +225,15 @@ class Ingress(RpcMethods):
         self._background.check()
 
     async def _start(self) -> None:
-        """Learn the present plan, then wait until its slots are warm."""
-        for name, handle in self._slots.items():
-            handle._init()  # type: ignore[no-untyped-call] # from now on Serve tells what replicas the slot has
-            self._transports[name].follow(board_of(name))
+        """Learn the present plan, then wait until every stage of it has a replica."""
+        for device, handle in self._handles.items():
+            handle._init()  # type: ignore[no-untyped-call] # from now on Serve tells what replicas there are
+            self._links.connect(device, board_of(deployment_name(device)))
         try:
             await self._pull()
         finally:
             self._started.set()
-        waited_for: set[str] = set()
-        while missing := set(self._core.placed.slots) - waited_for:
-            slot = min(missing)
-            if await self._answers(slot):  # a replica takes calls only after its warm-up
-                waited_for.add(slot)
-            else:
-                await asyncio.sleep(READY_PAUSE_S)
+        await self._links.ready()  # a replica takes calls only after its warm-up
         settle()
         self._ready = True
 
@@ -265,15 +254,6 @@ class Ingress(RpcMethods):
         except PlanError as error:
             logger.warning("the controller's plan cannot be followed, the settings' is: %s", error)
 
-    async def _answers(self, slot: str) -> bool:
-        try:
-            # The plan may leave a slot without a replica while it is asked: nothing would ever answer.
-            await asyncio.wait_for(_stats_of_one(self._slots[slot]), STATS_TIMEOUT_S)
-        except Exception as error:
-            logger.warning("%s is not there yet: %r", slot, error)
-            return False
-        return True
-
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more requests."""
         self._feed.close()  # viewers of the page would stay
@@ -287,11 +267,11 @@ class Ingress(RpcMethods):
         return self._settings.max_timeout_s
 
     def is_ready(self) -> bool:
-        """Whether every slot of a plan was warm once."""
+        """Whether every stage of a plan had a replica once."""
         return self._ready
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        if not self._started.is_set():  # the settings' plan may be long past, its slots empty
+        if not self._started.is_set():  # the settings' plan may be long past
             await self._started.wait()
         return await self._service.infer(request)
 
@@ -363,14 +343,16 @@ class Ingress(RpcMethods):
 
     async def metrics(self) -> str:
         """Returns what all ingresses and replicas count, for Prometheus; raises StageUnavailableError."""
-        ingresses, replicas = await ask_service(self._everyone.ask, self._core.placed.slots)
+        ingresses, replicas = await ask_service(self._everyone.ask, self._core.placed.occupied)
         if ingresses is None:
             raise StageUnavailableError("the ingresses do not say what they count", retry_after_s=1.0)
         return metrics_text(ingresses, replicas, self.card.chain)
 
     async def stats(self) -> dict[str, Any]:
         """What the replicas of the plan's stages have done since their start, and what waits here."""
-        placed = self._core.placed
+        placed, replicas = self._core.placed, list[Any]()
+        for device in placed.occupied:
+            replicas += await self._everyone.ask(deployment_name(device), "stats") or ()
         return {
             "model": self.card.name,
             "ingress_pid": os.getpid(),
@@ -383,17 +365,5 @@ class Ingress(RpcMethods):
                 "p50_s": self._core.counts.crossing_quantile_s(0.5),
                 "p99_s": self._core.counts.crossing_quantile_s(0.99),
             },
-            "stages": [await self._slot_stats(slot) for slot in placed.slots],
+            "stages": [[each for each in replicas if each["slot"] == slot] for slot in placed.slots],
         }
-
-    async def _slot_stats(self, slot: str) -> list[Any]:
-        """Every replica's; none while a slot has no replica."""
-        try:
-            return await self._slots[slot].broadcast("stats").results_async(timeout_s=STATS_TIMEOUT_S)
-        except (DeploymentUnavailableError, TimeoutError, RayError) as error:
-            logger.warning("statistics of %s are missing: %r", slot, error)
-            return []
-
-
-async def _stats_of_one(slot: DeploymentHandle[Any]) -> Any:
-    return await slot.stats.remote()

@@ -109,8 +109,6 @@ class ServeSettings(IngressSettings, ModelSettings):
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
     """What the service's paths begin with; different for every application of a cluster."""
     repository: RepositorySettings = RepositorySettings()
-    slots: dict[str, int] = Field(default_factory=dict)
-    """Slots per accelerator type. A type that is not named has as many as the plan's stages need."""
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
     """By accelerator type, for every type `emulated:...`."""
     node_labels: dict[str, dict[str, str]] = Field(default_factory=dict)

@@ -1,44 +1,44 @@
-"""A plan on its slots: which deployment hosts each stage, and which replicas get no work."""
+"""A plan on replicas: which stage each replica hosts, and which replicas get no work.
+
+There is one Serve deployment per accelerator type. Any of its replicas may host any stage of the plan on that type, so
+a change of plan starts replicas only where a type needs more of them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from earlyexit.errors import PlanError
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import parse_plan, plan_document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPlan:
-    """A plan whose stages have slots; refuses two stages in one slot, and a slot of another accelerator type."""
+    """A plan, and what is known of the replicas that serve it."""
 
     plan: Plan
-    slots: tuple[str, ...]
-    """One per stage, in the plan's order: the Serve deployment that hosts it."""
     avoided: Mapping[str, str] = field(default_factory=dict)
-    """Replicas that get no work, stragglers: Serve's unique id -> the slot it is in, of the plan or not."""
-
-    def __post_init__(self) -> None:
-        if len(self.slots) != len(self.plan.stages):
-            raise PlanError(f"{len(self.plan.stages)} stages need as many slots, not {len(self.slots)}")
-        if len(set(self.slots)) != len(self.slots):
-            raise PlanError(f"two stages in one slot: {list(self.slots)}")
-        for stage, slot in zip(self.plan.stages, self.slots, strict=True):
-            if not is_slot_of(stage.device, slot):
-                raise PlanError(f"slot {slot!r} is not of {stage.device}")
+    """Replicas that get no work, stragglers: Serve's unique id -> accelerator type."""
+    hosted: Mapping[str, str] = field(default_factory=dict)
+    """The slot that each replica hosted when the plan was made, by its id; replicas stay there where they can."""
 
     @property
     def epoch(self) -> int:
         return self.plan.epoch
 
     @property
-    def avoided_ids(self) -> frozenset[str]:
-        return frozenset(self.avoided)
+    def slots(self) -> tuple[str, ...]:
+        """One per stage, in the plan's order: the n-th stage of an accelerator type has the type's n-th slot."""
+        placed: Counter[str] = Counter()
+        slots = []
+        for stage in self.plan.stages:
+            slots.append(slot_name(stage.device, placed[stage.device]))
+            placed[stage.device] += 1
+        return tuple(slots)
 
     @property
     def stage_of(self) -> Mapping[str, Stage]:
@@ -46,53 +46,86 @@ class PlacedPlan:
         return dict(zip(self.slots, self.plan.stages, strict=True))
 
     @property
-    def replicas(self) -> Mapping[str, int]:
-        """How many replicas each slot of the plan needs, avoided ones not counted."""
-        return {slot: stage.replicas for slot, stage in self.stage_of.items()}
-
-    @property
     def occupied(self) -> Mapping[str, int]:
-        """How many replicas each slot runs, avoided ones too: they keep their accelerators from being used again."""
-        avoided = Counter(self.avoided.values())
-        return {slot: self.replicas.get(slot, 0) + avoided[slot] for slot in {**self.replicas, **avoided}}
+        """Replicas per accelerator type, avoided ones too: they keep their accelerators from being used again."""
+        taken = Counter(self.avoided.values())
+        for stage in self.plan.stages:
+            taken[stage.device] += stage.replicas
+        return dict(taken)
+
+    def needed(self, device: str) -> Mapping[str, int]:
+        """Returns how many replicas each slot of an accelerator type needs, in the plan's order."""
+        return {slot: stage.replicas for slot, stage in self.stage_of.items() if stage.device == device}
+
+    def roles(self, device: str, live: Collection[str]) -> dict[str, str]:
+        """Returns the slot that each live replica of an accelerator type hosts, by the replica's id.
+
+        All ingresses that see the same replicas come to the same result. Avoided replicas host a slot only where there
+        are fewer others than stages.
+        """
+        needed = self.needed(device)
+        working = [replica for replica in live if replica not in self.avoided]
+        return roles(needed, working if len(working) >= len(needed) else live, self.hosted)
 
 
-def initial_placement(plan: Plan, avoided: Mapping[str, str] | None = None) -> PlacedPlan:
-    """Where no plan was before: every stage in the next slot of its accelerator type."""
-    placed: Counter[str] = Counter()
-    slots = []
-    for stage in plan.stages:
-        slots.append(slot_name(stage.device, placed[stage.device]))
-        placed[stage.device] += 1
-    return PlacedPlan(plan=plan, slots=tuple(slots), avoided=avoided or {})
+def roles(needed: Mapping[str, int], live: Collection[str], before: Mapping[str, str]) -> dict[str, str]:
+    """Returns the slot that each live replica of one accelerator type hosts, by the replica's id.
+
+    `needed`: replicas per slot, in the plan's order; `before`: the slots that replicas hosted so far. Slots share the
+    replicas in proportion to what they need (`shares`). As many replicas as possible stay where they are; the others
+    take the open places in their order.
+    """
+    ordered, found = by_number(live), dict[str, str]()
+    places = shares(needed, len(ordered), Counter(before[replica] for replica in ordered if replica in before))
+    for replica in ordered:
+        slot = before.get(replica, "")
+        if places.get(slot, 0):
+            places[slot] -= 1
+            found[replica] = slot
+    others = [replica for replica in ordered if replica not in found]
+    still_open = [slot for slot, number in places.items() for _ in range(number)]
+    return found | dict(zip(others, still_open, strict=False))
+
+
+def shares(needed: Mapping[str, int], number: int, held: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Divides so many replicas among slots: each goes to the slot that has the least share of what it needs.
+
+    So no slot is empty while another has two. With fewer replicas than slots some have none. Of equal slots those come
+    first whose replica is there already (`held`: replicas per slot so far), then the first.
+    """
+    given, held = dict.fromkeys(needed, 0), held or {}
+    for _ in range(number if needed else 0):
+        given[min(given, key=lambda slot: (given[slot] / needed[slot], given[slot] >= held.get(slot, 0)))] += 1
+    return given
+
+
+def by_number(replicas: Iterable[str]) -> list[str]:
+    """Returns replica ids in order; numbered ones by their number."""
+    return sorted(replicas, key=lambda replica: (len(replica), replica))
 
 
 def slot_name(device: str, index: int) -> str:
-    """Serve's name of an accelerator type's slot."""
-    return f"{slot_prefix(device)}{index}"
+    """Returns the name of an accelerator type's slot."""
+    return f"{deployment_name(device)}-{index}"
 
 
-def slot_prefix(device: str) -> str:
-    """What all slots of an accelerator type begin with; names of deployments travel in URLs."""
-    return f"split-{re.sub(r'[^A-Za-z0-9_]', '-', device)}-"
-
-
-def is_slot_of(device: str, slot: str) -> bool:
-    """Whether a slot is one of an accelerator type's."""
-    prefix = slot_prefix(device)
-    return slot.startswith(prefix) and slot.removeprefix(prefix).isdecimal()
+def deployment_name(device: str) -> str:
+    """Returns the Serve deployment of an accelerator type's replicas; names of deployments travel in URLs."""
+    return f"split-{re.sub(r'[^A-Za-z0-9_]', '-', device)}"
 
 
 def placed_document(placed: PlacedPlan) -> dict[str, Any]:
-    """Plain data that `parse_placed` reads back."""
-    avoided = dict(sorted(placed.avoided.items()))
-    return {"plan": plan_document(placed.plan), "slots": list(placed.slots), "avoided": avoided}
+    """Plain data that `parse_placed` reads back; it names the slots, which follow from the plan."""
+    return {
+        "plan": plan_document(placed.plan),
+        "slots": list(placed.slots),
+        "avoided": dict(sorted(placed.avoided.items())),
+        "hosted": dict(sorted(placed.hosted.items())),
+    }
 
 
 def parse_placed(document: Mapping[str, Any]) -> PlacedPlan:
     """Read what `placed_document` wrote; raises PlanError."""
     return PlacedPlan(
-        plan=parse_plan(document["plan"]),
-        slots=tuple(document["slots"]),
-        avoided=dict(document["avoided"]),
+        plan=parse_plan(document["plan"]), avoided=dict(document["avoided"]), hosted=dict(document.get("hosted", {}))
     )

@@ -18,11 +18,10 @@ import numpy as np
 from deployments.controller.act import ControlLoop
 from deployments.controller.remember import History, PlanRow
 from deployments.settings import ControlSettings
-from deployments.slots import slot_devices
-from deployments.wire.messages import Assignment, IngressReport
+from deployments.wire.messages import IngressReport
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
@@ -48,11 +47,11 @@ class _At:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDies(_At):
-    """A replica's process ends; nothing happens if its slot has no such replica then."""
+    """A replica's process ends; nothing happens if its stage has no such replica then."""
 
     slot: str
     rank: int = 0
-    """0: the replica that has taken calls for longest."""
+    """0: the replica that has run for longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +239,6 @@ class Control:
     """The problem that the controller plans for; the true one is the scenario's."""
     records: ExitRecords
     """What probes observe; the scenario's decisions must follow from them, row by row."""
-    slots: Mapping[str, int]
-    """Slots per accelerator type, at least as many as any plan has stages on it."""
     probe_share: float = 0.02
     hold: bool = False
     """Whether the first plan is kept, and only `orders` change it."""
@@ -255,9 +252,6 @@ class Control:
     def __post_init__(self) -> None:
         if not 0 <= self.probe_share <= 1:
             raise DataError(f"probe_share must be a share, not {self.probe_share}")
-        unknown = sorted(set(self.problem.devices) - set(self.slots))
-        if unknown:
-            raise PlanError(f"no slots of {unknown}; there are some of {sorted(self.slots)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -314,17 +308,16 @@ class _Run:
         self._control = control
         self._events = Events()
         self.time = SimulatedTime(self._events)
-        self._placed = initial_placement(scenario.plan)
-        slots = slot_devices(dict(control.slots))
+        self._placed = PlacedPlan(plan=scenario.plan)
         self._service = SimulatedService(
-            scenario, self._events, self._placed, slots, partial(self._probing, seed), self._decide
+            scenario, self._events, self._placed, partial(self._probing, seed), self._decide
         )
         self._load = None if closed is None else ClosedSender(self._service, closed)
         if self._load is not None:
             for ingress in self._service.ingresses:
                 ingress.settled = self._load.settled
         counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
-        self._fleet = SimulatedFleet(self._service, counts, control.delays, self._assignment_of)
+        self._fleet = SimulatedFleet(self._service, counts, control.delays)
         self.history = History.open(Path(":memory:"), "simulated")
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended_s: float | None = None
@@ -366,7 +359,6 @@ class _Run:
             control.settings,
             problem=control.problem,
             policy=policy,
-            slots=control.slots,
             first=self._placed,
             clock=self._events,
             sleep=asyncio.sleep,
@@ -388,9 +380,6 @@ class _Run:
             await self._loop.apply(plan_document(order.plan), hold=True)
         except OfframpError as refusal:  # live, the caller would get the error
             self._fleet.say(f"an order is not carried out: {refusal}")
-
-    def _assignment_of(self, slot: str) -> Assignment | None:
-        return self._loop.assignment_of(slot)
 
     def _end_when_done(self, _: None) -> None:
         waiting = any(ingress.core.num_unanswered for ingress in self._service.ingresses)

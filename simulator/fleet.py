@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.controller.observe import Fleet
-from deployments.wire.messages import Assignment, IngressReport, ReplicaReport
+from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from optimizer.placement import PlacedPlan
 from simulator.events import CONTROLS, Events
 from simulator.replica import NOTHING, SimulatedReplica
@@ -88,12 +88,9 @@ class Delays:
 class _Start:
     """A replica that was requested, and does not run yet."""
 
-    slot: str
+    device: str
     accelerator: int | None = None
     """None while none is free."""
-
-
-AssignmentOf = Callable[[str], Assignment | None]
 
 
 class AcceleratorPool:
@@ -140,59 +137,51 @@ class AcceleratorPool:
 
 
 class SimulatedFleet(Fleet):
-    """Does what Serve does: every slot gets its number of replicas as soon as there are accelerators for them."""
+    """Does what Serve does: every type gets its number of replicas as soon as there are accelerators for them."""
 
     def __init__(
         self,
         service: SimulatedService,
         counts: Mapping[str, int],
         delays: Delays,
-        assignment_of: AssignmentOf,
     ) -> None:
-        """`counts`: accelerators per type. `assignment_of`: the assignment of a replica that starts in a slot."""
+        """`counts`: accelerators per type."""
         self.log: list[tuple[float, str]] = []
         """What was done to the service, and when."""
         self._service = service
         self._events = service.events
         self._delays = delays
-        self._assignment_of = assignment_of
         self._accelerators = {device: AcceleratorPool(count) for device, count in counts.items()}
-        self._told = dict.fromkeys(service.slots, 0)
+        self._told = dict.fromkeys(service.running, 0)
         self._starts: list[_Start] = []
 
     def boot(self) -> None:
         """Start the service's plan, ready for work."""
         self._service.boot()
-        for name, slot in self._service.slots.items():
-            self._told[name] = len(slot.replicas)
-            for replica in slot.replicas.values():
-                accelerator = self._accelerators[slot.device].take(replica)
-                assert accelerator is not None, f"the plan needs more {slot.device} than there are"
+        for device, replicas in self._service.running.items():
+            self._told[device] = len(replicas)
+            for replica in replicas.values():
+                accelerator = self._accelerators[device].take(replica)
+                assert accelerator is not None, f"the plan needs more {device} than there are"
 
-    async def scale(self, slot: str, replicas: int) -> None:
-        self.say(f"scale {slot} to {replicas}")
-        self._told[slot] = replicas
-        self._reconcile(slot)
+    async def scale(self, device: str, replicas: int) -> None:
+        self.say(f"scale {device} to {replicas}")
+        self._told[device] = replicas
+        self._reconcile(device)
 
     async def running(self) -> dict[str, int]:
-        return {name: len(slot.replicas) for name, slot in self._service.slots.items()}
+        return {device: len(replicas) for device, replicas in self._service.running.items()}
 
     async def prepare(self, placed: PlacedPlan) -> None:
         """Replicas that follow a plan already have nothing to compile or to load here."""
         self.say(f"prepare {placed.epoch}")
-        for name in placed.slots:
-            assignment = self._assignment_of(name)
-            for replica in self._service.slots[name].replicas.values():
-                if replica.epoch == NOTHING and assignment is not None:
-                    replica.prepare(assignment)
+        for assignment in assignments_of(placed).values():
+            for replica in self._service.running[assignment.stage.device].values():
+                if replica.epoch == NOTHING:
+                    replica.prepare([assignment])
 
     async def follow(self, placed: PlacedPlan) -> None:
         self.say(f"follow {placed.epoch}")
-        self._service.follow(placed)
-
-    async def decide(self, placed: PlacedPlan) -> None:
-        """Replicas go by what the service's plan says, so they are told with the ingresses."""
-        self.say(f"decide {placed.epoch}")
         self._service.follow(placed)
 
     async def suspend(self, reason: str) -> None:
@@ -205,8 +194,7 @@ class SimulatedFleet(Fleet):
         return [ingress.core.report(now_s, now_s) for ingress in self._service.ingresses]
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        slots = self._service.slots.items()
-        return [_report(name, replica) for name, slot in slots for replica in slot.replicas.values()]
+        return [_report(replica) for replicas in self._service.running.values() for replica in replicas.values()]
 
     async def capacity(self) -> dict[str, int]:
         noticed_s = self._events.time_s - self._delays.lost_s
@@ -217,7 +205,7 @@ class SimulatedFleet(Fleet):
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
         self._service.kill(replica)
-        self._later(self._delays.notice_s, self._reconcile, replica.name.rpartition("#")[0])
+        self._later(self._delays.notice_s, self._reconcile, replica.device)
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
         """Remove accelerators, with the replicas that run or start on them."""
@@ -227,7 +215,7 @@ class SimulatedFleet(Fleet):
                 self.die(holder)
             elif isinstance(holder, _Start):
                 self._starts.remove(holder)
-                self._later(self._delays.notice_s, self._reconcile, holder.slot)
+                self._later(self._delays.notice_s, self._reconcile, holder.device)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
         """Return lost accelerators, empty."""
@@ -241,17 +229,17 @@ class SimulatedFleet(Fleet):
         self._service.slow(replica, slowness)
 
     def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
-        """Returns a slot's replica by how long it has taken calls, the longest first; None if there are not so many."""
-        replicas = list(self._service.slots[slot].replicas.values())
+        """Returns a stage's replica by how long it has run, the longest first; None if there are not so many."""
+        replicas = list(self._service.slots[slot].replicas.values()) if slot in self._service.slots else []
         return replicas[rank] if rank < len(replicas) else None
 
-    def _reconcile(self, slot: str) -> None:
-        """Start replicas that a slot lacks; of too many, give up those that have not started, then stop the newest."""
-        starts = [start for start in self._starts if start.slot == slot]
-        replicas = list(self._service.slots[slot].replicas.values())
-        change = self._told[slot] - len(replicas) - len(starts)
+    def _reconcile(self, device: str) -> None:
+        """Start replicas that a type lacks; of too many, give up those that have not started, then stop the newest."""
+        starts = [start for start in self._starts if start.device == device]
+        replicas = list(self._service.running[device].values())
+        change = self._told[device] - len(replicas) - len(starts)
         if change >= 0:
-            self._starts += [_Start(slot) for _ in range(change)]
+            self._starts += [_Start(device) for _ in range(change)]
         else:
             for start in starts[change:]:
                 self._give_up(start)
@@ -262,20 +250,20 @@ class SimulatedFleet(Fleet):
     def _place(self) -> None:
         for start in self._starts:
             if start.accelerator is None:
-                start.accelerator = self._accelerators_of(start.slot).take(start)
+                start.accelerator = self._accelerators[start.device].take(start)
                 if start.accelerator is not None:
                     self._later(self._delays.start_s, self._started, start)
 
     def _started(self, start: _Start) -> None:
         if start in self._starts:
             self._starts.remove(start)
-            replica = self._service.start(start.slot, self._assignment_of(start.slot))
-            self._accelerators_of(start.slot).hand_over(start, replica)
+            replica = self._service.start(start.device)
+            self._accelerators[start.device].hand_over(start, replica)
             self.say(f"{replica.name} runs")
 
     def _give_up(self, start: _Start) -> None:
         self._starts.remove(start)
-        self._accelerators_of(start.slot).release(start)
+        self._accelerators[start.device].release(start)
 
     def _stop(self, replica: SimulatedReplica) -> None:
         self._service.stop(replica)
@@ -290,9 +278,6 @@ class SimulatedFleet(Fleet):
             self._accelerators[replica.device].release(replica)
             self._place()
 
-    def _accelerators_of(self, slot: str) -> AcceleratorPool:
-        return self._accelerators[self._service.slots[slot].device]
-
     def _later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
         self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
 
@@ -301,9 +286,9 @@ class SimulatedFleet(Fleet):
         self.log.append((self._events.time_s, words))
 
 
-def _report(slot: str, replica: SimulatedReplica) -> ReplicaReport:
+def _report(replica: SimulatedReplica) -> ReplicaReport:
     return ReplicaReport(
-        slot=slot,
+        slot=replica.slot,
         replica=replica.name,
         node="simulated",
         pid=0,

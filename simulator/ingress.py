@@ -51,7 +51,7 @@ class SimulatedIngress(Driver):
         self.index = index
         rng = random.Random() if probing is None else probing.rng
         rules = _rules(scenario, probing)
-        core = IngressCore(f"ingress#{index}", placed, slots, rules, rng, make_call=Trip)
+        core = IngressCore(f"ingress#{index}", placed, rules, rng, make_call=Trip)
         super().__init__(core, events)
         self.settled: Settled = ignore_settled
         self._probing = probing
@@ -124,13 +124,12 @@ class SimulatedIngress(Driver):
         self.settled(len(numbers), False)
 
     def hung_up(self, hung_up: HungUp) -> None:
-        call = hung_up.call
-        slot = self._slots[call.stage.slot]
-        slot.withdraw(call)
-        for trip in slot.trips():
-            if trip is call and trip.replica is not None:
-                trip.replica.forget(trip)
-                self._end(trip)
+        trip = hung_up.call
+        assert isinstance(trip, Trip)
+        self._slots[trip.stage.slot].withdraw(trip)
+        if trip.replica is not None and trip in trip.replica.trips:
+            trip.replica.forget(trip)
+            self._end(trip)
 
     def retried(self, retried: Retried) -> None:
         """Nothing counts attempts here."""

@@ -87,7 +87,7 @@ class SplitUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotUse:
-    """The work of the replicas of one slot in the whole simulation."""
+    """The work of the replicas at one stage in the whole simulation."""
 
     slot: str
     device: str

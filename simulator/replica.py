@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, Protocol
@@ -498,6 +498,8 @@ class SimulatedReplica:
         "index",
         "name",
         "since_s",
+        "slot",
+        "stay",
         "trips",
         "until_s",
     )
@@ -517,6 +519,9 @@ class SimulatedReplica:
         self.index = index
         self.device = device
         self.epoch = NOTHING
+        self.slot = ""
+        """The stage that it hosts; empty before it follows a plan."""
+        self.stay: Stay | None = None
         self.alive = True
         self.since_s = events.time_s
         """When it began to take calls."""
@@ -540,27 +545,29 @@ class SimulatedReplica:
         """The share of its time that it had run when its latest batch began."""
         return self.engine.busy
 
-    def prepare(self, assignment: Assignment) -> None:
-        """Learn the profile's seconds of the splits, as a warm-up does, and follow the assignment."""
-        for split in assignment.stage.splits:
+    def held_s(self, ended_s: float) -> float:
+        """Returns how long it took calls, in a simulation that ended then."""
+        return min(self.until_s, ended_s) - self.since_s
+
+    def prepare(self, assignments: Iterable[Assignment]) -> None:
+        """Learn the profile's seconds of the splits of some stages, as a warm-up does."""
+        for split in (split for each in assignments for split in each.stage.splits):
             for size, tokens in self._works.known(split):
                 first_s, total_s = self._works.pace.split_s(split, self._works.pace.size_of(size, tokens))
                 self.engine.times.observe(split, size, tokens, first_s, total_s)
-        self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:
-        """Follow an assignment from the next batch on, unless it is no newer than the present one."""
-        if assignment.epoch > self.epoch:
+        """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
+        if assignment.epoch > self.epoch or (assignment.epoch == self.epoch and assignment.slot != self.slot):
             self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order, assignment.entry)
-            self.epoch = assignment.epoch
+            self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, trip: Trip, block: int) -> None:
         """Queue the inputs of a call that has arrived."""
         if not self.alive:
             return
         assignment = trip.stage.assignment
-        if assignment.epoch > self.epoch:
-            self.follow(assignment)
+        self.follow(assignment)
         self.engine.submit(block, trip.members, self._events.time_s, assignment.known)
         if not self._holds and self.engine.may_begin:
             self._start()
@@ -726,66 +733,60 @@ def _hop_s(problem: PlanProblem, block: int, num_inputs: float) -> float:
     return link.delay_s + num_inputs * (problem.bytes_per_sample_N[block - 1] / link.bandwidth_bytes_per_s)
 
 
+@dataclass(slots=True, eq=False)
+class Stay:
+    """A replica's time at one stage."""
+
+    replica: SimulatedReplica
+    since_s: float
+    busy_before_s: float
+    until_s: float = math.inf
+    busy_after_s: float | None = None
+    """Seconds that the replica had run when it went to another stage; None while it is at this one."""
+
+    def held_s(self, ended_s: float) -> float:
+        """Returns its length, in a simulation that ended then."""
+        return min(self.until_s, ended_s) - self.since_s
+
+    @property
+    def busy_s(self) -> float:
+        """The seconds that the replica ran batches meanwhile."""
+        return (self.replica.busy_s if self.busy_after_s is None else self.busy_after_s) - self.busy_before_s
+
+
 class Slot:
-    """The replicas of one slot, and what every ingress knows of their loads; calls go to them fill-first."""
+    """The replicas that host one stage, and what every ingress knows of their loads; calls go to them fill-first."""
 
     def __init__(self, name: str, device: str, num_ingresses: int) -> None:
         self.name = name
         self.device = device
         self.replicas: dict[int, SimulatedReplica] = {}
-        """The replicas that take calls, by an index that is never used again."""
-        self.retired: list[SimulatedReplica] = []
-        """The replicas that end their work, or are dead."""
+        """By index, in order."""
+        self.stays: list[Stay] = []
         self.pending: list[tuple[Trip, int, float]] = []
         """The calls that found no replica, with their block and delay."""
-        self.num_ever = 0
-        self._holders: dict[tuple[int, int], int] = {}
+        self._holders: dict[tuple[int, int], SimulatedReplica] = {}
         """The replica that has a sequence, by ingress and sequence."""
-        self.avoided: frozenset[str] = frozenset()
         self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
         """The loads that each ingress knows of."""
 
-    def add(self, replica: SimulatedReplica) -> None:
-        """Add a replica that takes calls."""
-        self.replicas[replica.index] = replica
-        if replica.name not in self.avoided:
-            self._open(replica)
-
-    def remove(self, replica: SimulatedReplica, now_s: float) -> None:
-        """Have a replica take no more calls; it ends those that it has."""
-        replica.until_s = now_s
-        del self.replicas[replica.index]
-        self.retired.append(replica)
-        for router in self.routers:
-            router.discard(replica.index)
-
-    def avoid(self, names: Collection[str]) -> None:
-        """Leave these replicas out while there are others."""
-        before, self.avoided = self.avoided, frozenset(names)
-        for replica in self.replicas.values():
-            if replica.name in self.avoided - before:
-                for router in self.routers:
-                    router.discard(replica.index)
-            elif replica.name in before - self.avoided:
-                self._open(replica)
+    def host(self, replicas: Sequence[SimulatedReplica], now_s: float) -> None:
+        """Send calls to these replicas from now on; others end those that they have."""
+        before, self.replicas = self.replicas, {replica.index: replica for replica in replicas}
+        for index in before.keys() - self.replicas.keys():
+            for router in self.routers:
+                router.discard(index)
+        for index, replica in self.replicas.items():
+            if index not in before:
+                self._join(replica, now_s)
 
     def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
         """Returns the replica of a call of this weight, which counts as its load from now on; None if there is none."""
-        if not self.replicas:
-            return None
-        router = self.routers[ingress]
-        if len(router):
-            return self.replicas[router.take(weight, batch)]
-        replicas = list(self.replicas.values())  # all are avoided: those are all there is
-        loads = [sum(trip.weight for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
-        return replicas[fill_first(loads, weight, batch, router.phase)[0]]
+        return self.replicas[self.routers[ingress].take(weight, batch)] if self.replicas else None
 
     def has(self, name: str) -> bool:
-        """Whether a replica takes calls for its sequences."""
-        index = int(name.rpartition("#")[2])
-        if index not in self.replicas:
-            return False
-        return name not in self.avoided or all(each.name in self.avoided for each in self.replicas.values())
+        """Whether a replica hosts the stage."""
+        return index_of(name) in self.replicas
 
     def holder_of(self, ingress: int, placements: KVPlacements, batch: int) -> SimulatedReplica | None:
         """Returns the replica of a call's sequences or, if they have none yet, chooses it by number of sequences.
@@ -793,36 +794,44 @@ class Slot:
         None if there is no replica.
         """
         if placements.replica is not None:
-            return self.replicas[int(placements.replica.rpartition("#")[2])]
-        offered = [each for each in self.replicas.values() if self.has(each.name)]
+            return self.replicas[index_of(placements.replica)]
+        offered = list(self.replicas.values())
         if not offered:
             return None
-        held = Counter(index for (of, _), index in self._holders.items() if of == ingress)
+        held = Counter(replica.index for (of, _), replica in self._holders.items() if of == ingress)
         loads = [held[each.index] for each in offered]
         replica = offered[fill_first(loads, len(placements.each), batch, self.routers[ingress].phase)[0]]
         placements.choose(replica.name)
-        self._holders.update({(ingress, number): replica.index for number in placements.numbers})
+        self._holders.update({(ingress, number): replica for number in placements.numbers})
         return replica
 
     def leave(self, ingress: int, sequence: int) -> SimulatedReplica | None:
-        """Note that a sequence is over, or lost; returns the replica that had it, if that takes calls."""
-        return self.replicas.get(self._holders.pop((ingress, sequence), -1))
+        """Note that a sequence is over, or lost; returns the replica that had it."""
+        return self._holders.pop((ingress, sequence), None)
 
     def withdraw(self, trip: object) -> None:
         """Have a call no longer wait for a replica."""
         self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
 
-    def trips(self) -> Iterator[Trip]:
-        """Yields the calls that the replicas have."""
-        for replica in (*self.replicas.values(), *self.retired):
-            yield from tuple(replica.trips)
-
     def done(self, ingress: int, replica: SimulatedReplica, weight: int) -> None:
         """Note that a call has ended."""
         self.routers[ingress].load(replica.index, -weight)
 
-    def _open(self, replica: SimulatedReplica) -> None:
+    def _join(self, replica: SimulatedReplica, now_s: float) -> None:
         for router in self.routers:
             router.add(replica.index)
-        for trip in replica.trips:  # one that works again may not have ended all that it had
-            self.routers[trip.ingress.index].load(replica.index, trip.weight)
+        for trip in replica.trips:  # one that was here before may not have ended all that it had
+            if trip.stage.slot == self.name:
+                self.routers[trip.ingress.index].load(replica.index, trip.weight)
+        stay = replica.stay
+        if stay is not None and stay in self.stays:
+            return
+        if stay is not None:
+            stay.until_s, stay.busy_after_s = now_s, replica.busy_s
+        replica.stay = Stay(replica, now_s, replica.busy_s)
+        self.stays.append(replica.stay)
+
+
+def index_of(name: str) -> int:
+    """Returns the index of a replica of this name."""
+    return int(name.rpartition("#")[2])

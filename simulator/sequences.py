@@ -6,7 +6,8 @@ import math
 import random
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from deployments.ingress.core.calls import Answered, placements_of
 from deployments.ingress.core.generation import GenerationLoop, GenerationRules, GenerationState
@@ -15,11 +16,9 @@ from deployments.ingress.core.routes import LOST
 from earlyexit.errors import OfframpError, StageUnavailableError
 from earlyexit.sequences.sequence import Shown
 from optimizer.placement import PlacedPlan
-from simulator.events import COMES, WAKES, Events
+from simulator.events import COMES, WAKES
 from simulator.ingress import SimulatedIngress
-from simulator.inputs import Probing
-from simulator.outcome import Ledger
-from simulator.replica import Slot, Step, Trip
+from simulator.replica import Step, Trip
 from simulator.scenario import Scenario
 
 
@@ -67,17 +66,8 @@ class SequenceLedger:
 class GeneratingIngress(SimulatedIngress):
     """An ingress whose requests are sequences."""
 
-    def __init__(
-        self,
-        index: int,
-        scenario: Scenario,
-        events: Events,
-        ledger: Ledger,
-        placed: PlacedPlan,
-        slots: Mapping[str, Slot],
-        probing: Probing | None = None,
-    ) -> None:
-        super().__init__(index, scenario, events, ledger, placed, slots, probing)
+    def __init__(self, index: int, scenario: Scenario, *others: Any) -> None:
+        super().__init__(index, scenario, *others)
         assert scenario.sequences is not None
         self._lengths = scenario.sequences
         rules = GenerationRules(
@@ -86,7 +76,7 @@ class GeneratingIngress(SimulatedIngress):
             tpot_slo_s=scenario.sequences.tpot_slo_s,
             num_ingresses=scenario.num_ingresses,
         )
-        self.loop = GenerationLoop(rules, placed.plan, random.Random(index))
+        self.loop = GenerationLoop(rules, scenario.plan, random.Random(index))
         self.sequences = SequenceLedger(len(scenario.arrivals_s))
         self._states: dict[int, tuple[GenerationState[int], SimulatedSequence]] = {}
         """By the serial number of the step that is under way."""

@@ -1,19 +1,19 @@
-"""The simulated service: slots with replicas, ingresses before them, and what both need to know."""
+"""The simulated service: replicas of accelerator types, ingresses before them, and what both need to know."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from cluster.emulated import Pace
-from deployments.wire.messages import Assignment
+from deployments.wire.messages import assignments_of
 from earlyexit.engine.queue import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.generation.seconds import DecoderSeconds
-from optimizer.placement import PlacedPlan
+from optimizer.placement import PlacedPlan, deployment_name
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
 from simulator.events import Events
@@ -40,19 +40,22 @@ class SimulatedService:
         scenario: Scenario,
         events: Events,
         placed: PlacedPlan,
-        slots: Mapping[str, str],
         probing: ProbingOf = no_probing,
         decide: Decide | None = None,
     ) -> None:
-        """`slots`: the accelerator type of every slot that any plan will use; `probing`: by an ingress's index.
+        """`placed`: the plan to begin with; `probing`: by an ingress's index.
 
         `decide`: where inputs leave under a policy; None: as the scenario says, whatever the policy.
         """
         self.scenario = scenario
         self.events = events
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
-        self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
-        self.placed = placed
+        self.running: dict[str, dict[int, SimulatedReplica]] = {device: {} for device in scenario.problem.devices}
+        """The replicas that take calls, by accelerator type and by an index that is never used again."""
+        self.retired: list[SimulatedReplica] = []
+        """The replicas that end their work, or are dead."""
+        self.slots: dict[str, Slot] = {}
+        """All stages of the plans so far."""
         self.counts: dict[Split, SplitCounts] = {}
         """The batches that ran, by split."""
         self.took_s: dict[Split, array[float]] = {}
@@ -65,6 +68,9 @@ class SimulatedService:
         self._decisions = scenario.decisions
         self._leaves: dict[tuple[int, ...], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
+        self._num_ever = dict.fromkeys(self.running, 0)
+        self.ingresses: list[SimulatedIngress] = []
+        self._place(placed)
         make = SimulatedIngress if scenario.sequences is None else GeneratingIngress
         self.ingresses = [
             make(index, scenario, events, self.ledger, placed, self.slots, probing(index))
@@ -72,10 +78,10 @@ class SimulatedService:
         ]
 
     def replicas(self) -> Iterator[SimulatedReplica]:
-        """Yields the replicas that take calls, and those that end."""
-        for slot in self.slots.values():
-            yield from slot.replicas.values()
-            yield from slot.retired
+        """Yields the replicas that take calls, and those that end or are dead."""
+        for replicas in self.running.values():
+            yield from replicas.values()
+        yield from self.retired
 
     @property
     def door(self) -> Callable[[int], None]:
@@ -90,24 +96,20 @@ class SimulatedService:
 
     def boot(self) -> None:
         """Start the plan's replicas, ready for work."""
-        stages = {stage.slot: stage for stage in self.ingresses[0].core.route.stages}
-        for stage in stages.values():
-            for _ in range(stage.planned.replicas):
-                self.start(stage.slot, stage.assignment)
+        for device, number in self.placed.occupied.items():
+            for _ in range(number):
+                self.start(device)
 
-    def start(self, slot_name: str, assignment: Assignment | None = None) -> SimulatedReplica:
-        """Starts a replica that takes calls; without an assignment its first call brings one."""
-        slot = self.slots[slot_name]
-        index, slot.num_ever = slot.num_ever, slot.num_ever + 1
-        name, works = f"{slot_name}#{index}", self._works_of(slot.device, 1.0)
+    def start(self, device: str) -> SimulatedReplica:
+        """Starts a replica that takes calls, ready for all stages of the plan on its accelerator type."""
+        index = self._num_ever[device]
+        self._num_ever[device] += 1
+        name, works = f"{deployment_name(device)}#{index}", self._works_of(device, 1.0)
         starts = (0, *self.placed.plan.networks[:-1])
-        replica = SimulatedReplica(name, index, slot.device, works, self.scenario.problem, self.events, starts)
-        if assignment is not None:
-            replica.prepare(assignment)
-        slot.add(replica)
-        pending, slot.pending = slot.pending, []
-        for trip, block, delay_s in pending:
-            self.ingresses[trip.ingress.index].go(trip, block, delay_s)
+        replica = SimulatedReplica(name, index, device, works, self.scenario.problem, self.events, starts)
+        replica.prepare(each for each in self._assignments.values() if each.stage.device == device)
+        self.running[device][index] = replica
+        self._share_out(device)
         return replica
 
     def slow(self, replica: SimulatedReplica, slowness: float) -> None:
@@ -116,36 +118,63 @@ class SimulatedService:
 
     def stop(self, replica: SimulatedReplica) -> None:
         """Have a replica take no more calls; it ends those that it has."""
-        self._slot_of(replica).remove(replica, self.events.time_s)
+        replica.until_s = self.events.time_s
+        if replica.stay is not None:
+            replica.stay.until_s = self.events.time_s
+        del self.running[replica.device][replica.index]
+        self.retired.append(replica)
+        self._share_out(replica.device)
 
     def kill(self, replica: SimulatedReplica) -> None:
         """End a replica at once; its inputs start again elsewhere."""
-        slot = self._slot_of(replica)
-        if replica.index in slot.replicas:
-            slot.remove(replica, self.events.time_s)
+        if replica.index in self.running[replica.device]:
+            self.stop(replica)
         for trip in replica.die():
             self.ingresses[trip.ingress.index].restart(trip)
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Have all ingresses follow a plan; raises PlanError for one that needs other slots."""
-        missing = sorted(set(placed.slots) - set(self.slots))
+        """Have all ingresses follow a plan; raises PlanError for one on accelerators that the problem does not have."""
+        missing = sorted(placed.occupied.keys() - self.running.keys())
         if missing:
-            raise PlanError(f"the plan needs slots {missing}; there are {sorted(self.slots)}")
+            raise PlanError(f"the plan needs replicas on {missing}; there are some on {sorted(self.running)}")
         plan, before = placed.plan, self.placed.plan
         if self._decide is not None and plan.policy != before.policy:
             self._decisions = self._decide(plan.policy)
-        self.placed = placed
+        self._place(placed)
         if (plan.ramps, plan.policy, plan.used) != (before.ramps, before.policy, before.used):
             self._leaves = {}
             for (device, slowness), works in self._works.items():
                 works.forget(self._pace_of(device, slowness))
-        for slot in self.slots.values():
-            slot.avoid(placed.avoided_ids)
+        for device in self.running:
+            self._share_out(device)
         for ingress in self.ingresses:
             ingress.follow(placed)
+        for slot in self.slots.values():
+            if slot.name not in self._assignments:  # no replica will come: what waits there starts again
+                for trip, _, _ in slot.pending:
+                    self.ingresses[trip.ingress.index].restart(trip)
+                slot.pending = []
 
-    def _slot_of(self, replica: SimulatedReplica) -> Slot:
-        return self.slots[replica.name.rpartition("#")[0]]
+    def _place(self, placed: PlacedPlan) -> None:
+        self.placed = placed
+        self._assignments = assignments_of(placed)
+        for name, stage in placed.stage_of.items():
+            if name not in self.slots:
+                self.slots[name] = Slot(name, stage.device, self.scenario.num_ingresses)
+
+    def _share_out(self, device: str) -> None:
+        """Has the replicas of an accelerator type host the plan's stages on it, as every ingress would."""
+        by_name = {replica.name: replica for replica in self.running[device].values()}
+        hosts = self.placed.roles(device, by_name)
+        for replica in by_name.values():
+            if replica.name in hosts:
+                replica.follow(self._assignments[hosts[replica.name]])
+        for slot in [each for each in self.slots.values() if each.device == device]:
+            slot.host([each for each in by_name.values() if hosts.get(each.name) == slot.name], self.events.time_s)
+            if slot.replicas and slot.pending:
+                pending, slot.pending = slot.pending, []
+                for trip, block, delay_s in pending:
+                    self.ingresses[trip.ingress.index].go(trip, block, delay_s)
 
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))

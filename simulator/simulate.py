@@ -13,10 +13,11 @@ import numpy as np
 from deployments.ingress.core.generation import GenerationCounts
 from earlyexit.engine.queue import SplitCounts
 from earlyexit.network.boundary import Split
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from simulator.events import Events
 from simulator.inputs import IntArray
 from simulator.outcome import NOT_DROPPED, UNANSWERED, LengthUse, Outcome, SlotUse, SplitUse
+from simulator.replica import Slot
 from simulator.scenario import FloatArray, Scenario
 from simulator.sequences import GeneratingIngress
 from simulator.service import SimulatedService
@@ -39,9 +40,7 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome
 
 def booted(scenario: Scenario) -> SimulatedService:
     """Returns the scenario's service, ready for the first request."""
-    placed = initial_placement(scenario.plan)
-    devices = {slot: stage.device for slot, stage in placed.stage_of.items()}
-    service = SimulatedService(scenario, Events(), placed, devices)
+    service = SimulatedService(scenario, Events(), PlacedPlan(plan=scenario.plan))
     service.boot()
     return service
 
@@ -70,8 +69,8 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
     drop_N[np.isnan(latency_s_N) & (drop_N == NOT_DROPPED)] = UNANSWERED
     if ended_s is None:
         ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
-    slots = tuple(_slot_figures(service, name, ended_s) for name in service.slots)
-    devices = scenario.problem.devices
+    slots = tuple(_slot_figures(slot, ended_s) for slot in service.slots.values())
+    prices = {device: supply.usd_per_hour for device, supply in scenario.problem.devices.items()}
     return Outcome(
         duration_s=scenario.duration_s,
         warm_up_s=scenario.warm_up_s,
@@ -83,7 +82,7 @@ def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | Non
         drop_N=drop_N,
         splits=_split_figures(service),
         slots=slots,
-        usd=sum(slot.replica_s / 3600 * devices[slot.device].usd_per_hour for slot in slots),
+        usd=sum(prices[each.device] * each.held_s(ended_s) / 3600 for each in service.replicas()),
         ended_s=ended_s,
         interrupted=interrupted,
     )
@@ -115,14 +114,11 @@ def _length_use(split: Split, counts: SplitCounts, took_s: array[float] | None) 
     return LengthUse(budget=split.tokens, tokens=counts.tokens, fill=counts.token_fill, p50_s=p50_s, p99_s=p99_s)
 
 
-def _slot_figures(service: SimulatedService, name: str, ended_s: float) -> SlotUse:
-    slot = service.slots[name]
-    held = [(replica.busy_s, ended_s - replica.since_s) for replica in slot.replicas.values()]
-    held += [(replica.busy_s, replica.until_s - replica.since_s) for replica in slot.retired]
-    replica_s = sum(seconds for _, seconds in held)
-    busy_s = sum(seconds for seconds, _ in held)
+def _slot_figures(slot: Slot, ended_s: float) -> SlotUse:
+    replica_s = sum(stay.held_s(ended_s) for stay in slot.stays)
+    busy_s = sum(stay.busy_s for stay in slot.stays)
     return SlotUse(
-        slot=name, device=slot.device, replica_s=replica_s, utilisation=busy_s / replica_s if replica_s else 0.0
+        slot=slot.name, device=slot.device, replica_s=replica_s, utilisation=busy_s / replica_s if replica_s else 0.0
     )
 
 

@@ -18,7 +18,7 @@ from earlyexit.network.chain import Chain
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    stage, chain = StageMetrics("split-cpu-0", "cpu"), Chain(names=("model",), lengths=(1,))
+    stage, chain = StageMetrics("cpu"), Chain(names=("model",), lengths=(1,))
     owners = [IngressMetrics(chain), FlowMetrics(chain), stage, ControlMetrics(), VersionMetrics(), GenerationMetrics()]
     instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]

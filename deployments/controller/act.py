@@ -32,7 +32,6 @@ from deployments.controller.observe import (
 from deployments.controller.remember import History, PlanRow, State, parse_state
 from deployments.controller.settings import thresholds_of, tuned_by
 from deployments.settings import ControlSettings
-from deployments.wire.messages import Assignment
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.decision import NoPlan
@@ -59,9 +58,9 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:
     """Empty where nothing is missing."""
     return ", ".join(
-        f"{slot} runs {running.get(slot, 0)} of {count}"
-        for slot, count in replicas.items()
-        if running.get(slot, 0) < count
+        f"{device} runs {running.get(device, 0)} of {count}"
+        for device, count in replicas.items()
+        if running.get(device, 0) < count
     )
 
 
@@ -82,7 +81,7 @@ def is_only_decided_otherwise(before: PlacedPlan, after: PlacedPlan) -> bool:
     """Whether two plans differ in their policy, and in nothing that replicas would have to change for."""
     if before.plan.policy == after.plan.policy:
         return False
-    here, there = ((each.slots, each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
+    here, there = ((each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
     return here == there
 
 
@@ -108,7 +107,6 @@ class ControlLoop:
         *,
         problem: PlanProblem,
         policy: PolicySpec,
-        slots: Mapping[str, int],
         first: PlacedPlan,
         clock: Clock,
         sleep: Sleep,
@@ -128,7 +126,7 @@ class ControlLoop:
         self._off_loop = off_loop
         self._lock = asyncio.Lock()
         now_s = clock.now_s()
-        self.service = Service(settings=settings, problem=problem, policy=policy, slots=slots)
+        self.service = Service(settings=settings, problem=problem, policy=policy)
         self.state = State.first(first, now_s)
         self.stream = ObservedStream(
             problem,
@@ -140,9 +138,9 @@ class ControlLoop:
         self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain, problem)
         self.observer = Observer(fleet, history, self.stream, self.tuning, clock, self._complain)
         self._told: dict[str, int] = {}
-        """Replicas that this process has asked slots for."""
+        """Replicas that this process has asked accelerator types for."""
         self._tries = Tries()
-        self._missing = MissingAccelerators(self.service.devices)
+        self._missing = MissingAccelerators()
         self._is_restored = False
         self._alarm_before = self._alarm_heard = False
         self._first_counts: Mapping[str, int] = {}
@@ -206,7 +204,7 @@ class ControlLoop:
     async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
         """Puts an operator's plan in force; with `hold` it stays in force until a replan is asked for.
 
-        Raises PlanError for a plan that does not fit the model, the slots or the accelerators.
+        Raises PlanError for a plan that does not fit the model or the accelerators.
         """
         problem, networks = self.service.problem, self.state.placed.plan.networks
         shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
@@ -224,13 +222,6 @@ class ControlLoop:
             self._tell_tuner()
             self._history.commit()
             return {"epoch": placed.epoch, "changed": True, "reason": "asked", "words": words}
-
-    def assignment_of(self, slot: str) -> Assignment | None:
-        """Returns what a replica that starts in a slot shall do; None where no plan has a stage there."""
-        for placed in (self.state.followed, self.state.placed):
-            if placed is not None and slot in placed.stage_of:
-                return Assignment.of(placed.plan, placed.stage_of[slot])
-        return None
 
     def become(self, **changes: Any) -> None:
         """Changes fields of the state, from now on and after a restart."""
@@ -385,10 +376,9 @@ class ControlLoop:
         return await self._asked(forecast, reach, counts)
 
     async def _asked(self, forecast: Forecast, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
-        slots = self.service.slots
-        asked = self._questions(forecast, {device: count for device, count in counts.items() if slots.get(device)})
         strategy, blamed = self.service.settings.strategy, self.state.blamed
-        return await decide.propose(asked, self._solve, strategy, slots=slots, blamed=blamed, reach=reach)
+        asked = self._questions(forecast, counts)
+        return await decide.propose(asked, self._solve, strategy, blamed=blamed, reach=reach)
 
     def _questions(self, forecast: Forecast, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         lengths = self.stream.lengths(self.state, forecast.at_s)
@@ -428,18 +418,18 @@ class ControlLoop:
             # A suspension that arrived late, from before this plan, would else hold for ever.
             if any(report.epoch < placed.epoch or report.suspended for report in self.seen.ingresses):
                 await self._fleet.follow(placed)
-            for slot, replicas in self.seen.running.items():  # a configuration that was applied again resets slots
-                if replicas != placed.occupied.get(slot, 0):
-                    await self._scale(slot, placed.occupied.get(slot, 0))
+            for device, replicas in self.seen.running.items():  # a configuration that was applied again resets them
+                if replicas != placed.occupied.get(device, 0):
+                    await self._scale(device, placed.occupied.get(device, 0))
             return
         if followed is not None and is_only_decided_otherwise(followed, placed):
-            await self._fleet.decide(placed)
+            await self._fleet.follow(placed)
             self._switched()
             self._say_in_force()
             return
         if followed is not None and self._goes_by_ours(placed):
             await self._catch_up_with_thresholds(followed)
-        coming = {slot: max(count, self._told.get(slot, 0)) for slot, count in self.seen.running.items()}
+        coming = {device: max(count, self._told.get(device, 0)) for device, count in self.seen.running.items()}
         await self._carry_out(steps(followed, self.state.placed, self.view.counts, self.seen.running, coming))
         self._say_in_force()
 
@@ -452,9 +442,9 @@ class ControlLoop:
         self._tries = replace(self._tries, failed=self._tries.failed + 1)
         for step in steps:
             match step:
-                case Scale(slot=slot, replicas=replicas):
-                    await self._start_some(slot, replicas)
-                    await self._scale(slot, replicas)
+                case Scale(device=device, replicas=replicas):
+                    await self._start_some(device, replicas)
+                    await self._scale(device, replicas)
                 case Await(replicas=awaited):
                     await self._await(awaited)
                 case Prepare():
@@ -467,22 +457,22 @@ class ControlLoop:
                     await self._drain()
         self._tries = replace(self._tries, failed=0)
 
-    async def _scale(self, slot: str, replicas: int) -> None:
-        await self._fleet.scale(slot, replicas)
-        self._told[slot] = replicas
+    async def _scale(self, device: str, replicas: int) -> None:
+        await self._fleet.scale(device, replicas)
+        self._told[device] = replicas
 
-    async def _start_some(self, slot: str, replicas: int) -> None:
+    async def _start_some(self, device: str, replicas: int) -> None:
         """Starts new replicas in groups: one that starts takes a core, maybe one that others serve on."""
         at_once = self.service.settings.starts_at_once
         if at_once is not None:
-            running = (await self._fleet.running()).get(slot, 0)
+            running = (await self._fleet.running()).get(device, 0)
             for count in range(running + at_once, replicas, at_once):
-                await self._await({slot: count})
+                await self._await({device: count})
 
     async def _await(self, replicas: Mapping[str, int]) -> None:
-        for slot, count in replicas.items():  # a change that failed may have told them otherwise
-            if self._told.get(slot, 0) < count:
-                await self._scale(slot, count)
+        for device, count in replicas.items():  # a change that failed may have told them otherwise
+            if self._told.get(device, 0) < count:
+                await self._scale(device, count)
         room = sum((await self._fleet.capacity()).values())
         until_s = self._clock.now_s() + START_S
         while missing := _missing(replicas, await self._fleet.running()):
@@ -525,7 +515,7 @@ class ControlLoop:
     async def _go_by(self, thresholds: Mapping[int, float], words: str, reason: str) -> None:
         """Goes by other thresholds, in an epoch of their own.
 
-        Stages, slots and replicas stay, so nothing is started, tried or waited for. The thresholds are remembered with
+        Stages and replicas stay, so nothing is started, tried or waited for. The thresholds are remembered with
         the plan that goes by them, never without.
         """
         self.tuning.said = None
@@ -561,7 +551,7 @@ class ControlLoop:
         self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
         if followed is not None:
             self._remember(followed, "in force", reason, words)
-            await self._fleet.decide(followed)
+            await self._fleet.follow(followed)
             self.become(followed=followed, followed_s=self._clock.now_s())
 
     async def _suspend(self, reason: str) -> None:
@@ -636,9 +626,9 @@ class ControlLoop:
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
             raise OfframpError(f"there are no ramps {ramps} any more")
-        unknown = sorted(set(placed.occupied) - set(self.service.devices))
+        unknown = sorted(set(placed.occupied) - set(problem.devices))
         if unknown:
-            raise OfframpError(f"there are no slots {unknown} any more")
+            raise OfframpError(f"there are no accelerators {unknown} any more")
         if placed.plan.num_blocks != problem.num_blocks:
             raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {problem.num_blocks}")
         if placed.plan.networks != problem.networks:

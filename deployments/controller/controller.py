@@ -18,6 +18,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Counter, Gauge
 
+from deployments.accelerators import first_replicas, has_labels, room
 from deployments.controller.act import ControlLoop
 from deployments.controller.description import describe
 from deployments.controller.observe import Fleet
@@ -28,13 +29,12 @@ from deployments.local_ray.private import bind_calls
 from deployments.metrics import tags
 from deployments.process_setup import Supervised
 from deployments.settings import ServeSettings
-from deployments.slots import has_labels, room, slot_counts, slot_devices
-from deployments.wire.messages import Assignment, IngressReport, ReplicaReport
+from deployments.wire.messages import IngressReport, ReplicaReport, assignments_of
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import OfframpError, PlanError
 from earlyexit.network.store import read_card
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import PlacedPlan, initial_placement, placed_document
+from optimizer.placement import PlacedPlan, deployment_name, placed_document
 from optimizer.problem import PlanProblem
 
 NICENESS = 5
@@ -64,15 +64,11 @@ class Controller:
         self._background.start("show metrics", self._show())
 
     async def current(self) -> dict[str, Any]:
-        """Returns the placed plan that ingresses shall follow now, or the reason why there is none."""
+        """Returns the placed plan that ingresses and replicas shall follow now, or the reason why there is none."""
         state = self._loop.state
         if state.suspended is not None:
             return {"reason": state.suspended}
         return placed_document(state.followed or state.placed)
-
-    async def assignment_of(self, slot: str) -> Assignment | None:
-        """See `ControlLoop.assignment_of`."""
-        return self._loop.assignment_of(slot)
 
     async def describe(self) -> dict[str, Any]:
         """Returns the plan, what was expected, and what is seen."""
@@ -109,19 +105,15 @@ def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlL
     control = settings.control
     if control is None:
         raise PlanError("these settings have no control")
-    slots = slot_counts(settings, settings.plan)
     history = History.open(Path(control.state), settings.app)
-    fleet = RayFleet(
-        settings.app, slot_devices(slots), tuple(control.problem.devices), control.dashboard_url, settings.node_labels
-    )
+    fleet = RayFleet(settings.app, tuple(first_replicas(settings)), control.dashboard_url, settings.node_labels)
     loop = ControlLoop(
         fleet,
         history,
         control,
         problem=control.problem,
         policy=control.policy,
-        slots=slots,
-        first=initial_placement(settings.plan),
+        first=PlacedPlan(plan=settings.plan),
         clock=clock,
         sleep=asyncio.sleep,
         solve=_solve,
@@ -136,7 +128,7 @@ async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
 
 
 class RayFleet(Fleet):
-    """The ingresses and slots of one application; used from inside one of its replicas.
+    """The ingresses and replicas of one application; used from inside one of these.
 
     Serve's scale endpoint changes replica counts, broadcasts do everything else.
     """
@@ -144,50 +136,45 @@ class RayFleet(Fleet):
     def __init__(
         self,
         app: str,
-        slots: Mapping[str, str],
         devices: tuple[str, ...],
         dashboard_url: str | None,
         node_labels: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """`slots`: with their accelerator types. `devices`: the types whose accelerators are counted."""
+        """`devices`: the accelerator types that the application may use."""
         self._app = app
-        self._slots = slots
         self._devices = devices
         self._dashboard = RayDashboard(dashboard_url)
         self._node_labels = node_labels
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
-    async def scale(self, slot: str, replicas: int) -> None:
-        path = f"/api/v1/applications/{self._app}/deployments/{slot}/scale"
+    async def scale(self, device: str, replicas: int) -> None:
+        path = f"/api/v1/applications/{self._app}/deployments/{deployment_name(device)}/scale"
         try:
             await self._dashboard.ask("POST", path, {"target_num_replicas": replicas})
         except OfframpError as error:
-            raise OfframpError(f"{slot} was not scaled to {replicas}: {error}") from error
+            raise OfframpError(f"{device} was not scaled to {replicas}: {error}") from error
 
     async def running(self) -> dict[str, int]:
         status = await asyncio.to_thread(serve.status)
         application = status.applications.get(self._app)
         deployments = {} if application is None else application.deployments
+        names = {device: deployment_name(device) for device in self._devices}
         return {
-            slot: sum(count for state, count in deployments[slot].replica_states.items() if state == "RUNNING")
-            for slot in self._slots
-            if slot in deployments
+            device: sum(count for state, count in deployments[name].replica_states.items() if state == "RUNNING")
+            for device, name in names.items()
+            if name in deployments
         }
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        await asyncio.gather(*self._assign("prepare", placed, timeout_s=PREPARE_S))
+        assignments = assignments_of(placed).values()
+        calls = []
+        for device in dict.fromkeys(each.stage.device for each in assignments):
+            mine = [each for each in assignments if each.stage.device == device]
+            calls.append(self._broadcast(deployment_name(device), "prepare", mine, timeout_s=PREPARE_S))
+        await asyncio.gather(*calls)
 
     async def follow(self, placed: PlacedPlan) -> None:
         await self._broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
-
-    async def decide(self, placed: PlacedPlan) -> None:
-        calls = self._assign("follow", placed, timeout_s=FOLLOW_S)
-        followed, *told = await asyncio.gather(self.follow(placed), *calls, return_exceptions=True)
-        for missed in told:
-            if isinstance(missed, BaseException):
-                logger.warning("a replica learns the new policy with its next call: %r", missed)
-        if isinstance(followed, BaseException):
-            raise followed
 
     async def suspend(self, reason: str) -> None:
         await self._broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
@@ -196,8 +183,8 @@ class RayFleet(Fleet):
         return await self._reports("ingress")
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        reports = await asyncio.gather(*(self._reports(slot) for slot in self._slots))
-        return [report for of_slot in reports for report in of_slot]
+        reports = await asyncio.gather(*(self._reports(deployment_name(device)) for device in self._devices))
+        return [report for of_type in reports for report in of_type]
 
     async def capacity(self) -> dict[str, int]:
         nodes = await asyncio.to_thread(ray.nodes)
@@ -210,13 +197,6 @@ class RayFleet(Fleet):
             )
             for device in self._devices
         }
-
-    def _assign(self, method: str, placed: PlacedPlan, *, timeout_s: float) -> list[Any]:
-        """Calls of a method on every slot of a plan, with its assignment."""
-        return [
-            self._broadcast(slot, method, Assignment.of(placed.plan, stage), timeout_s=timeout_s)
-            for slot, stage in placed.stage_of.items()
-        ]
 
     async def _reports(self, deployment: str) -> list[Any]:
         """The reports of a deployment whose replica dies at that moment are missing until the next look."""

@@ -14,25 +14,24 @@ from typing import Any
 import numpy as np
 
 from deployments.controller.intake import Interval, ReplicaIntake, total
-from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, used, worth
+from deployments.controller.observe import LEAST_PROBES, Forecast, Look, ObservedStream, worth
 from deployments.controller.remember import State
 from deployments.controller.settings import thresholds_at
 from deployments.settings import ControlSettings
-from deployments.slots import slot_devices
 from deployments.wire.messages import ReplicaReport
 from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
 from optimizer.batch_seconds import split_seconds
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import Evaluation, evaluate, promised, sought, violations
-from optimizer.live.changeover import num_started, place
+from optimizer.live.changeover import num_started
 from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Rest, Run, Straggler, avoided_by, find
 from optimizer.live.trial import Blame, Delivered, Trial, is_blamed, judge
 from optimizer.live.tuning.base import Tuned
-from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.placement import PlacedPlan, shares
+from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import MaximizeRate, PlanProblem
 from optimizer.reach import Reach, nested_reach
 from optimizer.rescore import rechosen, rescore
@@ -142,13 +141,6 @@ class Service:
     problem: PlanProblem
     policy: PolicySpec
     """That of the settings."""
-    slots: Mapping[str, int]
-    """Slots per accelerator type."""
-
-    @property
-    def devices(self) -> dict[str, str]:
-        """Accelerator type by slot."""
-        return slot_devices(dict(self.slots))
 
     def policy_of(self, state: State) -> PolicySpec:
         """Returns the exit policy of plans to come: the settings', with the thresholds that tuning has found."""
@@ -241,14 +233,15 @@ class View:
     def has_room(self, placed: PlacedPlan) -> bool:
         """Whether a plan's accelerators are there."""
         counts = self.counts
-        return all(
-            count <= counts.get(device, 0) for device, count in used(placed.occupied, self.service.devices).items()
-        )
+        return all(count <= counts.get(device, 0) for device, count in placed.occupied.items())
 
     def place(self, plan: Plan) -> PlacedPlan:
-        """Returns the plan as the next one, in the slots that start the fewest replicas."""
-        later = replace(plan, epoch=self.next_epoch)
-        return place(later, self.service.slots, self.state.placed, avoided_by(self.state.resting))
+        """Returns the plan as the next one, on replicas that stay where they are if they can."""
+        return PlacedPlan(
+            plan=replace(plan, epoch=self.next_epoch),
+            avoided=avoided_by(self.state.resting),
+            hosted={each.replica: each.slot for each in self.seen.replicas if each.slot},
+        )
 
     def completed(self, plan: Plan) -> Plan:
         """See `completed`."""
@@ -349,7 +342,9 @@ def _go_on_with_less(view: View) -> Actions:
     """
     placed = view.state.placed
     resting = Counter(placed.avoided.values())
-    left = {slot: view.seen.running.get(slot, 0) - resting[slot] for slot in placed.slots}
+    left: dict[str, int] = {}
+    for device in {stage.device for stage in placed.plan.stages}:
+        left |= shares(placed.needed(device), view.seen.running.get(device, 0) - resting[device])
     if view.is_changing or min(left.values()) < 1:
         return ()
     stages = tuple(replace(stage, replicas=min(stage.replicas, left[slot])) for slot, stage in placed.stage_of.items())
@@ -362,7 +357,7 @@ def _go_on_with_less(view: View) -> Actions:
 def change_failed(view: View) -> Actions:
     """Did the change to the plan in force fail again and again? Then the plan that is still followed comes back."""
     state, followed = view.state, view.state.followed
-    came = all(view.seen.running.get(slot, 0) >= number for slot, number in state.placed.occupied.items())
+    came = all(view.seen.running.get(device, 0) >= number for device, number in state.placed.occupied.items())
     is_late = view.tries.late >= START_TRIES and not came
     if followed is None or not (is_late or view.tries.failed >= TRIES):
         return ()
@@ -419,7 +414,7 @@ def slow_replicas(view: View) -> Actions:
     if not slow:
         return ()
     until = view.period + REST_PERIODS
-    new = [Rest(replica=each.replica, slot=each.slot, device=each.device, until=until) for each in slow]
+    new = [Rest(replica=each.replica, device=each.device, until=until) for each in slow]
     names = {each.replica for each in new}
     resting = (*(rest for rest in state.resting if rest.replica not in names), *new)
     placed = _without(slow, replace(view, state=replace(state, resting=resting)))
@@ -678,14 +673,18 @@ async def propose(
     solve: Solve,
     strategy: Strategy,
     *,
-    slots: Mapping[str, int],
     blamed: Sequence[Blame],
     reach: Reach | None,
 ) -> Proposal | NoPlan:
-    """Answers the first question that has an answer; where none has, says what the first one lacks."""
+    """Answers the first question that has an answer; where none has, says what the first one lacks.
+
+    The planner does not know blamed plans: its other good plans take their place.
+    """
     refusals: list[NoPlan] = []
     for problem in questions:
-        found = await _solved(problem, solve, strategy, slots, blamed)
+        found = await solve(problem, strategy)
+        if isinstance(found, Planned):
+            found = _allowed(problem, found, blamed) or NoPlan(strategy=strategy, binding="devices")
         if isinstance(found, NoPlan):
             refusals.append(found)
             continue
@@ -695,29 +694,10 @@ async def propose(
     return refusals[0]
 
 
-async def _solved(
-    problem: PlanProblem, solve: Solve, strategy: Strategy, slots: Mapping[str, int], blamed: Sequence[Blame]
-) -> Decision:
-    """The planner knows neither slots nor blamed plans: its other good plans are tried, then those of one stage."""
-    decision = await solve(problem, strategy)
-    if isinstance(decision, NoPlan):
-        return decision
-    allowed = _allowed(problem, decision, slots, blamed)
-    if allowed is not None:
-        return allowed
-    serial = await solve(problem, "serial")
-    if isinstance(serial, NoPlan):
-        return serial
-    return _allowed(problem, serial, slots, blamed) or NoPlan(strategy=strategy, binding="devices")
-
-
-def _allowed(
-    problem: PlanProblem, planned: Planned, slots: Mapping[str, int], blamed: Sequence[Blame]
-) -> Planned | None:
+def _allowed(problem: PlanProblem, planned: Planned, blamed: Sequence[Blame]) -> Planned | None:
+    """Returns the best plan that is not blamed; None where all are."""
     stages = [
-        each
-        for each in dict.fromkeys((planned.stages, *planned.candidates))
-        if _fits(each, slots) and not is_blamed(blamed, each, problem)
+        each for each in dict.fromkeys((planned.stages, *planned.candidates)) if not is_blamed(blamed, each, problem)
     ]
     kept = [each for each in stages if each == planned.stages or not violations(problem, each, evaluate(problem, each))]
     if not kept:
@@ -729,23 +709,18 @@ def _allowed(
     return replace(planned, stages=kept[0], figures=figures, gap=gap, candidates=tuple(kept[1:]))
 
 
-def _fits(stages: Sequence[Stage], slots: Mapping[str, int]) -> bool:
-    needed = Counter(stage.device for stage in stages)
-    return all(count <= slots.get(device, 0) for device, count in needed.items())
-
-
 # Whether the plan that was found is worth its change
 
 
 def let_work_again(view: View) -> Become:
     """Ends the rests and blames that are over, and forgets replicas that are gone."""
     reported = {report.replica for report in view.seen.replicas}
-    heard_of = {report.slot for report in view.seen.replicas}
-    is_silent = {slot for slot, running in view.seen.running.items() if running and slot not in heard_of}
+    heard_of = {report.device for report in view.seen.replicas}
+    is_silent = {device for device, running in view.seen.running.items() if running and device not in heard_of}
     resting = tuple(
         rest
         for rest in view.state.resting
-        if rest.until > view.period and (rest.replica in reported or rest.slot in is_silent)
+        if rest.until > view.period and (rest.replica in reported or rest.device in is_silent)
     )
     return Become(
         {"resting": resting, "blamed": tuple(blame for blame in view.state.blamed if blame.until > view.period)}

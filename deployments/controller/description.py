@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.controller.act import ControlLoop
 from deployments.controller.intake import latency_s, network_figures, total
-from deployments.controller.observe import Forecast, used
+from deployments.controller.observe import Forecast
 from deployments.controller.remember import History
 from deployments.settings import ServeSettings
 from earlyexit.network.chain import Chain
@@ -152,9 +152,8 @@ def _fill(loop: ControlLoop) -> list[dict[str, Any]]:
 
 def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """Emulated ones say so, and how many of our seconds one of theirs takes."""
-    taken = used(loop.seen.running, loop.service.devices)
     return {
-        device: {"alive": count, "used": taken.get(device, 0), **_emulated(settings, device)}
+        device: {"alive": count, "used": loop.seen.running.get(device, 0), **_emulated(settings, device)}
         for device, count in loop.seen.capacity.items()
     }
 

@@ -6,6 +6,7 @@ No Ray here: the service is behind `Fleet`, time is passed in.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -41,29 +42,22 @@ if TYPE_CHECKING:
 
 
 class Fleet(Protocol):
-    """The ingresses and slots of a service. Every method may fail while a process dies; the loop tries again."""
+    """The ingresses and replicas of a service. Every method may fail while a process dies; the loop tries again."""
 
-    async def scale(self, slot: str, replicas: int) -> None:
-        """Has a slot run so many replicas; returns before they run."""
+    async def scale(self, device: str, replicas: int) -> None:
+        """Has an accelerator type run so many replicas; returns before they run."""
         ...
 
     async def running(self) -> dict[str, int]:
-        """Returns the number of replicas that take calls, per slot."""
+        """Returns the number of replicas that take calls, per accelerator type."""
         ...
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        """Has all replicas of the plan's slots make ready, and waits for it."""
+        """Has all replicas of the plan's accelerator types make ready, and waits for it."""
         ...
 
     async def follow(self, placed: PlacedPlan) -> None:
-        """Has all ingresses follow the plan, and waits for it."""
-        ...
-
-    async def decide(self, placed: PlacedPlan) -> None:
-        """Has ingresses and replicas apply at once a plan that differs from the followed one in its policy alone.
-
-        Waits for the ingresses. A replica that is not reached learns the policy with its next call.
-        """
+        """Has all ingresses follow the plan, and waits for it; they tell the replicas."""
         ...
 
     async def suspend(self, reason: str) -> None:
@@ -75,7 +69,7 @@ class Fleet(Protocol):
         ...
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        """Returns one report per replica of every slot."""
+        """Returns one report per replica."""
         ...
 
     async def capacity(self) -> dict[str, int]:
@@ -500,15 +494,7 @@ class Look:
     capacity: Mapping[str, int]
     """Accelerators that can be counted on, per type."""
     running: Mapping[str, int]
-    """Replicas that take calls, per slot."""
-
-
-def used(occupied: Mapping[str, int], devices: Mapping[str, str]) -> dict[str, int]:
-    """Returns the accelerators per type that replicas per slot take; `devices`: accelerator type by slot."""
-    taken: dict[str, int] = {}
-    for slot, replicas in occupied.items():
-        taken[devices[slot]] = taken.get(devices[slot], 0) + replicas
-    return taken
+    """Replicas that take calls, per accelerator type."""
 
 
 LOOKS = 2
@@ -518,15 +504,14 @@ BELIEVED_S = 60.0
 
 
 class MissingAccelerators:
-    """Accelerators that Ray still counts although a stage lost all its replicas.
+    """Accelerators that Ray still counts although a type has fewer replicas left than stages.
 
     While every stage has a replica the plan goes on with fewer, and Serve replaces the lost ones.
     """
 
-    def __init__(self, devices: Mapping[str, str]) -> None:
-        """`devices`: accelerator type by slot."""
-        self._devices = devices
-        self._ran: set[str] = set()
+    def __init__(self) -> None:
+        self._ran: dict[str, int] = {}
+        """The most replicas that each type has run at once."""
         self._looks = 0
         self._missing: dict[str, tuple[int, int, float]] = {}
         """By type: accelerators missing, accelerators that Ray counted then, and until when this is believed."""
@@ -545,16 +530,16 @@ class MissingAccelerators:
         return {device: count - self._missing.get(device, (0,))[0] for device, count in capacity.items()}
 
     def _look(self, capacity: Mapping[str, int], running: Mapping[str, int], placed: PlacedPlan, now_s: float) -> None:
-        """A slot that never ran a replica is only slow to start."""
-        self._ran |= {slot for slot, count in running.items() if count}
-        is_empty = any(slot in self._ran and not running.get(slot, 0) for slot in placed.slots)
+        """A type that never ran as many replicas as stages is only slow to start."""
+        self._ran |= {device: max(count, self._ran.get(device, 0)) for device, count in running.items()}
+        stages = Counter(stage.device for stage in placed.plan.stages)
+        is_empty = any(running.get(device, 0) < least <= self._ran.get(device, 0) for device, least in stages.items())
         self._looks = self._looks + 1 if is_empty else 0
         if self._looks < LOOKS:
             return
         self._looks = 0
-        here = used(running, self._devices)
-        for device, needed in used(placed.occupied, self._devices).items():
-            missing = min(needed - here.get(device, 0), capacity.get(device, 0))
+        for device, needed in placed.occupied.items():
+            missing = min(needed - running.get(device, 0), capacity.get(device, 0))
             if missing > 0:
                 self._missing[device] = missing, capacity[device], now_s + BELIEVED_S
 

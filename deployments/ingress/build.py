@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import uuid
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from earlyexit.network.boundary import Boundary
 from earlyexit.network.store import ModelCard
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import NO_RAMPS, Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -28,8 +27,8 @@ from profiles.stream import StreamShape, shape_of
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-def build_core(settings: ServeSettings, card: ModelCard, slots: Collection[str]) -> IngressCore:
-    """`slots`: all that a plan may ever use; raises PlanError for a plan that needs others."""
+def build_core(settings: ServeSettings, card: ModelCard) -> IngressCore:
+    """Returns the core, which follows the plan of the settings."""
     generates = card.task.get("name") == TokenTask.name
     rules = Rules(
         max_queued=settings.max_queued,
@@ -43,9 +42,8 @@ def build_core(settings: ServeSettings, card: ModelCard, slots: Collection[str])
         loss=find_task(card.task).loss,
         probe_share=settings.probe_share,
     )
-    placed = initial_placement(settings.plan)
     rng = random.Random()  # another one in every ingress: each picks its own probes
-    return IngressCore(uuid.uuid4().hex[:8], placed, slots, rules, rng)
+    return IngressCore(uuid.uuid4().hex[:8], PlacedPlan(plan=settings.plan), rules, rng)
 
 
 def encode_of(codec: Codec[Any], core: IngressCore) -> Encode | None:

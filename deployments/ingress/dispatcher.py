@@ -33,7 +33,7 @@ from deployments.ingress.core.calls import (
 from deployments.ingress.core.ingress_core import Driver, IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Settle
 from deployments.ingress.core.routes import KVPlacement, KVPlacements
-from deployments.ingress.link import LinkTransport
+from deployments.ingress.link import ReplicaLinks
 from deployments.wire.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
@@ -86,16 +86,16 @@ class Dispatcher(Driver):
     def __init__(
         self,
         core: IngressCore,
-        transports: Mapping[str, LinkTransport],
+        links: ReplicaLinks,
         clock: Clock,
         metrics: DispatchMetrics,
         *,
         later: Later = on_loop,
         encoder: CrossingEncoder | None = None,
     ) -> None:
-        """`transports`: by slot; `encoder`: of a chain, None where the model is one network."""
+        """`encoder`: of a chain, None where the model is one network."""
         super().__init__(core, clock)
-        self._transports = transports
+        self._links = links
         self._encoder = encoder
         self._metrics = metrics
         self._later = later
@@ -107,10 +107,9 @@ class Dispatcher(Driver):
         self._tasks: dict[Call, asyncio.Task[None]] = {}
 
     def follow(self, placed: PlacedPlan) -> None:
+        self._links.check(placed)
         super().follow(placed)
-        for slot, transport in self._transports.items():
-            if slot not in self.core.placed.slots:
-                transport.fail_waiting()
+        self._links.follow(self.core.placed)
 
     # Receive
 
@@ -182,7 +181,7 @@ class Dispatcher(Driver):
         """Let replicas forget a sequence that has ended, or that begins anew elsewhere."""
         placement.is_over = True
         for slot, replica in placement.replicas.items():
-            self._transports[slot].end(replica, placement.number)
+            self._links[slot].end(replica, placement.number)
 
     def give_up(self, inputs: Inputs, reason: str) -> None:
         """Forget inputs whose caller no longer waits; those without an outcome count as dropped for this reason."""
@@ -343,10 +342,10 @@ class Dispatcher(Driver):
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
         by_id = dict(zip(stage_call.piece.sample_ids, inputs, strict=True))
         weight, batch = weigh(call.stage, stage_call.piece.next_block, inputs)
-        avoided, take = self.core.route.avoided, partial(self._take, call, by_id)
+        take = partial(self._take, call, by_id)
         try:
-            await self._transports[call.stage.slot].call(
-                stage_call, weight=weight, batch=batch, avoided=avoided, take=take, placements=placements
+            await self._links[call.stage.slot].call(
+                stage_call, weight=weight, batch=batch, take=take, placements=placements
             )
         except Exception as error:
             left = call.inside()

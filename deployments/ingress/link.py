@@ -1,16 +1,29 @@
-"""Connections to the replicas of a slot: how a call gets to one of them, and its reply back."""
+"""Connections to replicas: which of them host a stage, how a call gets to one, and its reply back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from deployments.ingress.core.routes import FillFirst, KVPlacements, fill_first, lost
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.encoding import Begin, End, Forget, Frames, MalformedError, Refused, encode, from_replica
-from deployments.wire.messages import Address, Chunk, StageCall
+from deployments.wire.encoding import (
+    Begin,
+    End,
+    Forget,
+    Frames,
+    Host,
+    MalformedError,
+    Refused,
+    encode,
+    from_replica,
+)
+from deployments.wire.messages import Address, Assignment, Chunk, StageCall, assignments_of
+from earlyexit.errors import PlanError
+from optimizer.placement import PlacedPlan
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -77,10 +90,15 @@ class ReplicaLink:
             del self._calls[serial]
             self._close_if_left()
 
-    def end(self, sequences: Iterable[int]) -> None:
+    def end(self, sequences: Collection[int]) -> None:
         """Have the replica forget sequences; a replica whose connection broke has forgotten them already."""
-        if self._frames is not None:
+        if self._frames is not None and sequences:
             self._frames.send(encode(End(tuple(sequences))))
+
+    def host(self, assignment: Assignment) -> None:
+        """Have the replica host a stage from now on, until a call or another assignment says otherwise."""
+        if self._frames is not None:
+            self._frames.send(encode(Host(assignment)))
 
     def leave(self) -> None:
         """Close the connection as soon as the calls under way are done."""
@@ -165,11 +183,11 @@ LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """What an ingress knows of a replica."""
+    """What an ingress knows of a replica that hosts a stage."""
 
     link: ReplicaLink
     load: int = 0
-    """The weight of the calls of this ingress that it has."""
+    """The weight of the calls of this ingress that it has for the stage."""
     sequences: set[int] = field(default_factory=set)
     """Sequences of this ingress whose keys and values it keeps."""
     position: int = -1
@@ -177,17 +195,15 @@ class _Replica:
 
 
 class LinkTransport:
-    """Calls the replicas of one slot: one connection to each, fill-first among those that are up.
+    """Calls the replicas that host one stage: one connection to each, fill-first among those that are up.
 
     Serve's handles do the same at ten times the cost per part of a reply (docs/results.md).
     """
 
-    def __init__(self, *, phase: float, link: LinkTo = ReplicaLink) -> None:
-        """`phase`: the share of equal replicas to skip first, another one in every ingress. `link` connects to one."""
-        self._link = link
+    def __init__(self, *, phase: float) -> None:
+        """`phase`: the share of equal replicas to skip first, another one in every ingress."""
         self._replicas: dict[str, _Replica] = {}
         self._phase = phase
-        self._avoided: frozenset[str] = frozenset()
         self._offered: list[_Replica] = []
         self._router = FillFirst(phase)
         """The loads of the offered replicas, by position."""
@@ -197,14 +213,43 @@ class LinkTransport:
         self._times_failed = 0
         """How often `fail_waiting` woke calls."""
 
-    def follow(self, board: ReplicaDirectory) -> None:
-        """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
-        loop = asyncio.get_running_loop()
+    async def some_up(self) -> None:
+        """Returns once a replica takes calls, or the plan has no stage here any more."""
+        await self._some_offered.wait()
 
-        def tell(addresses: Mapping[str, Address]) -> None:
-            loop.call_soon_threadsafe(self._follow, addresses)
+    @property
+    def is_up(self) -> bool:
+        """Whether a replica takes calls."""
+        return bool(self._offered)
 
-        board.follow(tell)
+    def offer(self, links: Iterable[ReplicaLink]) -> None:
+        """Send calls to these replicas from now on, as far as they are up.
+
+        A replica that hosts another stage now is known until the last sequence that it has of this one is ended.
+        """
+        before, self._offered = self._replicas, []
+        for replica in before.values():
+            replica.position = -1
+            if not replica.link.is_up:  # it has forgotten them
+                replica.sequences.clear()
+        self._replicas = {name: replica for name, replica in before.items() if replica.sequences}
+        for link in links:
+            known = before.get(link.replica)
+            replica = known if known is not None and known.link is link else _Replica(link)
+            self._replicas[link.replica] = replica
+            if link.is_up:
+                self._offered.append(replica)
+        self._router, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
+        for position, replica in enumerate(self._offered):
+            replica.position = position
+            self._router.add(position)
+            self._router.load(position, replica.load)
+            self._by_sequences.add(position)
+            self._by_sequences.load(position, len(replica.sequences))
+        if self._offered:
+            self._some_offered.set()
+        else:
+            self._some_offered.clear()
 
     async def call(
         self,
@@ -212,20 +257,16 @@ class LinkTransport:
         *,
         weight: int,
         batch: int,
-        avoided: frozenset[str],
         take: Callable[[Chunk], None],
         placements: KVPlacements | None = None,
     ) -> None:
         """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
 
-        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
-        out while there are others; `placements`: for inputs of sequences, theirs; sequences that have no replica here
-        get one. Returns when all inputs are settled. Raises SequenceLostError for sequences whose replica has gone or
-        is left out, and whatever happens on the way; inputs that no part has settled by then may be sent again.
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `placements`: for inputs of
+        sequences, theirs; sequences that have no replica here get one. Returns when all inputs are settled. Raises
+        SequenceLostError for sequences whose replica has gone or hosts another stage, and whatever happens on the way;
+        inputs that no part has settled by then may be sent again.
         """
-        if avoided != self._avoided:
-            self._avoided = avoided
-            self._offer()
         if placements is not None and placements.replica is not None:
             await self._holder(placements.replica).call(call, take)
             return
@@ -233,7 +274,7 @@ class LinkTransport:
         while not self._offered:
             await self._some_offered.wait()
             if self._times_failed != times_failed:
-                raise ConnectionError("the slot has no replicas, and the plan no longer uses it")
+                raise ConnectionError("the stage has no replicas, and the plan no longer has it")
         if placements is not None:
             await self._place(placements, call.assignment.stage.splits[0].batch).call(call, take)
             return
@@ -293,29 +334,86 @@ class LinkTransport:
         self._by_sequences.load(found.position, len(placements.each))
         return found
 
-    def _follow(self, addresses: Mapping[str, Address]) -> None:
-        for name in sorted(self._replicas.keys() - addresses.keys()):
-            self._replicas.pop(name).link.leave()
-        for name in sorted(addresses.keys() - self._replicas.keys()):
-            self._replicas[name] = _Replica(self._link(name, addresses[name], self._offer))
-        self._offer()
 
-    def _offer(self) -> None:
-        """Offer calls the replicas that are up, without the avoided ones if any others are left."""
-        for replica in self._offered:
-            replica.position = -1
-            if not replica.link.is_up:  # it has forgotten them
-                replica.sequences.clear()
-        up = {name: replica for name, replica in self._replicas.items() if replica.link.is_up}
-        self._offered = [replica for name, replica in up.items() if name not in self._avoided] or [*up.values()]
-        self._router, self._by_sequences = FillFirst(self._phase), FillFirst(self._phase)
-        for position, replica in enumerate(self._offered):
-            replica.position = position
-            self._router.add(position)
-            self._router.load(position, replica.load)
-            self._by_sequences.add(position)
-            self._by_sequences.load(position, len(replica.sequences))
-        if self._offered:
-            self._some_offered.set()
-        else:
-            self._some_offered.clear()
+class ReplicaLinks:
+    """An ingress's connections to all replicas, and which stage of the plan each of them hosts.
+
+    A stage's calls go to the replicas that host it (`links[slot]`). A replica that dies or joins, and a new plan, may
+    change what the others host (`PlacedPlan.roles`); each is told at once. Where a type has fewer replicas than stages,
+    some stages have none: their calls wait until one joins, and fail as inputs do at their deadlines.
+    """
+
+    def __init__(self, placed: PlacedPlan, devices: Iterable[str], *, phase: float, link: LinkTo = ReplicaLink) -> None:
+        """`devices`: the accelerator types of which there are replicas. `phase`: see `LinkTransport`.
+
+        `link` connects to a replica. Raises PlanError for a plan on other types.
+        """
+        self._phase = phase
+        self._link = link
+        self._links: dict[str, dict[str, ReplicaLink]] = {device: {} for device in devices}
+        """The connections by accelerator type and replica."""
+        self._told: dict[str, tuple[int, str]] = {}
+        """The plan and the slot that each replica was told last."""
+        self._slots: dict[str, LinkTransport] = {}
+        self.follow(placed)
+
+    def __getitem__(self, slot: str) -> LinkTransport:
+        return self._slots[slot]
+
+    def check(self, placed: PlacedPlan) -> None:
+        """Raises PlanError for a plan on accelerator types of which there are no replicas."""
+        missing = sorted({stage.device for stage in placed.plan.stages} - self._links.keys())
+        if missing:
+            raise PlanError(f"the plan needs replicas on {missing}; there are some on {sorted(self._links)}")
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Have replicas host the stages of this plan from now on; calls that wait at other stages fail."""
+        self.check(placed)
+        self._placed = placed
+        self._assignments = assignments_of(placed)
+        for slot in self._assignments:
+            self._slots.setdefault(slot, LinkTransport(phase=self._phase))
+        for device in self._links:
+            self._share_out(device)
+        for slot in self._slots.keys() - self._assignments.keys():
+            self._slots[slot].fail_waiting()
+
+    async def ready(self) -> None:
+        """Returns once every stage of the plan has a replica."""
+        while missing := [slot for slot in self._assignments if not self._slots[slot].is_up]:
+            await self._slots[missing[0]].some_up()
+
+    def connect(self, device: str, board: ReplicaDirectory) -> None:
+        """Connect to the board's replicas from now on; called on the event loop on which calls are made."""
+        loop = asyncio.get_running_loop()
+
+        def tell(addresses: Mapping[str, Address]) -> None:
+            loop.call_soon_threadsafe(self.announced, device, addresses)
+
+        board.follow(tell)
+
+    def announced(self, device: str, addresses: Mapping[str, Address]) -> None:
+        """Connect to these replicas of an accelerator type, and leave all others."""
+        links = self._links[device]
+        for name in sorted(links.keys() - addresses.keys()):
+            links.pop(name).leave()
+        for name in sorted(addresses.keys() - links.keys()):
+            links[name] = self._link(name, addresses[name], partial(self._share_out, device))
+        self._share_out(device)
+
+    def _share_out(self, device: str) -> None:
+        """Offers the stages of an accelerator type the replicas that host them, and tells these replicas."""
+        links, needed = self._links[device], self._placed.needed(device)
+        up = {name for name, link in links.items() if link.is_up}
+        hosts = self._placed.roles(device, links)
+        if len(up) >= len(needed) > len({slot for name, slot in hosts.items() if name in up}):
+            hosts = self._placed.roles(device, up)  # no stage is left without a replica
+        for name in links.keys() - up:
+            self._told.pop(name, None)
+        for name, slot in hosts.items():
+            if name in up and self._told.get(name) != (self._placed.epoch, slot):
+                self._told[name] = self._placed.epoch, slot
+                links[name].host(self._assignments[slot])
+        for slot, transport in self._slots.items():
+            if slot in needed or slot not in self._assignments:
+                transport.offer([links[name] for name, hosted in hosts.items() if hosted == slot])

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, lacking
 from cluster.render import BUILDER, GRPC_SERVICE
+from deployments.accelerators import accelerators
 from deployments.local_ray.private import token_headers
 from deployments.settings import ServeSettings
-from deployments.slots import accelerators
 from earlyexit.errors import InputError, OfframpError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
+from deployments.accelerators import accelerators, first_replicas
 from deployments.keys import read_keys
 from deployments.local_ray.ports import HostPort, await_ports, free_port, holding
 from deployments.local_ray.private import (
@@ -41,7 +42,6 @@ from deployments.local_ray.start import (
     use_our_words,
 )
 from deployments.settings import ServeSettings
-from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from earlyexit.errors import HeadLostError, InputError, OfframpError, PlanError
 
 OnLoss = Callable[[HeadLostError], None]
@@ -265,14 +265,11 @@ def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
     """Raises PlanError if the machine lacks accelerators: Serve would wait for them forever."""
-    devices = slot_devices(slot_counts(settings, settings.plan))
-    needed = sum(
-        replicas * find_device(devices[slot]).actor_options.get("num_gpus", 0)
-        for slot, replicas in first_replicas(settings).items()
-    )
+    first = first_replicas(settings)
+    needed = sum(count * find_device(device).actor_options.get("num_gpus", 0) for device, count in first.items())
     if needed > resources.get("GPU", 0):
         raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
-    for device in sorted(set(devices.values())):
+    for device in sorted(first):
         accelerator = find_device(device).actor_options.get("accelerator_type")
         if accelerator and f"accelerator_type:{accelerator}" not in resources:
             raise PlanError(f"the plan needs {accelerator}, which this machine does not have")

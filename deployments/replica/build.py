@@ -128,21 +128,21 @@ def recorded_answers(records: ExitRecords) -> RecordedAnswers:
 
 
 def warm_up(
-    runner: Runner[Any], splits: Sequence[Split], *, clock: Clock, starts: Collection[int] = ()
+    runner: Runner[Any], stages: Sequence[Sequence[Split]], *, clock: Clock, starts: Collection[int] = ()
 ) -> ObservedTimes:
-    """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
+    """Run every split of some stages alone and at its full batch: the first request pays for nothing but itself.
 
     `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
     Returns what that showed of how long batches take; for an emulated device what its profile says, without waiting.
     """
     computing = runner.inner if isinstance(runner, PacedRunner) else runner
     times = ObservedTimes()
-    _run_splits(computing, splits, times, clock, starts)
-    times = ObservedTimes()  # the first round was cold; only the second says how long batches take
-    if isinstance(runner, PacedRunner):
-        _learn_profile(runner, splits, times)
-    else:
-        _run_splits(computing, splits, times, clock, starts)
+    for splits in stages:
+        _run_splits(computing, splits, ObservedTimes(), clock, starts)  # cold: it does not tell how long batches take
+        if isinstance(runner, PacedRunner):
+            _learn_profile(runner, splits, times)
+        else:
+            _run_splits(computing, splits, times, clock, starts)
     return times
 
 

@@ -21,6 +21,7 @@ from deployments.wire.encoding import (
     End,
     Forget,
     Frames,
+    Host,
     MalformedError,
     Refused,
     encode,
@@ -221,6 +222,8 @@ class _Connection:
                 self._forget(message.serial)
             case End():
                 self._end_sequences(self._sequences.intersection(message.sequences))
+            case Host():
+                self._host.follow(message.assignment)
 
     def _begin(self, serial: int, call: StageCall) -> None:
         opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))

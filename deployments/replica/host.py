@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -250,7 +251,6 @@ class StageHost:
         self,
         settings: ServeSettings,
         device: str,
-        slot: str,
         runner: Runner[Any],
         clock: Clock,
         deliver: Deliver[Any],
@@ -261,9 +261,10 @@ class StageHost:
     ) -> None:
         """`starts`: the blocks that networks of a chain begin with."""
         self.epoch = NOTHING
+        self.slot = ""
+        """The stage that it hosts; empty before it follows a plan."""
         self._settings = settings
         self._device_name = device
-        self._slot = slot
         self._runner = runner
         self._clock = clock
         watched = runner if settings.tracing is None else WatchedRunner(runner)
@@ -300,22 +301,23 @@ class StageHost:
         """Finish the running batch and end."""
         self._threads.stop()
 
-    async def prepare(self, assignment: Assignment) -> None:
-        """Do what is slow the first time, beside serving; a replica that follows no plan yet then follows this one."""
-        policy = await asyncio.to_thread(self._make_ready, assignment)
-        self._policy = assignment.policy, policy
+    async def prepare(self, assignments: Sequence[Assignment]) -> None:
+        """Do what is slow the first time for all of a plan's stages on this accelerator type, beside serving.
+
+        It may host any of them under the plan, and another one when replicas come or go.
+        """
+        splits = [each.stage.splits for each in assignments]
+        policy = await asyncio.to_thread(self._make_ready, assignments[0].policy, list(chain.from_iterable(splits)))
+        self._policy = assignments[0].policy, policy
         if self.epoch == NOTHING:
-            self._device.follow((), assignment.dispatch, policy, assignment.order)
-            times = await asyncio.to_thread(
-                warm_up, self._runner, assignment.stage.splits, clock=self._clock, starts=self._starts
-            )
+            self._device.follow((), assignments[0].dispatch, policy, assignments[0].order)
+            times = await asyncio.to_thread(warm_up, self._runner, splits, clock=self._clock, starts=self._starts)
             if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
                 self._device.engine.times = times
-                self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:
-        """Follow an assignment from the next batch on, unless it is no newer than the present one."""
-        if assignment.epoch <= self.epoch:
+        """Follow an assignment from the next batch on, unless it is of an older plan than the present one."""
+        if assignment.epoch < self.epoch or (assignment.epoch, assignment.slot) == (self.epoch, self.slot):
             return
         if assignment.policy != self._policy[0]:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
@@ -324,7 +326,7 @@ class StageHost:
         self._device.follow(
             assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order, assignment.entry
         )
-        self.epoch = assignment.epoch
+        self.epoch, self.slot = assignment.epoch, assignment.slot
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         """Queue a call's inputs; raises PlanError if no split of the present plan or of the call's holds the block."""
@@ -352,7 +354,7 @@ class StageHost:
         """Returns what it has done since its start, without probes, which do more work than other inputs."""
         engine = self._device.engine
         return ReplicaReport(
-            slot=self._slot,
+            slot=self.slot,
             replica=replica,
             node=node,
             pid=os.getpid(),
@@ -370,7 +372,7 @@ class StageHost:
         return {
             "pid": os.getpid(),
             "device": self._device_name,
-            "slot": self._slot,
+            "slot": self.slot,
             "epoch": self.epoch,
             "splits": [
                 {
@@ -396,10 +398,10 @@ class StageHost:
             self._device.engine.load.waited = self._contention.share(self._clock.now_s())
         self._on_batch(batch, busy_s)
 
-    def _make_ready(self, assignment: Assignment) -> Any:
+    def _make_ready(self, policy: PolicySpec | None, splits: Sequence[Split]) -> Any:
         # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
-        self._runner.prepare(assignment.stage.splits)
-        return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
+        self._runner.prepare(splits)
+        return policy_for(self._settings, self._device_name, policy, splits)
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()

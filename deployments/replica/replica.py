@@ -1,4 +1,4 @@
-"""A slot's replica, the batch engine behind a port that ingresses call, and its metrics."""
+"""A replica of an accelerator type: the batch engine behind a port that ingresses call, and its metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import sys
 from collections import Counter as Tally
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
@@ -23,40 +24,35 @@ from deployments.replica.build import build_runner, starting_policy
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
-from deployments.wire.messages import Assignment, ReplicaReport
+from deployments.wire.controller_link import ControllerLink
+from deployments.wire.messages import Assignment, ReplicaReport, assignments_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Answered, Release, Survivors
 from earlyexit.engine.engine import Batch
 from earlyexit.network.store import read_card
 from earlyexit.sequences.memory import MemoryUse
-from optimizer.placement import initial_placement
-
-logger = logging.getLogger(f"ray.serve.{__name__}")
-PULL_S = 2.0
-"""How long a new replica waits to hear from the controller what it is to do."""
+from optimizer.placement import PlacedPlan, parse_placed
 
 
 class StageReplica:
-    """Hosts the splits of one stage on one device; after a change of plan, those of another stage.
+    """Hosts one stage on one device. Ingresses say which: another one when the plan changes, or replicas come or go.
 
-    It is ready for Serve when its first splits are warm, or at once if it has no assignment: its first call brings one.
+    It is ready for Serve when the plan's stages on its accelerator type are warm, or at once if there are none.
     """
 
-    async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
+    async def __init__(self, settings: dict[str, Any], device: str) -> None:  # type: ignore[misc] # Serve awaits it
         bind_calls()
         self._settings = ServeSettings.model_validate(settings)
-        self._slot = slot
         self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype)
         # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
-        self._metrics = StageMetrics(slot, device)
+        self._metrics = StageMetrics(device)
         policy = starting_policy(self._settings)
         runner = await asyncio.to_thread(build_runner, self._settings, device, policy, clock=clock)
         self._host = StageHost(
             self._settings,
             device,
-            slot,
             runner,
             clock,
             self._deliver,
@@ -64,9 +60,9 @@ class StageReplica:
             on_death=_end_replica,
             starts=read_card(Path(self._settings.model)).chain.starts,
         )
-        assignment = await self._first_assignment()
-        if assignment is not None:
-            await self._host.prepare(assignment)
+        assignments = assignments_of(await self._present_plan())
+        if mine := [each for each in assignments.values() if each.stage.device == device]:
+            await self._host.prepare(mine)
         settle()
         self._host.start()
         self._background = Supervised()
@@ -81,15 +77,11 @@ class StageReplica:
     async def __del__(self) -> None:
         """Finish all work; Serve calls it to end a replica that gets no more calls."""
         await self._server.close()
-        self._metrics.tell(self._host.num_waiting, self._host.memory)
+        self._metrics.tell(self._host)
 
-    async def prepare(self, assignment: Assignment) -> None:
+    async def prepare(self, assignments: Sequence[Assignment]) -> None:
         """Make ready for a plan that is to come; returns when everything is warm for its first call."""
-        await self._host.prepare(assignment)
-
-    async def follow(self, assignment: Assignment) -> None:
-        """Follow an assignment of the same splits from the next batch on, without waiting for its first call."""
-        self._host.follow(assignment)
+        await self._host.prepare(assignments)
 
     async def report(self) -> ReplicaReport:
         """For the controller."""
@@ -110,27 +102,13 @@ class StageReplica:
         self._server.deliver(releases, self._host.busy)
         self._metrics.record(releases)
 
-    async def _first_assignment(self) -> Assignment | None:
-        """Returns the controller's assignment, also if that is none; if it does not answer, the first plan's."""
-        if self._settings.control is None:
-            return planned_assignment(self._settings, self._slot)
-        try:
-            async with asyncio.timeout(PULL_S):
-                return await self._pull()
-        except Exception as error:  # a replica must start without a controller, whatever is wrong with that
-            logger.warning("%s begins with the first plan: the controller does not answer: %r", self._slot, error)
-        return planned_assignment(self._settings, self._slot)
-
-    async def _pull(self) -> Assignment | None:
-        # In a thread, because making a handle waits for Serve.
-        handle = await asyncio.to_thread(serve.get_deployment_handle, "controller", self._settings.app)
-        return cast("Assignment | None", await handle.assignment_of.remote(self._slot))
-
-
-def planned_assignment(settings: ServeSettings, slot: str) -> Assignment | None:
-    """Returns what a slot does under the first plan; None if that leaves the slot idle."""
-    stage = initial_placement(settings.plan).stage_of.get(slot)
-    return None if stage is None else Assignment.of(settings.plan, stage)
+    async def _present_plan(self) -> PlacedPlan:
+        """Returns the controller's plan or, if there is none or it does not answer, the settings'."""
+        settings = self._settings
+        document = None if settings.control is None else await ControllerLink(settings.app).current()
+        if document is None or "plan" not in document:
+            return PlacedPlan(plan=settings.plan)
+        return parse_placed(document)
 
 
 def _end_replica() -> None:
@@ -157,13 +135,13 @@ class _Ran(NamedTuple):
 
 
 class StageMetrics:
-    """The counts of a replica, by slot and device, because the stage that a slot hosts changes.
+    """The counts of a replica, by accelerator type and the stage that it hosts when they are told.
 
     The event loop passes them to Ray once a second: one call per input cost the device's thread 6 % of its time.
     """
 
-    def __init__(self, slot: str, device: str) -> None:
-        self._where = {"slot": slot, "device": device}
+    def __init__(self, device: str) -> None:
+        self._where = {"slot": "", "device": device}
         names = tuple(self._where)
         self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, *names)
         self._compute_s = histogram("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, *names)
@@ -206,20 +184,28 @@ class StageMetrics:
         """Tell Ray once a second, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            self.tell(host.num_waiting, host.memory)
+            self.tell(host)
 
-    def tell(self, num_waiting: int, memory: MemoryUse | None) -> None:
-        """Tell Ray what was counted since the last time."""
-        self._waiting.set(num_waiting, self._where)
-        if memory is not None:
-            self._sequences.set(memory.sequences, self._where)
-            for which, pages in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
-                self._kv_pages.set(pages, {**self._where, "which": which})
+    def tell(self, host: StageHost) -> None:
+        """Tell Ray what was counted since the last time; nothing before the replica hosts a stage."""
+        if not host.slot:
+            return
+        if self._where["slot"] not in ("", host.slot):
+            self._set_gauges(0, None if host.memory is None else MemoryUse())
+        self._where = {**self._where, "slot": host.slot}
+        self._set_gauges(host.num_waiting, host.memory)
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
             self._queue_s.observe(queue_s, self._where)
             self._compute_s.observe(compute_s, self._where)
         self._tell_batches()
+
+    def _set_gauges(self, num_waiting: int, memory: MemoryUse | None) -> None:
+        self._waiting.set(num_waiting, self._where)
+        if memory is not None:
+            self._sequences.set(memory.sequences, self._where)
+            for which, pages in (("reserved", memory.pages), ("peak", memory.peak_pages), ("all", memory.num_pages)):
+                self._kv_pages.set(pages, {**self._where, "which": which})
 
     def _tell_batches(self) -> None:
         busy_s: defaultdict[int, float] = defaultdict(float)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
+from deployments.accelerators import accelerators
 from deployments.api.endpoint import Api, Backend, json_response
 from deployments.api.parsing import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters, validated
 from deployments.local_ray.applications import (
@@ -29,7 +30,6 @@ from deployments.local_ray.applications import (
 )
 from deployments.local_ray.start import THROUGHPUT
 from deployments.settings import ServeSettings
-from deployments.slots import accelerators
 from deployments.versions.versions import IndexRow, Listed, RayStore, Versions
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.network.store import read_card

@@ -1,4 +1,4 @@
-"""Which replicas a slot has, and where they take calls, as Serve announces it to its routers."""
+"""Which replicas a deployment has, and where they take calls, as Serve announces it to its routers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCK = threading.Lock()
 
 
 class ReplicaDirectory:
-    """The addresses of the running replicas of one slot, by id. Serve's router may run in a thread of its own."""
+    """The addresses of the running replicas of one deployment, by id. Serve's router may run in a thread of its own."""
 
     def __init__(self) -> None:
         self._addresses: Mapping[str, Address] = {}
@@ -35,7 +35,7 @@ class ReplicaDirectory:
             listener(self._addresses)
 
 
-def board_of(slot: str) -> ReplicaDirectory:
-    """Returns the directory of a slot in this process."""
+def board_of(deployment: str) -> ReplicaDirectory:
+    """Returns the directory of a deployment in this process."""
     with _LOCK:
-        return _BOARDS.setdefault(slot, ReplicaDirectory())
+        return _BOARDS.setdefault(deployment, ReplicaDirectory())

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 import earlyexit.errors
-from deployments.wire.messages import Chunk, StageCall, Timing
+from deployments.wire.messages import Assignment, Chunk, StageCall, Timing
 from earlyexit.errors import ExecutionError, MethodNotAllowedError, OfframpError, PlanError
 from earlyexit.network.boundary import Answer, Seen
 
@@ -139,6 +139,12 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     sequences: tuple[int, ...]
 
 
+class Host(msgspec.Struct, frozen=True, tag="host"):
+    """The replica has another stage, or another plan, from now on. Calls say so too, but a replica may get none."""
+
+    assignment: Assignment
+
+
 class Part(msgspec.Struct, frozen=True, tag="part"):
     """A part of a call's reply; the one that settles the last of its inputs ends it."""
 
@@ -189,13 +195,13 @@ def _decode_other(type_: type, value: Any) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End, dec_hook=_decode_other, ext_hook=_decode_raw)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget | End | Host, dec_hook=_decode_other, ext_hook=_decode_raw)
 _FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
 
 MalformedError = msgspec.MsgspecError
 
 
-def encode(message: Begin | Forget | End | Part | Refused) -> bytes:
+def encode(message: Begin | Forget | End | Host | Part | Refused) -> bytes:
     """A message's bytes; arrays are copied into them."""
     return _ENCODER.encode(message)
 
@@ -254,10 +260,10 @@ def _unsendable(error: Exception) -> ExecutionError:
     return ExecutionError(f"the model's answer cannot be sent: {_encodable(str(error))}")
 
 
-def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End:
+def from_ingress(frame: bytes | memoryview) -> Begin | Forget | End | Host:
     """Decodes an ingress's message; its arrays are read-only. Raises MalformedError."""
     try:
-        message: Begin | Forget | End = _FROM_INGRESS.decode(frame)
+        message: Begin | Forget | End | Host = _FROM_INGRESS.decode(frame)
     except PlanError as error:  # what a stage or a split says of itself
         raise MalformedError(str(error)) from error
     return message

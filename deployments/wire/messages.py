@@ -12,6 +12,7 @@ from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Answer, Seen, Split, WirePiece
 from earlyexit.sequences.memory import MemoryUse
 from optimizer.dispatch import dispatch_on
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations
 
@@ -31,6 +32,8 @@ class Assignment:
 
     epoch: int
     """The plan it belongs to; a replica follows the highest it has seen."""
+    slot: str
+    """The name of the stage: its place among the plan's stages on its accelerator type."""
     stage: Stage
     policy: PolicySpec | None
     dispatch: Dispatch
@@ -47,10 +50,11 @@ class Assignment:
         return (*self.stage.splits, *self.detours)
 
     @classmethod
-    def of(cls, plan: Plan, stage: Stage) -> Assignment:
+    def of(cls, plan: Plan, stage: Stage, slot: str) -> Assignment:
         """Returns what a plan has one of its stages do."""
         return cls(
             epoch=plan.epoch,
+            slot=slot,
             stage=stage,
             policy=plan.policy,
             dispatch=dispatch_on(stage.device, plan.dispatch),
@@ -58,6 +62,15 @@ class Assignment:
             detours=_detours(plan, stage),
             entry=plan.entry,
         )
+
+
+def assignments_of(placed: PlacedPlan) -> dict[str, Assignment]:
+    """Returns the assignment of every slot of a plan."""
+    chains = [chain for chain in placed.plan.chains for _ in chain.stages]
+    return {
+        slot: Assignment.of(chain, stage, slot)
+        for chain, (slot, stage) in zip(chains, placed.stage_of.items(), strict=True)
+    }
 
 
 def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
@@ -222,6 +235,7 @@ class ReplicaReport:
     """What a replica has done since its start; counts only grow."""
 
     slot: str
+    """The stage that it hosts; empty before it follows a plan."""
     replica: str
     """Serve's unique id of the replica."""
     node: str

@@ -1,4 +1,4 @@
-"""Serve's request router for slots: tells where their replicas are. Calls to stages go there without Serve."""
+"""Serve's request router for replicas: tells where they are. Calls to stages go there without Serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deployments.wire.messages import Address
 
 
 class AnnouncingRouter(FIFOMixin, RequestRouter):
-    """What Serve itself is asked of slots (statistics, preparations) goes to any replica.
+    """What Serve itself is asked of replicas (statistics, preparations) goes to any of them.
 
     FIFOMixin is needed: without it a replica that has several calls open within one request hangs. Serve pickles this
     class by value, and what it uses by reference.

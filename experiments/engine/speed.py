@@ -94,7 +94,7 @@ def engine(model: EarlyExitModel, plan: Plan, card: CalibrationCard, segments: S
     """A device that has all inputs queued; every answer must come out."""
     runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
     runner.prepare(plan.splits)
-    device = OneDevice(plan, runner, clock, times=warm_up(runner, plan.splits, clock=clock))
+    device = OneDevice(plan, runner, clock, times=warm_up(runner, (plan.splits,), clock=clock))
 
     def run(encoded: Sequence[Encoded]) -> None:
         wire = entering([str(k) for k in range(len(encoded))], encoded)

@@ -180,7 +180,6 @@ def offramp_sides(
     service = ServeSettings(
         model=str(workload.folder.resolve()),
         plan=prepared.plans["stock"],
-        slots={"cpu": 1},
         control=hand_control(prepared.problem, workload.policy, FOLDER / "state" / f"{workload.name}.sqlite"),
         slo_s=prepared.slo_s,
         dtype=dtype,

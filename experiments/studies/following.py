@@ -51,8 +51,6 @@ BIN_S = PERIOD_S / 8
 """Of goodput over time."""
 WARM = 1.0
 """Periods after a switch that are not scored; the next one is."""
-SLOTS = 4
-"""Per accelerator type: a plan has at most so many stages of one."""
 
 Load = Literal["closed", "open"]
 Side = Literal["stock", "early-exit", "first plan", "e3", "best", "omniscient"]
@@ -176,7 +174,6 @@ def _control(on: Bench, side: Side) -> Control:
         settings=control_settings(problem, period_s=PERIOD_S, strategy=CONTROLLED.get(side, "best")),
         problem=problem,
         records=on.records,
-        slots=dict.fromkeys(problem.devices, SLOTS),
         probe_share=on.probe_share if side in CONTROLLED else 0.0,
         hold=side not in CONTROLLED,
         orders=orders,

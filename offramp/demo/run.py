@@ -17,7 +17,6 @@ from offramp.client.client import Client
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.demo.plans import (
     TIME_SCALE,
-    V100,
     V100_BATCH,
     Processors,
     emulated_problem,
@@ -141,7 +140,6 @@ def on_processors(prepared: Prepared, runs: Path, port: int, console: Console) -
     settings = ServeSettings(
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
-        slots={"cpu": 1},
         control=hand_control(problem, prepared.calibration.policy_spec(), runs / "processors.sqlite"),
         slo_s=problem.slo.latency_s,
         threads_per_replica=MACHINE.threads,
@@ -178,7 +176,6 @@ def on_accelerators(prepared: Prepared, runs: Path, port: int, console: Console)
         model=str(prepared.folder.resolve()),
         plan=plans["stock"],
         emulated=emulated_settings(card.num_blocks, len(card.ramps)),
-        slots={V100: 1},
         control=hand_control(problem, policy, runs / "emulated.sqlite"),
         slo_s=problem.slo.latency_s,
     )

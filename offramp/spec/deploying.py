@@ -168,10 +168,10 @@ def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_emulated(deployment: str) -> bool:
-    """Whether a deployment is a slot of accelerators that are not there, by its name."""
-    from optimizer.placement import slot_prefix
+    """Whether a deployment's replicas are on accelerators that are not there, by its name."""
+    from optimizer.placement import deployment_name
 
-    return deployment.startswith(slot_prefix(EMULATED).removesuffix("-"))
+    return deployment.startswith(deployment_name(EMULATED))
 
 
 def _one_line(text: str) -> str:

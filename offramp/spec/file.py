@@ -19,7 +19,7 @@ from offramp.commands.plan import Solve, most_worth
 from offramp.spec.application import application_settings
 from offramp.spec.documents import IngressDocument
 from offramp.spec.model import ServiceParts, calibrated_parts, read_parts
-from offramp.spec.plan import first_plan, plan_slots, service_problem, stretched
+from offramp.spec.plan import first_plan, service_problem, stretched
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
@@ -80,7 +80,6 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         document,
         plan,
         parts.base,
-        slots=plan_slots(parts, plan),
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={
             name: _emulated(parts, table, by_tokens=problem.lengths is not None)

@@ -24,8 +24,6 @@ from profiles.networks import survival_of
 CROSSING_S = 0.0005
 """Of a chain, until survivors are on their way to the next network: 0.46 ms is the median of four texts, on two busy
 cores (`experiments.costs.crossings@654e280`). By a clock, also where accelerators are emulated on a slower one."""
-CROWDED_TRIES = 3
-"""Times that a first plan is made again with fewer accelerators; the slots give way after that."""
 
 
 def service_problem(parts: ServiceParts) -> PlanProblem:
@@ -114,44 +112,19 @@ def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
 
 
 def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    """The plan to begin with: the file's, or one that leaves an accelerator to each of its idle slots.
+    """The plan to begin with: the file's, or the best one.
 
-    Serve starts no deployment without a replica; the controller takes idle ones away, and plans with all accelerators.
     Its order of inputs, and its dispatch, are those that every later plan takes over.
     """
     planner = parts.document.planner
     given = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
-    plan = given or _uncrowded(parts, problem, solve)
+    plan = given or _solved(parts, problem, solve)
     if planner.dispatch is not None:
         plan = replace(plan, dispatch=planner.dispatch)
     if planner.order is None:
         return plan
     with parts.source.said_at(("planner", "order")):
         return replace(plan, order=order_of(planner.order))
-
-
-def _uncrowded(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    planner = parts.document.planner
-    plan = _solved(parts, problem, solve)
-    for _ in range(CROWDED_TRIES if planner.control else 0):
-        crowded = _crowded(parts, plan)
-        if not crowded:
-            break
-        devices = {name: replace(each, count=each.count - crowded[name]) for name, each in problem.devices.items()}
-        problem = replace(problem, devices=devices)
-        plan = _solved(parts, problem, solve)
-    return plan
-
-
-def _crowded(parts: ServiceParts, plan: Plan) -> Counter[str]:
-    """Accelerators that the plan and its idle slots need beyond what there are."""
-    used, stages = _used(plan), Counter(stage.device for stage in plan.stages)
-    most = parts.document.planner.max_stages
-    needed = {
-        name: used[name] + max(0, min(count, most) - stages[name]) - count
-        for name, count in parts.inventory.counts.items()
-    }
-    return Counter({name: count for name, count in needed.items() if count > 0})
 
 
 def _used(plan: Plan) -> Counter[str]:
@@ -207,20 +180,6 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
                 f"{path} leaves by {policy.name}; emulated accelerators answer from exit records: recorded"
             )
     return replace(plan, policy=policy)
-
-
-def plan_slots(parts: ServiceParts, plan: Plan) -> dict[str, int]:
-    """Per type as many as a plan may have stages on it, as far as there are accelerators for a replica in each.
-
-    A plan that stays needs no others than its own, which the application counts.
-    """
-    planner, used, stages = parts.document.planner, _used(plan), Counter(stage.device for stage in plan.stages)
-    if not planner.control:
-        return {}
-    return {
-        name: max(stages[name], min(count, planner.max_stages, stages[name] + count - used[name]))
-        for name, count in parts.inventory.counts.items()
-    }
 
 
 def stretched(problem: PlanProblem, scale: float) -> PlanProblem:

@@ -75,8 +75,6 @@ class PlannerDocument(PartDocument, PlanningSettings):
     """When a batch that is not full starts, as in plan files. None: the plan file's rule, else at once."""
     batch_limit: int | None = Field(default=None, ge=1)
     """Largest batch size that a plan may use. None: the largest measured one."""
-    max_stages: int = Field(default=3, ge=1)
-    """Largest number of stages that a plan may have on one accelerator type."""
     state: str | None = None
     """SQLite file with the controller's observations and plans. None: the service's name, beside the service file."""
     probe_share: float = Field(default=0.02, ge=0, le=1)

@@ -13,7 +13,7 @@ from earlyexit.network.boundary import Split
 LEAST_BATCHES = 10
 """Of fewer, one pause of the machine makes a straggler."""
 LEAST_PEERS = 3
-"""Replicas of a slot, the one in question among them, whose times show which is slow."""
+"""Replicas of a stage, the one in question among them, whose times show which is slow."""
 MOST_SHARE = 1 / 3
 """Of an accelerator type; where more are slow, it is not they that stand out."""
 ROUNDING = 1e-9
@@ -145,12 +145,11 @@ class Rest:
     """A replica that gets no work."""
 
     replica: str
-    slot: str
     device: str
     until: int
     """The first period in which it gets work again."""
 
 
 def avoided_by(resting: Iterable[Rest]) -> dict[str, str]:
-    """Returns the slot of each replica that rests, as `PlacedPlan` takes it."""
-    return {rest.replica: rest.slot for rest in resting}
+    """Returns the accelerator type of each replica that rests, as `PlacedPlan` takes it."""
+    return {rest.replica: rest.device for rest in resting}

@@ -107,8 +107,8 @@ def ours(name: str, **args: Any) -> dict[str, Any]:
 
 def test_what_our_other_applications_may_use_is_claimed() -> None:
     by_hand = ours("hand") | {"deployed_app_config": None}
-    serve = serving(ours("a"), ours("b", slots={"cpu": 2}), ours("demo"), application("strange"), by_hand)
-    assert claimed(serve, but="demo") == {"cpu": 2 + 3}  # b's idle slot has a replica too
+    serve = serving(ours("a"), ours("b"), ours("demo"), application("strange"), by_hand)
+    assert claimed(serve, but="demo") == {"cpu": 2 + 2}
     assert claimed(serving(), but="demo") == {}
 
 

@@ -53,6 +53,7 @@ BFLOAT16 = replace(
 FLOAT16 = replace(FLOAT32, tensors=(np.array([[0.1, -0.0], [math.inf, math.nan], [6e-8, 65504.0]], dtype=np.float16),))
 ASSIGNMENT = Assignment(
     epoch=3,
+    slot="split-emulated-V100-1",
     stage=Stage(
         device="emulated:V100",
         replicas=4,

@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from deployments.ingress.link import LinkTransport, ReplicaLinks
 from deployments.replica.host import OpenCall
-from deployments.wire.encoding import Begin, End, Forget, Frames, Part, Refused, encode, from_ingress, from_replica
+from deployments.wire.encoding import (
+    Begin,
+    End,
+    Forget,
+    Frames,
+    Host,
+    Part,
+    Refused,
+    encode,
+    from_ingress,
+    from_replica,
+)
 from deployments.wire.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
 from earlyexit.network.boundary import Answer, Split, WirePiece
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 
 T = TypeVar("T")
@@ -24,6 +37,7 @@ WORD = "the word"
 TIMING = Timing(queue_s=0.25, compute_s=0.5)
 ASSIGNMENT = Assignment(
     epoch=3,
+    slot="split-cpu-0",
     stage=Stage(device="cpu", replicas=2, splits=(Split(first=0, end=2, batch=4),)),
     policy=None,
     dispatch="work-conserving",
@@ -117,6 +131,8 @@ class FakeReplica:
         """Serials."""
         self.over: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
         """Sequences that were ended, message by message."""
+        self.hosted: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        """The plans and stages that it was told to host."""
         self.ended: asyncio.Queue[None] = asyncio.Queue()
         """Of every connection its end."""
         self._connections: set[Frames] = set()
@@ -162,6 +178,8 @@ class FakeReplica:
                     self.forgotten.put_nowait(serial)
                 case End(sequences=sequences):
                     self.over.put_nowait(sequences)
+                case Host(assignment=assignment):
+                    self.hosted.put_nowait((assignment.epoch, assignment.slot))
 
         def end() -> None:
             self._connections.discard(frames)
@@ -169,6 +187,22 @@ class FakeReplica:
 
         frames = Frames(hear, end, lambda *_: self._connections.add(frames))
         return frames
+
+
+class FixedLinks(ReplicaLinks):
+    """Gives every stage the transport that the test has for its slot."""
+
+    def __init__(self, transports: Mapping[str, LinkTransport]) -> None:
+        self.transports = transports
+
+    def __getitem__(self, slot: str) -> LinkTransport:
+        return self.transports[slot]
+
+    def check(self, placed: PlacedPlan) -> None:
+        """All plans are on types that there are."""
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """The test's transports stay."""
 
 
 class FakeHost:
@@ -179,7 +213,11 @@ class FakeHost:
         self.forgotten: asyncio.Queue[OpenCall] = asyncio.Queue()
         self.over: asyncio.Queue[set[int]] = asyncio.Queue()
         """Sequences that were ended, at once."""
+        self.followed: asyncio.Queue[Assignment] = asyncio.Queue()
         self.refuses: Exception | None = None
+
+    def follow(self, assignment: Assignment) -> None:
+        self.followed.put_nowait(assignment)
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:
         if self.refuses is not None:
@@ -213,6 +251,9 @@ class Caller:
 
     def end(self, *sequences: int) -> None:
         self.frames.send(encode(End(sequences)))
+
+    def host(self, assignment: Assignment) -> None:
+        self.frames.send(encode(Host(assignment)))
 
     def forget(self, serial: int) -> None:
         self.frames.send(encode(Forget(serial)))

@@ -32,10 +32,11 @@ from earlyexit.network.chain_network import ChainNetwork, load_network
 from earlyexit.network.store import read_card
 from earlyexit.training.importance import importance_of
 from earlyexit.training.ramps import exit_outputs
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.ingress.tracing.traced_service import NoMetrics
+from tests.deployments.wire_fakes import FixedLinks
 from tests.end_to_end.tiny_cascade import NETWORKS, RAMPS, TIMEOUT_S, TinyCascade, make_cascade
 
 END = NETWORKS[0] - 1
@@ -49,12 +50,12 @@ SHAPE = StreamShape(score="entropy", num_blocks=NETWORKS[-1], ramps=RAMPS)
 class Hosted(LinkTransport):
     """A stage in this process, as a transport."""
 
-    def __init__(self, cascade: TinyCascade, plan: Plan, slot: str) -> None:
+    def __init__(self, cascade: TinyCascade, plan: Plan) -> None:
         super().__init__(phase=0.0)
         settings = cascade.settings().model_copy(update={"plan": plan})
         runner = build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock())
         starts = read_card(cascade.folder).chain.starts
-        self.host = StageHost(settings, "cpu", slot, runner, MonotonicClock(), self._deliver, starts=starts)
+        self.host = StageHost(settings, "cpu", runner, MonotonicClock(), self._deliver, starts=starts)
 
     async def call(self, call: StageCall, *, take: Callable[[Chunk], None], **_: Any) -> None:
         loop, parts = asyncio.get_running_loop(), asyncio.Queue[Chunk]()
@@ -84,14 +85,14 @@ class Hosted(LinkTransport):
 @contextmanager
 def served(cascade: TinyCascade, plan: Plan, probe_share: float) -> Iterator[tuple[InferService, IngressCore]]:
     """Every stage on its own host."""
-    placed, clock = initial_placement(plan), MonotonicClock()
-    hosts = {slot: Hosted(cascade, plan, slot) for slot in placed.slots}
+    placed, clock = PlacedPlan(plan=plan), MonotonicClock()
+    hosts = {slot: Hosted(cascade, plan) for slot in placed.slots}
     for hosted in hosts.values():
         hosted.host.start()
     codec: Any = find_codec(read_card(cascade.folder).codec, cascade.folder)
     rules = Rules(max_queued=500, calls_per_replica=2, max_attempts=3, shape=SHAPE, probe_share=probe_share)
-    core = IngressCore("i", placed, hosts, rules, random.Random(0))
-    dispatcher = Dispatcher(core, hosts, clock, NoMetrics(), encoder=encoder_of("i", codec))
+    core = IngressCore("i", placed, rules, random.Random(0))
+    dispatcher = Dispatcher(core, FixedLinks(hosts), clock, NoMetrics(), encoder=encoder_of("i", codec))
     try:
         yield InferService(codec, dispatcher, cascade.settings(), clock, encode=encode_of(codec, core)), core
     finally:

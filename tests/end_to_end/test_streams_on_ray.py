@@ -344,7 +344,7 @@ async def test_of_a_sequence_that_is_a_probe_the_controller_learns_what_ramps_sa
         watch_s=0.5,
         dashboard_url=DASHBOARD_URL,
     )
-    served = {"app": "probed", "slots": {"cpu": 1}, "control": control, "probe_share": 1.0}
+    served = {"app": "probed", "control": control, "probe_share": 1.0}
     url = one_ray.serve(settings(tales, one_stage, policy=policy, **served))
     reader = Reader(url=url, tales=tales, index=0)
     await asyncio.wait_for(reader.read(), PATIENCE_S)

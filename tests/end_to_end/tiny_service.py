@@ -97,7 +97,7 @@ def controlled_service(tiny: Tiny) -> ServeSettings:
         starts_at_once=1,
         dashboard_url=DASHBOARD_URL,
     )
-    return text_service(tiny, app="controlled", slots={"cpu": 2}, control=control, probe_share=0.5)
+    return text_service(tiny, app="controlled", control=control, probe_share=0.5)
 
 
 def tiny_problem(ramps: Sequence[int], survival: Sequence[float], **changes: Any) -> PlanProblem:

@@ -30,4 +30,4 @@ def test_every_stage_of_a_plan_does_what_suits_its_device() -> None:
         Stage(device="V100", replicas=1, splits=(Split(first=1, end=3, batch=4),)),
     )
     plan = Plan(stages=stages, dispatch="auto")
-    assert [Assignment.of(plan, stage).dispatch for stage in plan.stages] == ["filling", "work-conserving"]
+    assert [Assignment.of(plan, stage, "slot").dispatch for stage in plan.stages] == ["filling", "work-conserving"]

@@ -1,15 +1,26 @@
-"""A plan on its slots."""
+"""Which replica hosts which stage."""
 
 from __future__ import annotations
 
 import json
+import random
+from itertools import product
 
 import pytest
 
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import Split
-from optimizer.placement import PlacedPlan, initial_placement, is_slot_of, parse_placed, placed_document, slot_name
+from optimizer.placement import (
+    PlacedPlan,
+    deployment_name,
+    parse_placed,
+    placed_document,
+    roles,
+    shares,
+    slot_name,
+)
 from optimizer.plan import Plan, Stage
+
+FIRST, SECOND = "split-T4-0", "split-T4-1"
 
 
 def two_stages() -> Plan:
@@ -22,52 +33,9 @@ def two_stages() -> Plan:
     )
 
 
-def test_a_slot_has_a_name_that_travels_in_urls() -> None:
+def test_names_travel_in_urls() -> None:
+    assert deployment_name("emulated:V100") == "split-emulated-V100"
     assert slot_name("emulated:V100", 2) == "split-emulated-V100-2"
-
-
-@pytest.mark.parametrize(
-    ("device", "slot", "belongs"),
-    [
-        ("T4", "split-T4-10", True),
-        ("T4", "split-T4-A-0", False),
-        ("T4-A", "split-T4-A-0", True),
-        ("T4", "ingress", False),
-    ],
-)
-def test_a_slot_belongs_to_the_accelerator_type_in_its_name(device: str, slot: str, belongs: bool) -> None:
-    assert is_slot_of(device, slot) is belongs
-
-
-@pytest.mark.parametrize(
-    ("slots", "why"),
-    [
-        (("split-T4-0",), "2 stages need as many slots"),
-        (("split-T4-0", "split-T4-0"), "two stages in one slot"),
-        (("split-T4-0", "split-V100-1"), "is not of T4"),
-    ],
-)
-def test_slots_that_do_not_fit_the_plan_are_refused(slots: tuple[str, ...], why: str) -> None:
-    with pytest.raises(PlanError, match=why):
-        PlacedPlan(plan=two_stages(), slots=slots)
-
-
-def test_avoided_replicas_occupy_accelerators_beside_the_replicas_needed() -> None:
-    placed = PlacedPlan(
-        plan=two_stages(),
-        slots=("split-T4-1", "split-T4-0"),
-        avoided={"a": "split-T4-1", "b": "split-T4-1", "c": "split-T4-2"},
-    )
-    assert placed.replicas == {"split-T4-1": 3, "split-T4-0": 1}
-    assert placed.occupied == {"split-T4-1": 5, "split-T4-0": 1, "split-T4-2": 1}
-    assert placed.avoided_ids == {"a", "b", "c"} == set(placed.avoided)
-
-
-def test_a_document_holds_all_of_it() -> None:
-    placed = PlacedPlan(plan=two_stages(), slots=("split-T4-1", "split-T4-0"), avoided={"a": "split-T4-1"})
-    read = parse_placed(json.loads(json.dumps(placed_document(placed))))
-    assert read == placed
-    assert read.epoch == 7
 
 
 def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
@@ -76,4 +44,94 @@ def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
         Stage(device=device, replicas=1, splits=(Split(first=index, end=index + 1, batch=1),))
         for index, device in enumerate(devices)
     )
-    assert initial_placement(Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")
+    assert PlacedPlan(plan=Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")
+
+
+def test_avoided_replicas_occupy_accelerators_beside_the_replicas_needed() -> None:
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4", "c": "V100"})
+    assert placed.needed("T4") == {FIRST: 3, SECOND: 1}
+    assert placed.occupied == {"T4": 6, "V100": 1}
+
+
+def test_a_document_holds_all_of_it() -> None:
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4"}, hosted={"b": SECOND})
+    read = parse_placed(json.loads(json.dumps(placed_document(placed))))
+    assert read == placed
+    assert read.epoch == 7
+
+
+def test_avoided_replicas_host_a_stage_only_where_others_are_fewer_than_stages() -> None:
+    placed = PlacedPlan(plan=two_stages(), avoided={"a": "T4", "b": "T4"})
+    assert placed.roles("T4", ["a", "b", "c", "d"]) == {"c": FIRST, "d": SECOND}
+    assert placed.roles("T4", ["a", "b", "c"]) == {"a": FIRST, "b": FIRST, "c": SECOND}
+    assert placed.roles("V100", ["e"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("live", "before", "found"),
+    [
+        ("1234", {}, "aabb"),
+        ("1234", {"1": "b", "4": "a"}, "baba"),
+        ("1234", {"1": "b", "2": "b", "3": "b"}, "bbaa"),
+        ("135", {"1": "b", "3": "elsewhere"}, "baa"),
+        ("1", {"1": "b"}, "b"),
+    ],
+)
+def test_replicas_stay_where_they_were_and_others_take_the_open_places(
+    live: str, before: dict[str, str], found: str
+) -> None:
+    hosts = roles({"a": 2, "b": 2}, list(live), before)
+    assert "".join(hosts[replica] for replica in live) == found
+
+
+def all_roles(needed: dict[str, int], live: list[str]) -> list[dict[str, str]]:
+    """The twin: every way to give each replica a slot by which slots have their shares."""
+    return [dict(zip(live, slots, strict=True)) for slots in product(needed, repeat=len(live))]
+
+
+def least_share(needed: dict[str, int], found: dict[str, str]) -> float:
+    return min(list(found.values()).count(slot) / needed[slot] for slot in needed)
+
+
+def moved(found: dict[str, str], before: dict[str, str]) -> int:
+    return sum(found[name] != before[name] for name in found if name in before)
+
+
+def test_no_roles_give_the_poorest_stage_more_or_move_fewer_replicas_for_the_same_shares() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        needed = {slot: rng.randint(1, 4) for slot in "abc"[: rng.randint(1, 3)]}
+        live = [f"r{k}" for k in range(rng.randint(0, 6))]
+        before = {name: rng.choice("abcd") for name in (*live, "gone") if rng.random() < 0.7}
+        found = roles(needed, rng.sample(live, len(live)), before)
+        assert found.keys() == set(live)
+        if not live:
+            continue
+        tried = all_roles(needed, live)
+        assert least_share(needed, found) == max(least_share(needed, each) for each in tried), seed
+        sizes = sorted(found.values())
+        alike = [each for each in tried if sorted(each.values()) == sizes]
+        assert moved(found, before) == min(moved(each, before) for each in alike), seed
+
+
+def test_roles_go_by_what_is_alive_alone() -> None:
+    """Not by the order in which replicas came, so all ingresses agree."""
+    needed, before = {"a": 3, "b": 2}, {"r2": "b", "r9": "a"}
+    live = [f"r{k}" for k in range(12)]
+    assert len({tuple(sorted(roles(needed, random.Random(k).sample(live, 12), before).items())) for k in range(9)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "held", "given"),
+    [
+        (0, {}, [0, 0, 0]),
+        (1, {}, [1, 0, 0]),
+        (1, {"c": 1}, [0, 0, 1]),
+        (3, {}, [1, 1, 1]),
+        (5, {}, [3, 1, 1]),
+        (7, {}, [4, 2, 1]),
+        (14, {}, [8, 4, 2]),
+    ],
+)
+def test_slots_share_replicas_in_proportion(number: int, held: dict[str, int], given: list[int]) -> None:
+    assert list(shares({"a": 4, "b": 2, "c": 1}, number, held).values()) == given

@@ -41,7 +41,7 @@ def apply_an_old_plan() -> AbstractContextManager[Any]:
 
     def always(self: Any, placed: Any) -> None:
         if placed.epoch < self.route.epoch:
-            self._chains.follow(lay_out(placed, self._slots, self.route), None)
+            self._chains.follow(lay_out(placed, self.route), None)
         follow(self, placed)
 
     return patch.object(IngressCore, "follow", always)
@@ -115,8 +115,8 @@ def try_for_ever() -> AbstractContextManager[Any]:
     """Attempts are not counted."""
     init = IngressCore.__init__
 
-    def without(self: Any, name: str, placed: Any, slots: Any, rules: Any, *others: Any) -> None:
-        init(self, name, placed, slots, replace(rules, max_attempts=10 * rules.max_attempts), *others)
+    def without(self: Any, name: str, placed: Any, rules: Any, *others: Any) -> None:
+        init(self, name, placed, replace(rules, max_attempts=10 * rules.max_attempts), *others)
 
     return patch.object(IngressCore, "__init__", without)
 

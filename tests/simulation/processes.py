@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from deployments.ingress.core.calls import SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Inputs, PendingInput, Rules, Settle
 from deployments.ingress.dispatcher import Dispatcher, encoder_of, sample_id_of
-from deployments.ingress.link import LinkTransport, ReplicaLink
+from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
@@ -110,10 +111,10 @@ class VirtualDriver:
 
 
 class Replica:
-    """A slot's replica: the live host and call server."""
+    """A replica of an accelerator type: the live host and call server."""
 
-    def __init__(self, name: str, slot: str, device: str, loop: Any, settings: ServeSettings, watch: Watcher) -> None:
-        self.name, self.slot, self.device = name, slot, device
+    def __init__(self, name: str, device: str, loop: Any, settings: ServeSettings, watch: Watcher) -> None:
+        self.name, self.device = name, device
         self.events: Events = loop.events
         self.is_alive = True
         self.slowness = 1.0
@@ -123,11 +124,11 @@ class Replica:
         self.server = CallServer(loop)
         VirtualDriver.replica = self
         starts = STARTS if watch.networks else ()
-        self.host = StageHost(settings, device, slot, self.runner, self.events, self._deliver, starts=starts)
+        self.host = StageHost(settings, device, self.runner, self.events, self._deliver, starts=starts)
 
-    async def start(self, assignment: Assignment | None) -> Address:
-        if assignment is not None:
-            await self.host.prepare(assignment)
+    async def start(self, assignments: Sequence[Assignment]) -> Address:
+        if assignments:
+            await self.host.prepare(assignments)
         self.host.start()
         return await self.server.listen(self.host, self.name)
 
@@ -220,10 +221,9 @@ class Ingress:
         self._network = network
         self._context = contextvars.copy_context()
         self._context.run(HOST.set, name)
-        ways: dict[str, LinkTransport] = {}
-        for slot, board in boards.items():
-            ways[slot] = way = LinkTransport(phase=self.rng.random(), link=self._link)
-            board.follow(lambda addresses, way=way: loop.call_soon(way._follow, addresses))  # type: ignore[misc] # `LinkTransport.follow`, without the running loop
+        self.links = ReplicaLinks(placed, boards, phase=self.rng.random(), link=self._link)
+        for device, board in boards.items():  # as `ReplicaLinks.connect`, without the running loop
+            board.follow(partial(loop.call_soon, self.links.announced, device))
         rules = Rules(
             max_queued=settings.max_queued,
             calls_per_replica=settings.calls_per_replica,
@@ -235,10 +235,10 @@ class Ingress:
             loss=TokenTask(VOCABULARY).loss if watch.sequences else differ,
             probe_share=settings.probe_share,
         )
-        self.core = IngressCore(name, placed, ways, rules, self.rng)
+        self.core = IngressCore(name, placed, rules, self.rng)
         codec: Any = NumbersOfNetworks() if watch.networks else NumberCodec()
         encoder, encode = encoder_of(name, codec), encode_of(codec, self.core)
-        self.dispatcher = WatchedDispatcher(watch, self.core, ways, loop.events, Uncounted(), encoder)
+        self.dispatcher = WatchedDispatcher(watch, self.core, self.links, loop.events, Uncounted(), encoder)
         self.service = InferService(codec, self.dispatcher, settings, loop.events, encode=encode)
         self.generation = GenerateService(
             TOKENIZER, TokenTask(VOCABULARY), 64, self.dispatcher, settings, loop.events, rng=self.rng
@@ -261,6 +261,11 @@ class Ingress:
             counts.arrived == counts.answered + counts.drops.total() + core.num_unanswered,
             "every input that arrived is answered, dropped or open",
         )
+        for device in core.placed.occupied:
+            needed = core.placed.needed(device)
+            up = sum(link.is_up for link in self.links._links[device].values())
+            served = all(self.links[slot].is_up for slot in needed)
+            expect(served or up < len(needed), "no stage is left without a replica that its type has")
         epoch = core.placed.epoch
         expect(epoch >= self.newest_epoch, "an ingress never goes back to an older plan")
         if epoch > self.newest_epoch:

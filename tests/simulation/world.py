@@ -20,14 +20,14 @@ from deployments.controller.observe import Fleet
 from deployments.controller.remember import History
 from deployments.settings import ControlSettings, ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport
+from deployments.wire.messages import Address, Assignment, IngressReport, ReplicaReport, assignments_of
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import OfframpError
 from earlyexit.network.boundary import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.live.tuning.base import Tuned
-from optimizer.placement import PlacedPlan, initial_placement, slot_name
+from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -47,8 +47,6 @@ LAST_TIMEOUT_S = 20.0
 """Of the requests after the faults."""
 NUM_INGRESSES = 2
 DEVICES = {"emulated:A": 3, "emulated:B": 2}
-SLOTS = 2
-"""Of each type."""
 POLICY = PolicySpec(name="confidence", thresholds=CALIBRATED)
 
 
@@ -76,16 +74,14 @@ def random_stages(
 ) -> tuple[Stage, ...]:
     """Any cuts and ramps, on accelerators that there are; at least one of some type, and the last of the networks."""
     left = {device: count for device, count in counts.items() if count}
-    number = min(rng.choice((1, 2, 2, 3)), sum(min(count, SLOTS) for count in left.values()))
+    number = min(rng.choice((1, 2, 2, 3)), sum(left.values()))
     entry = rng.choice((0, 0, *networks[:-1])) if networks else 0
     bounds = [entry, *sorted(rng.sample(range(entry + 1, NUM_BLOCKS), number - 1)), NUM_BLOCKS]
-    used: dict[str, int] = dict.fromkeys(left, 0)
     after_answer = "stop" if sequences else rng.choice(("stop", "stop", "stay"))
     overlap = None if sequences else rng.choice((None, None, 2))
     stages = []
     for k, (first, end) in enumerate(pairwise(bounds)):
-        device = rng.choice([device for device, count in left.items() if count and used[device] < SLOTS])
-        used[device] += 1
+        device = rng.choice([device for device, count in left.items() if count])
         others = number - k - 1
         replicas = rng.randint(1, max(1, left[device] - others))
         left[device] -= replicas
@@ -181,7 +177,7 @@ class World(Fleet):
         self.chains_rng = random.Random(f"{seed} chains")
         self.has_chains = not self.sequences and not self.networks and self.chains_rng.random() < 0.4
         """Whether plans of operators may have two chains."""
-        self.first = initial_placement(replace(self._random_plan(), epoch=1))
+        self.first = PlacedPlan(plan=replace(self._random_plan(), epoch=1))
         self.settings = ServeSettings.model_validate(
             {
                 "model": "",
@@ -196,14 +192,13 @@ class World(Fleet):
                 "token_timeout_s": 600.0 if self.is_patient else 2.0,
             }
         )
-        self.slots = {slot_name(device, k): device for device in DEVICES for k in range(SLOTS)}
-        self.boards = {slot: ReplicaDirectory() for slot in self.slots}
+        self.boards = {device: ReplicaDirectory() for device in DEVICES}
         self.replicas: dict[str, Replica] = {}
         """That take calls, or drain."""
-        self.addresses: dict[str, dict[str, Address]] = {slot: {} for slot in self.slots}
-        self.told = dict.fromkeys(self.slots, 0)
+        self.addresses: dict[str, dict[str, Address]] = {device: {} for device in DEVICES}
+        self.told = dict.fromkeys(DEVICES, 0)
         self.starting: dict[str, str] = {}
-        """Replicas that are not ready, with their slots."""
+        """Replicas that are not ready, with their accelerator types."""
         self.pools = {device: AcceleratorPool(count) for device, count in DEVICES.items()}
         self.ingresses: list[Ingress] = []
         self.serial = 0
@@ -236,9 +231,9 @@ class World(Fleet):
                 asyncio._set_running_loop(None)
 
     def _boot(self) -> None:
-        for slot, replicas in self.first.replicas.items():
-            self.told[slot] = replicas
-            self._reconcile(slot, delay_s=0.0)
+        for device, replicas in self.first.occupied.items():
+            self.told[device] = replicas
+            self._reconcile(device, delay_s=0.0)
         for _ in range(NUM_INGRESSES):
             self._start_ingress()
         self._start_controller()
@@ -402,7 +397,6 @@ class World(Fleet):
             ),
             problem=self.problem,
             policy=POLICY,
-            slots=dict.fromkeys(DEVICES, SLOTS),
             first=self.first,
             clock=self.events,
             sleep=self._sleep,
@@ -500,14 +494,14 @@ class World(Fleet):
         """Its process ends; it is replaced when that is noticed."""
         self.watch.say(f"{replica.name} dies")
         self._end_replica(replica)
-        self._at(0.3, partial(self._reconcile, replica.slot))
+        self._at(0.3, partial(self._reconcile, replica.device))
 
     def _end_replica(self, replica: Replica) -> None:
         replica.is_alive = False
         self.replicas.pop(replica.name, None)
         self.network.vanish(replica.name)
         self.pools[replica.device].release(replica.name)
-        self._at(0.2, partial(self._announce, replica.slot, replica.name, None))
+        self._at(0.2, partial(self._announce, replica.device, replica.name, None))
 
     def _cut(self) -> None:
         """A process cannot be reached for a while."""
@@ -552,8 +546,7 @@ class World(Fleet):
 
     def _bring_back(self, device: str, number: int) -> None:
         self.pools[device].bring_back([number])
-        for slot in self.slots:
-            self._reconcile(slot)
+        self._reconcile(device)
 
     def _calm_down(self) -> None:
         self.watch.say("the faults stop")
@@ -571,62 +564,64 @@ class World(Fleet):
 
     # What Serve does
 
-    def _announce(self, slot: str, name: str, address: Address | None) -> None:
-        addresses = self.addresses[slot]
+    def _announce(self, device: str, name: str, address: Address | None) -> None:
+        addresses = self.addresses[device]
         if address is None:
             addresses.pop(name, None)
         else:
             addresses[name] = address
-        self.boards[slot].announce(dict(addresses))
+        self.boards[device].announce(dict(addresses))
 
-    def _of(self, slot: str) -> list[Replica]:
+    def _of(self, device: str) -> list[Replica]:
         """Those that take calls, or will."""
-        return [each for each in self.replicas.values() if each.slot == slot and each.name not in self.draining]
+        return [each for each in self.replicas.values() if each.device == device and each.name not in self.draining]
 
-    def _reconcile(self, slot: str, delay_s: float = 0.2) -> None:
-        """Start what a slot lacks, stop what it has too much."""
-        starting = [name for name, where in self.starting.items() if where == slot]
-        there = self._of(slot)
-        for _ in range(self.told[slot] - len(there) - len(starting)):
+    def _reconcile(self, device: str, delay_s: float = 0.2) -> None:
+        """Start what a type lacks, stop what it has too much: which of them, Serve chooses."""
+        starting = [name for name, where in self.starting.items() if where == device]
+        there = self._of(device)
+        for _ in range(self.told[device] - len(there) - len(starting)):
             self.serial += 1
-            name = f"{slot}#{self.serial}"
-            if self.pools[self.slots[slot]].take(name) is None:
+            name = f"{device}#{self.serial}"
+            if self.pools[device].take(name) is None:
                 return
-            self.starting[name] = slot
-            self._at(delay_s * (1 + self.rng.random()), partial(self._start_replica, name, slot))
-        too_many = len(there) + len(starting) - self.told[slot]
+            self.starting[name] = device
+            self._at(delay_s * (1 + self.rng.random()), partial(self._start_replica, name, device))
+        too_many = len(there) + len(starting) - self.told[device]
         for name in starting[: max(0, too_many)]:
             del self.starting[name]
-            self.pools[self.slots[slot]].release(name)
-        for replica in there[len(there) - max(0, too_many - len(starting)) :]:
+            self.pools[device].release(name)
+        for replica in self.rng.sample(there, max(0, too_many - len(starting))):
             self.draining.add(replica.name)
             self.loop.create_task(self._drain_replica(replica))
 
-    def _start_replica(self, name: str, slot: str) -> None:
+    def _start_replica(self, name: str, device: str) -> None:
         if self.starting.pop(name, None) is None:
             return
-        device = self.slots[slot]
-        replica = Replica(name, slot, device, self.loop, self.settings, self.watch)
+        replica = Replica(name, device, self.loop, self.settings, self.watch)
         self.replicas[name] = replica
         self.loop.create_task(self._become_ready(replica))
 
     async def _become_ready(self, replica: Replica) -> None:
-        assignment = None
+        placed = self.first
         if self.controller is not None:
-            assignment = self.controller.assignment_of(replica.slot)
-        address = await replica.start(assignment)
+            placed = self.controller.state.followed or self.controller.state.placed
+        address = await replica.start(self._assignments(placed, replica.device))
         if replica.is_alive:
             self.watch.say(f"{replica.name} runs")
-            self._announce(replica.slot, replica.name, address)
+            self._announce(replica.device, replica.name, address)
 
     async def _drain_replica(self, replica: Replica) -> None:
-        self._announce(replica.slot, replica.name, None)
+        self._announce(replica.device, replica.name, None)
         await replica.server.close()
         if replica.is_alive:
             self.watch.say(f"{replica.name} ends")
             self._end_replica(replica)
-            for slot in self.slots:
-                self._reconcile(slot)
+            self._reconcile(replica.device)
+
+    @staticmethod
+    def _assignments(placed: PlacedPlan, device: str) -> list[Assignment]:
+        return [each for each in assignments_of(placed).values() if each.stage.device == device]
 
     # What the controller sees of it
 
@@ -648,32 +643,26 @@ class World(Fleet):
         if ingress.is_alive:
             what(ingress)
 
-    async def scale(self, slot: str, replicas: int) -> None:
+    async def scale(self, device: str, replicas: int) -> None:
         await self._reach()
-        self.told[slot] = replicas
-        self._reconcile(slot)
+        self.told[device] = replicas
+        self._reconcile(device)
 
     async def running(self) -> dict[str, int]:
         await self._reach()
-        return {slot: sum(each.name in self.addresses[slot] for each in self._of(slot)) for slot in self.slots}
+        return {device: sum(each.name in self.addresses[device] for each in self._of(device)) for device in DEVICES}
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        for slot, stage in placed.stage_of.items():
-            for replica in self._of(slot):
+        for device in placed.occupied:
+            for replica in self._of(device):
                 await self._reach()
-                await replica.host.prepare(Assignment.of(placed.plan, stage))
+                if assignments := self._assignments(placed, device):
+                    await replica.host.prepare(assignments)
 
     async def follow(self, placed: PlacedPlan) -> None:
         self.watch.say(f"follow {placed.epoch}")
-        await self._tell(lambda ingress: ingress.follow(placed))
-
-    async def decide(self, placed: PlacedPlan) -> None:
-        self.watch.say(f"decide {placed.epoch}")
-        for slot, stage in placed.stage_of.items():
-            for replica in self._of(slot):
-                if self.is_calm or self.rng.random() > self.trouble.broken_calls:
-                    replica.host.follow(Assignment.of(placed.plan, stage))
-        await self._tell(lambda ingress: ingress.follow(placed))
+        read = parse_placed(placed_document(placed))  # as it travels
+        await self._tell(lambda ingress: ingress.follow(read))
 
     async def suspend(self, reason: str) -> None:
         self.watch.say("suspend")

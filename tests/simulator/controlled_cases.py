@@ -20,7 +20,6 @@ from simulator.scenario import FloatArray, Scenario
 
 RAMPS = (0, 1, 2)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
-SLOTS = {"cpu": 3}
 DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
 EASY, HARD = 0, 1
 """Rows of the records: who leaves after block 1, and who stays to the end."""
@@ -102,7 +101,6 @@ def control(expected: PlanProblem, **options: Any) -> Control:
         settings=settings,
         problem=expected,
         records=records(),
-        slots=SLOTS,
         probe_share=0.1,
         delays=DELAYS,
         plan_s=0.0,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from deployments.ingress.core.admission import SAFETY
-from deployments.wire.messages import Assignment
 from earlyexit.network.boundary import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
@@ -26,7 +25,6 @@ from simulator.simulate import booted, play
 POLICY = PolicySpec(name="entropy", thresholds=0.4)
 SLO_S, BATCH = 0.4, 16
 FIRST_S, LAST_S = (0.018, 0.048), (0.018, 0.048)
-SLOT = "split-cpu-0"
 NARROW_S = 0.027, 0.072
 """Seconds of a batch of one input and of 16."""
 
@@ -147,9 +145,8 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
     arrivals_s = poisson_arrivals(3 * per_s(2, 1), 16.0, 1)
     made = service(arrivals_s, duration_s=16.0)
     slot = next(iter(made.slots.values()))
-    assignment = Assignment.of(made.scenario.plan, made.scenario.plan.stages[0])
     with_a_change(made, 0.0, lambda _: made.kill(next(iter(slot.replicas.values()))))
-    outcome = play(with_a_change(made, 8.0, lambda _: made.start(SLOT, assignment)))
+    outcome = play(with_a_change(made, 8.0, lambda _: made.start("cpu")))
     figures = outcome.figures_between(10.0, 16.0)
     assert kept(figures) >= 0.99
     assert figures.goodput_per_s >= 0.95 * per_s(2, 1)
@@ -169,7 +166,7 @@ def test_a_service_whose_batches_take_now_half_as_long_now_twice_keeps_the_admit
     def slow_down(replica: SimulatedReplica, _: object) -> None:
         made.slow(replica, rng.lognormvariate(0.0, 0.4))
 
-    for replica in made.slots[SLOT].replicas.values():
+    for replica in made.slots["split-cpu-0"].replicas.values():
         for k in range(450):
             with_a_change(made, 0.1 * k, partial(slow_down, replica))
     figures = play(made).figures_between(5.0, 45.0)

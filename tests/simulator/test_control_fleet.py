@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.wire.messages import Assignment
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from simulator.events import Events
 from simulator.fleet import SimulatedFleet
@@ -20,17 +19,9 @@ FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 def fleet_of(plan: Plan) -> tuple[SimulatedFleet, SimulatedService]:
-    """Four accelerators, two slots, nothing to do."""
-    placed = initial_placement(plan)
-    service = SimulatedService(
-        scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), placed, {FIRST: "cpu", SECOND: "cpu"}
-    )
-
-    def assignment_of(slot: str) -> Assignment | None:
-        stage = placed.stage_of.get(slot)
-        return None if stage is None else Assignment(epoch=7, stage=stage, policy=plan.policy, dispatch="deferred")
-
-    fleet = SimulatedFleet(service, {"cpu": 4}, DELAYS, assignment_of)
+    """Four accelerators, nothing to do."""
+    service = SimulatedService(scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), PlacedPlan(plan=plan))
+    fleet = SimulatedFleet(service, {"cpu": 4}, DELAYS)
     fleet.boot()
     return fleet, service
 
@@ -44,46 +35,40 @@ def now(asked: Coroutine[Any, Any, Any]) -> Any:
 
 def test_new_replicas_take_calls_once_they_have_started() -> None:
     fleet, service = fleet_of(whole(2))
-    now(fleet.scale(FIRST, 4))
+    now(fleet.scale("cpu", 4))
     service.events.run_until(3.9)
-    assert now(fleet.running()) == {FIRST: 2, SECOND: 0}
+    assert now(fleet.running()) == {"cpu": 2}
     service.events.run_until(4.0)
-    assert now(fleet.running()) == {FIRST: 4, SECOND: 0}
+    assert now(fleet.running()) == {"cpu": 4}
     assert seconds(fleet.log) == [
-        "0.00 scale split-cpu-0 to 4",
-        "4.00 split-cpu-0#2 runs",
-        "4.00 split-cpu-0#3 runs",
+        "0.00 scale cpu to 4",
+        "4.00 split-cpu#2 runs",
+        "4.00 split-cpu#3 runs",
     ]
 
 
-def test_a_new_replica_follows_what_the_controller_says_of_its_slot() -> None:
-    fleet, service = fleet_of(halves(1, 1))
-    now(fleet.scale(SECOND, 2))
+def test_replicas_host_the_stages_of_their_type_whoever_comes_and_goes() -> None:
+    fleet, service = fleet_of(halves(1, 2))
+
+    def stages() -> list[tuple[str, str]]:
+        return [(report.replica.removeprefix("split-"), report.slot) for report in now(fleet.replica_reports())]
+
+    assert stages() == [("cpu#0", FIRST), ("cpu#1", SECOND), ("cpu#2", SECOND)]
+    victim = fleet.replica_at(FIRST, 0)
+    assert victim is not None
+    fleet.die(victim)
+    assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND)], "no stage is left without a replica"
     service.events.run_out()
-    epochs = [(report.replica, report.epoch) for report in now(fleet.replica_reports())]
-    assert epochs == [("split-cpu-0#0", 0), ("split-cpu-1#0", 0), ("split-cpu-1#1", 7)]
+    assert stages() == [("cpu#1", FIRST), ("cpu#2", SECOND), ("cpu#3", SECOND)]
 
 
-def test_a_replica_starts_on_the_accelerator_that_another_has_left() -> None:
-    fleet, service = fleet_of(whole(4))
-    now(fleet.scale(SECOND, 1))
-    now(fleet.scale(FIRST, 3))
-    service.events.run_out()
-    assert seconds(fleet.log) == [
-        "0.00 scale split-cpu-1 to 1",
-        "0.00 scale split-cpu-0 to 3",
-        "1.00 split-cpu-0#3 ends",  # Serve looks every second
-        "5.00 split-cpu-1#0 runs",
-    ]
-
-
-def test_a_slot_that_shrinks_gives_up_first_what_has_not_started() -> None:
+def test_a_type_that_shrinks_gives_up_first_what_has_not_started() -> None:
     fleet, service = fleet_of(whole(2))
-    now(fleet.scale(FIRST, 4))
-    now(fleet.scale(FIRST, 1))
+    now(fleet.scale("cpu", 4))
+    now(fleet.scale("cpu", 1))
     service.events.run_out()
-    assert now(fleet.running()) == {FIRST: 1, SECOND: 0}
-    assert seconds(fleet.log)[2:] == ["1.00 split-cpu-0#1 ends"]
+    assert now(fleet.running()) == {"cpu": 1}
+    assert seconds(fleet.log)[2:] == ["1.00 split-cpu#1 ends"]
 
 
 def test_a_dead_replica_is_replaced_once_its_death_is_noticed() -> None:
@@ -91,9 +76,9 @@ def test_a_dead_replica_is_replaced_once_its_death_is_noticed() -> None:
     victim = fleet.replica_at(FIRST, 0)
     assert victim is not None
     fleet.die(victim)
-    assert now(fleet.running()) == {FIRST: 1, SECOND: 0}
+    assert now(fleet.running()) == {"cpu": 1}
     service.events.run_out()
-    assert seconds(fleet.log) == ["0.00 split-cpu-0#0 dies", "5.00 split-cpu-0#2 runs"]
+    assert seconds(fleet.log) == ["0.00 split-cpu#0 dies", "5.00 split-cpu#2 runs"]
 
 
 def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_those_that_come_back() -> None:
@@ -103,24 +88,24 @@ def test_lost_accelerators_are_counted_until_ray_notices_and_replicas_wait_for_t
     assert now(fleet.capacity()) == {"cpu": 4}
     service.events.run_until(8.0)
     assert now(fleet.capacity()) == {"cpu": 2}
-    assert now(fleet.running()) == {FIRST: 2, SECOND: 0}
+    assert now(fleet.running()) == {"cpu": 2}
     service.events.run_until(20.0)
     fleet.bring_back("cpu", (3,))
     service.events.run_out()
     assert now(fleet.capacity()) == {"cpu": 3}
     assert seconds(fleet.log) == [
         "0.00 cpu 0, 3 lost",
-        "0.00 split-cpu-0#0 dies",
-        "0.00 split-cpu-0#3 dies",
+        "0.00 split-cpu#0 dies",
+        "0.00 split-cpu#3 dies",
         "20.00 cpu 3 back",
-        "24.00 split-cpu-0#4 runs",
+        "24.00 split-cpu#4 runs",
     ]
 
 
 def test_a_start_on_a_lost_accelerator_begins_again_elsewhere() -> None:
     fleet, service = fleet_of(whole(1))
-    now(fleet.scale(FIRST, 2))
+    now(fleet.scale("cpu", 2))
     service.events.run_until(2.0)
     fleet.lose("cpu", (1,))
     service.events.run_out()
-    assert seconds(fleet.log)[-1] == "7.00 split-cpu-0#1 runs"  # noticed at 3
+    assert seconds(fleet.log)[-1] == "7.00 split-cpu#1 runs"  # noticed at 3

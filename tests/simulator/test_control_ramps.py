@@ -14,7 +14,7 @@ from profiles.table import LatencyTable
 from simulator.controlled import Control, Controlled, Mix, control_settings, rows_in_turn, simulate_controlled
 from simulator.inputs import recorded
 from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import DELAYS, RAMPS, SLOTS, evenly, problem, whole
+from tests.simulator.controlled_cases import DELAYS, RAMPS, evenly, problem, whole
 
 CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
 
@@ -62,9 +62,7 @@ def simulated(tuning: Tuning) -> Controlled:
     settings = control_settings(
         with_costs(), period_s=PERIOD_S, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=0.02
     )
-    steered = Control(
-        settings=settings, problem=with_costs(), records=RECORDS, slots=SLOTS, probe_share=0.1, delays=DELAYS
-    )
+    steered = Control(settings=settings, problem=with_costs(), records=RECORDS, probe_share=0.1, delays=DELAYS)
     return simulate_controlled(scenario, steered)
 
 

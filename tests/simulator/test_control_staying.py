@@ -14,7 +14,7 @@ from optimizer.problem import MinimizeLatency, PlanProblem
 from simulator.controlled import Control, Controlled, Mix, Order, control_settings, rows_in_turn, simulate_controlled
 from simulator.inputs import recorded
 from simulator.scenario import Scenario
-from tests.simulator.controlled_cases import DELAYS, POLICY, RAMPS, SLOTS, evenly, problem, whole
+from tests.simulator.controlled_cases import DELAYS, POLICY, RAMPS, evenly, problem, whole
 from tests.simulator.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
 
 DRIFTS_S, ENDS_S = 90.0, 180.0
@@ -50,7 +50,6 @@ def simulated(
         settings=settings,
         problem=soonest(),
         records=RECORDS,
-        slots=SLOTS,
         probe_share=probe_share,
         delays=DELAYS,
         hold=hold,

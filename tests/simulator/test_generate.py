@@ -109,7 +109,7 @@ def test_a_plan_that_moves_the_blocks_has_sequences_begin_anew_and_another_batch
     ingress.arrive(0)
     service.events.run_until(4.5)
     smaller = replace(ALONE, stages=(stage(1, split(0, 4, batch=2)),), epoch=1)
-    service.follow(PlacedPlan(plan=smaller, slots=service.placed.slots))
+    service.follow(PlacedPlan(plan=smaller))
     service.events.run_until(8.5)
     assert ingress.loop.counts.lost == 0
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from earlyexit.network.boundary import Split
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from profiles.records import ExitRecords
 from simulator.events import Events
 from simulator.inputs import Probing
@@ -31,12 +31,12 @@ EARLY: Split = split(0, 4, ramps=RAMPS)
 
 def played(share: float, *lengths: tuple[int, int]) -> tuple[SimulatedService, GeneratingIngress]:
     given = replace(case(plan(stage(1, EARLY)), *lengths, rows=ROWS), decisions=DECISIONS)
-    events, placed = Events(), initial_placement(given.plan)
+    events, placed = Events(), PlacedPlan(plan=given.plan)
 
     def probing(index: int) -> Probing:
         return Probing(RECORDS, given.rows_N, share, random.Random(3))
 
-    service = SimulatedService(given, events, placed, dict.fromkeys(placed.slots, "cpu"), probing)
+    service = SimulatedService(given, events, placed, probing)
     service.boot()
     [ingress] = service.ingresses
     assert isinstance(ingress, GeneratingIngress)

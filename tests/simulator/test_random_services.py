@@ -123,17 +123,17 @@ def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(example
     def has_one(drawn: Scenario, kills: list[tuple[float, int]], stops: list[tuple[float, int]]) -> None:
         service = booted(drawn)
 
-        def start(slot: str) -> None:
-            service.start(slot)
+        def start(device: str) -> None:
+            service.start(device)
 
         def replace(ending: tuple[Callable[[SimulatedReplica], None], int]) -> None:
             end, which = ending
-            running = [replica for slot in service.slots.values() for replica in slot.replicas.values()]
+            running = [replica for replicas in service.running.values() for replica in replicas.values()]
             if running:
                 replica = running[which % len(running)]
                 end(replica)
                 back_s = service.events.time_s + 3 * (which % 2)
-                service.events.at(back_s, CONTROLS, start, replica.name.rpartition("#")[0])
+                service.events.at(back_s, CONTROLS, start, replica.device)
 
         for end, times in ((service.kill, kills), (service.stop, stops)):
             for at_s, which in times:

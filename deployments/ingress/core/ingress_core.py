@@ -15,7 +15,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -71,24 +71,19 @@ class IngressCore:
         self,
         name: str,
         placed: PlacedPlan,
-        slots: Collection[str],
         rules: Rules,
         rng: random.Random,
         make_call: type[Call] = Call,
     ) -> None:
-        """`slots`: all that a plan may ever use; raises PlanError for a plan that needs others.
-
-        `make_call`: the class of calls, in which the driver may keep data of its own.
-        """
+        """`make_call`: the class of calls, in which the driver may keep data of its own."""
         self.name = name
         self.suspended: str | None = None
         """Why there is no plan to serve by; None where there is one."""
         self.wake_s = math.inf
         """When to call `wake`, at the latest."""
-        self._slots = slots
         self._rules = rules
         self._rng = rng
-        self._chains = chains = Chains(lay_out(placed, slots), rules)
+        self._chains = chains = Chains(lay_out(placed), rules)
         self._calls = Calls(chains, rules, make_call)
         self._observations = ExitObservations.of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(chains, rules, self._observations)
@@ -137,11 +132,11 @@ class IngressCore:
     # Plans
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Follow this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
+        """Follow this plan from now on; one older than the present is ignored. Raises PlanError for another model's."""
         before = self.route
         if placed.epoch < before.epoch:
             return
-        self._chains.follow(lay_out(placed, self._slots, before), self.counts.tokens_per_input)
+        self._chains.follow(lay_out(placed, before), self.counts.tokens_per_input)
         if self._observations is not None and not self.route.stays:
             self._observations.stop_staying()
         if placed.epoch > before.epoch:
@@ -293,7 +288,7 @@ class IngressCore:
         return self._outcomes.fail(self._without(call, inputs, now_s), error, now_s)
 
     def go_on(self, call: Call, inputs: Inputs, block: int, payload: Any, now_s: float) -> Actions:
-        """Sends inputs on to a block, with this payload, at the slot that hosts it now, if any of them is awaited.
+        """Sends inputs on to a block, with this payload, at the stage that hosts it now, if any of them is awaited.
 
         Inputs that no request waits for travel along, but not into another network, for which all would be encoded.
         """
@@ -478,7 +473,7 @@ class Driver(ABC):
         }
 
     def follow(self, placed: PlacedPlan) -> None:
-        """Follow this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
+        """Follow this plan from now on; one older than the present is ignored. Raises PlanError for another model's."""
         self.core.follow(placed)
         self.do(())
 

@@ -1,23 +1,23 @@
-"""A placed plan as routes for inputs: which slot runs which block, and which batches it takes."""
+"""A plan as routes for inputs: which slot runs which block, and which batches it takes."""
 
 from __future__ import annotations
 
 import math
 import random
 from bisect import bisect_right, insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from deployments.wire.messages import Assignment
+from deployments.wire.messages import Assignment, assignments_of
 from earlyexit.errors import ExecutionError, PlanError, SequenceLostError
 from earlyexit.network.boundary import Budget, Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 
 Layout = tuple[tuple[str, int, int], ...]
-"""A plan's slots, stage by stage, each with its first block and the block after its last. Where two plans have the same
-layout, a replica that kept keys and values under the one has them under the other, whatever its splits are."""
+"""A chain's slots, stage by stage, each with its first block and the block after its last. Where two plans have the
+same layout, a replica that hosts the same slot under both has the same keys and values, whatever its splits are."""
 LOST: Final = "sequence_lost"
 """The kind of a SequenceLostError."""
 LOST_RETRY_S: Final = 1.0
@@ -259,7 +259,6 @@ class StageRoute:
 
     index: int
     """Its place in the chain."""
-    slot: str
     first: int
     """Its first block."""
     planned: Stage
@@ -274,6 +273,10 @@ class StageRoute:
     @property
     def epoch(self) -> int:
         return self.assignment.epoch
+
+    @property
+    def slot(self) -> str:
+        return self.assignment.slot
 
     @property
     def num_blocks(self) -> int:
@@ -367,7 +370,6 @@ class PlanRoute:
         self.placed = placed
         self.chains = chains
         self.order = placed.plan.order.build()
-        self.avoided = placed.avoided_ids
         self.stays = placed.plan.after_answer == "stay"
         self.used = placed.plan.used
         self._num_blocks = placed.plan.num_blocks
@@ -387,28 +389,24 @@ class PlanRoute:
             raise ExecutionError(f"a reply names block {block}; the model has blocks 0 to {self._num_blocks - 1}")
 
 
-def lay_out(placed: PlacedPlan, slots: Collection[str], before: PlanRoute | None = None) -> PlanRoute:
+def lay_out(placed: PlacedPlan, before: PlanRoute | None = None) -> PlanRoute:
     """Returns a plan's routes, with what the routes of the plan before it have learnt.
 
-    Raises PlanError for a slot that is not among `slots`, and for a plan of another model.
+    Raises PlanError for a plan of another model.
     """
-    missing = sorted(set(placed.slots) - set(slots))
-    if missing:
-        raise PlanError(f"the plan needs slots {missing}; there are {sorted(slots)}")
     if before is not None:
         _check_follows(placed.plan, before.placed.plan)
-    names, chains = iter(placed.slots), list[ChainRoute]()
+    assignments, chains = iter(assignments_of(placed).values()), list[ChainRoute]()
     for number, plan in enumerate(placed.plan.chains):
         of_before = None if before is None else before.chains[min(number, len(before.chains) - 1)]
         block_s = [0.0] * plan.num_blocks if of_before is None else of_before.seconds_per_block
         stages: list[StageRoute] = []
         for planned in plan.stages:
-            slot, assignment = next(names), Assignment.of(plan, planned)
+            assignment = next(assignments)
             for splits in _by_network(planned, plan.networks):
                 first, end = splits[0].first, splits[-1].end
                 route = StageRoute(
                     index=len(stages),
-                    slot=slot,
                     first=first,
                     planned=planned,
                     assignment=assignment,

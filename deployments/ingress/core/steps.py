@@ -43,7 +43,7 @@ class Steps:
         """The inputs that are sent next."""
 
     def check(self, placement: KVPlacement) -> None:
-        """Raises SequenceLostError if the plan has other slots by now and the sequence has begun at the old ones."""
+        """Raises SequenceLostError if the plan has other stages by now and the sequence has begun at the old ones."""
         if placement.layout is not None and self._chains.of_layout(placement.layout) is None:
             raise lost("the plan has its blocks elsewhere now")
 

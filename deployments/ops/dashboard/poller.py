@@ -16,6 +16,7 @@ from deployments.wire.controller_link import ControllerLink
 from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import ControllerUnavailableError
+from optimizer.placement import deployment_name
 
 CONTROLLER_S = 5.0
 """Interval between questions to the controller, in seconds: it looks at the service no more often itself."""
@@ -34,12 +35,14 @@ AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
 """Calls a method of each running replica of a deployment; returns None if they could not be asked."""
 
 
-async def ask_service(ask_all: AskAll, slots: Iterable[str]) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
-    """Returns the counts of all ingresses, or None if they could not be asked, and of all replicas of the slots."""
-    ingresses, *of_slots = await asyncio.gather(
-        ask_all("ingress", "peek"), *(ask_all(slot, "report") for slot in slots)
+async def ask_service(
+    ask_all: AskAll, devices: Iterable[str]
+) -> tuple[list[IngressReport] | None, list[ReplicaReport]]:
+    """Returns the counts of all ingresses, or None if they could not be asked, and of all replicas of the types."""
+    ingresses, *of_types = await asyncio.gather(
+        ask_all("ingress", "peek"), *(ask_all(deployment_name(device), "report") for device in devices)
     )
-    return ingresses, [report for reports in of_slots for report in reports or ()]
+    return ingresses, [report for reports in of_types for report in reports or ()]
 
 
 class SnapshotPoller:
@@ -80,8 +83,7 @@ class SnapshotPoller:
         return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
 
     async def _look(self) -> Snapshot | None:
-        slots = dict.fromkeys((*self._ingress.placed.slots, *self._ingress.placed.avoided.values()))
-        ingresses, replicas = await ask_service(self._ask_all, slots)
+        ingresses, replicas = await ask_service(self._ask_all, self._ingress.placed.occupied)
         await self._ask_controller()
         if self._is_ending(ingresses):
             return None

@@ -192,7 +192,7 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
         "epoch": report.epoch,
         "waiting": report.waiting,
         "busy": min(1.0, busy_s / seconds) if seconds else None,
-        "rests": report.replica in now.placed.avoided_ids,
+        "rests": report.replica in now.placed.avoided,
     }
 
 

@@ -136,11 +136,12 @@ class Tracer:
         self._provider.force_flush(LEAVE_MS)
         self._provider.shutdown()
 
-    def link(self, slot: str) -> LinkTo:
-        """Returns a factory of links that record the calls to a slot's replicas."""
-        return partial(TracedLink, self, slot)
+    @property
+    def link(self) -> LinkTo:
+        """A factory of links that record the calls to replicas."""
+        return partial(TracedLink, self)
 
-    def sent(self, slot: str, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputRecord]]:
+    def sent(self, replica: str, call: StageCall) -> tuple[StageCall, dict[str, InputRecord]]:
         """Records that a call is sent; returns it, and those of its inputs that belong to sampled requests.
 
         The call then asks the replica for the times of these inputs.
@@ -157,7 +158,7 @@ class Tracer:
             if record is None or record.answered or attempt == WHOLE:
                 continue
             record.under_way = Sent(
-                slot=slot,
+                slot=call.assignment.slot,
                 replica=replica,
                 epoch=call.assignment.epoch,
                 attempt=attempt,
@@ -198,15 +199,12 @@ class Tracer:
 class TracedLink(ReplicaLink):
     """A link to a replica that records calls with inputs of sampled requests."""
 
-    def __init__(
-        self, tracer: Tracer, slot: str, replica: str, address: Address, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, tracer: Tracer, replica: str, address: Address, on_change: Callable[[], None]) -> None:
         super().__init__(replica, address, on_change)
         self._tracer = tracer
-        self._slot = slot
 
     async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
-        call, inputs = self._tracer.sent(self._slot, self.replica, call)
+        call, inputs = self._tracer.sent(self.replica, call)
         if not inputs:
             return await super().call(call, take)
 

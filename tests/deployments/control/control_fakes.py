@@ -24,7 +24,7 @@ from optimizer.evaluate import evaluate
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, never, no_input_leaves
 from optimizer.pame.batches import Batching, seconds_of
-from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.risk import Guarantee
@@ -91,14 +91,18 @@ def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Obs
     )
 
 
+GROWING: dict[str, Any] = {"count": 5, "problem": problem(count=5), "best": halves(3, 2)}
+"""One more accelerator than first plans use, and a plan that needs it."""
+
+
 class FakeFleet(Fleet):
     """Replicas come at once and go at once; everything that changes is written down."""
 
-    def __init__(self, first: PlacedPlan, clock: ManualClock, slots: int, count: int) -> None:
+    def __init__(self, first: PlacedPlan, clock: ManualClock, count: int) -> None:
         self.clock = clock
         self.log: list[str] = []
         self.followed = first
-        self.replicas = Counter({f"split-cpu-{index}": 1 for index in range(slots)} | dict(first.replicas))
+        self.replicas = Counter(first.occupied)
         self.alive = {"cpu": count}
         self.arrived = self.answered = self.in_slo = 0
         self.exits: Counter[int] = Counter()
@@ -110,8 +114,8 @@ class FakeFleet(Fleet):
         self.is_suspended = False
         self.broken: set[str] = set()
         """Methods that fail."""
-        self.stuck: set[str] = set()
-        """Slots where no replica comes or goes."""
+        self.is_stuck = False
+        """Whether no replica comes or goes."""
         self.behind: set[str] = set()
         """Ingresses that always have an input under way by the first plan."""
         self.oldest = 1_000_000
@@ -121,10 +125,10 @@ class FakeFleet(Fleet):
         self.loses = 0
         """Accelerators that are lost once somebody waits for replicas."""
 
-    async def scale(self, slot: str, replicas: int) -> None:
-        self._do("scale", f"{slot} to {replicas}")
-        if slot not in self.stuck:
-            self.replicas[slot] = replicas
+    async def scale(self, device: str, replicas: int) -> None:
+        self._do("scale", f"{device} to {replicas}")
+        if not self.is_stuck:
+            self.replicas[device] = replicas
 
     async def running(self) -> dict[str, int]:
         if any(line.startswith("scale") for line in self.log):
@@ -138,11 +142,6 @@ class FakeFleet(Fleet):
         self._do("follow", str(placed.epoch))
         self.followed = placed
         self.is_suspended = False
-        self.exits.clear()
-
-    async def decide(self, placed: PlacedPlan) -> None:
-        self._do("decide", str(placed.epoch))
-        self.followed = placed
         self.exits.clear()
 
     async def suspend(self, reason: str) -> None:
@@ -172,11 +171,9 @@ class FakeFleet(Fleet):
         ]
 
     async def replica_reports(self) -> list[ReplicaReport]:
-        return [
-            self._replica_report(slot, f"{slot}#{rank}")
-            for slot, count in self.replicas.items()
-            for rank in range(0 if self.silent else count)
-        ]
+        names = [f"cpu#{rank}" for rank in range(0 if self.silent else self.replicas["cpu"])]
+        roles = self.followed.roles("cpu", names)
+        return [self._replica_report(roles.get(name, ""), name) for name in names]
 
     async def capacity(self) -> dict[str, int]:
         return dict(self.alive)
@@ -208,7 +205,6 @@ class Scene:
     """What the planner finds; None: that no plan meets the problem."""
     first: tuple[Stage, ...] = field(default_factory=lambda: whole(4))
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    slots: int = 2
     count: int = 4
     problem: PlanProblem = field(default_factory=problem)
     policy: PolicySpec = POLICY
@@ -222,8 +218,8 @@ class Scene:
     asked: list[PlanProblem] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.placed = initial_placement(Plan(stages=self.first, policy=POLICY, predicted=self.predicted))
-        self.fleet = FakeFleet(self.placed, self.clock, self.slots, self.count)
+        self.placed = PlacedPlan(plan=Plan(stages=self.first, policy=POLICY, predicted=self.predicted))
+        self.fleet = FakeFleet(self.placed, self.clock, self.count)
         self.start()
 
     def start(self) -> None:
@@ -238,7 +234,6 @@ class Scene:
             ),
             problem=self.problem,
             policy=self.policy,
-            slots={"cpu": self.slots},
             first=self.placed,
             clock=self.clock,
             sleep=self.sleep,
@@ -318,7 +313,7 @@ def one_is_slow(scene: Scene, replicas: int, *, shared: bool = False) -> None:
         seconds = 20 * (0.08 if rank == 2 else 0.04)
         is_shared = shared and rank == 2
         ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, tokens=80, seconds=seconds, shared=is_shared)
-        scene.fleet.times[f"split-cpu-0#{rank}"] = (ran,)
+        scene.fleet.times[f"cpu#{rank}"] = (ran,)
 
 
 SAFE = never("confidence", RAMPS)
@@ -372,8 +367,9 @@ class ToldTuner(Tuner):
 async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> tuple[Scene, ToldTuner]:
     """A scene after its first period."""
     tuner = ToldTuner()
+    growing = GROWING | {"best": halves(3, 1)}
     scene = await begun(
-        path, inputs, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: tuner, settings=settings
+        path, inputs, looks=6, first=halves(3, 1), **growing, make_tuner=lambda _: tuner, settings=settings
     )
     scene.fleet.log.clear()
     scene.asked.clear()
@@ -383,12 +379,12 @@ async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> 
 async def alarm_while_replicas_start(
     scene: Scene, tuner: ToldTuner, *, broken: str | None = None, come: bool = False
 ) -> None:
-    """One look with a change-over to halves(2, 2), whose replicas come late or not at all.
+    """One look with a change-over to halves(3, 2), whose replicas come late or not at all.
 
     `broken`: what fails of the fleet at the alarm.
     """
-    scene.best = halves(2, 2)
-    scene.fleet.stuck.add("split-cpu-1")
+    scene.best = halves(3, 2)
+    scene.fleet.is_stuck = True
     tries = 0
 
     def meanwhile() -> None:
@@ -398,7 +394,7 @@ async def alarm_while_replicas_start(
             tuner.says(SAFE, "alarm")
             scene.fleet.broken |= {broken} if broken else set()
         if tries == 60 and come:
-            scene.fleet.replicas["split-cpu-1"] = 2
+            scene.fleet.replicas["cpu"] = 5
         scene.inputs(10, 90)
 
     scene.meanwhile = meanwhile

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from deployments.accelerators import accelerators, first_replicas
 from deployments.controller.description import describe
 from deployments.controller.remember import History
 from deployments.controller.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings
-from deployments.slots import accelerators, first_replicas, slot_counts
 from earlyexit.errors import DataError, PlanError
-from optimizer.plan import Plan
+from optimizer.plan import Plan, Stage
 from optimizer.plan_file import ModelShape, plan_document
+from optimizer.problem import Supply
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import CHAIN, POLICY, Scene, begun, halves, problem, whole
 from tests.earlyexit.network.test_store import chain_of
@@ -96,31 +99,42 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
         check_control(settings(tmp_path), SHAPE)
 
 
-def test_without_a_controller_there_are_as_many_slots_as_the_plan_needs(tmp_path: Path) -> None:
+def test_without_a_controller_there_are_as_many_replicas_as_the_plan_needs(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=HALVES)
-    assert slot_counts(plain, plain.plan) == {"cpu": 2}
-    assert first_replicas(plain) == {"split-cpu-0": 3, "split-cpu-1": 1}
+    assert first_replicas(plain) == {"cpu": 4}
     assert accelerators(plain) == {"cpu": 4}
 
 
-def test_an_idle_slot_begins_with_one_replica_because_serve_refuses_none(tmp_path: Path) -> None:
-    controlled = settings(tmp_path, slots={"cpu": 3})
-    assert first_replicas(controlled) == {"split-cpu-0": 2, "split-cpu-1": 1, "split-cpu-2": 1}
-    assert accelerators(controlled) == {"cpu": 4}
+def test_an_idle_type_begins_with_one_replica_because_serve_refuses_none(tmp_path: Path) -> None:
+    asked = problem()
+    wider = replace(
+        asked,
+        devices=dict(asked.devices)
+        | {"V100": Supply(count=3, usd_per_hour=1.0), "T4": Supply(count=0, usd_per_hour=1.0)},
+        latency=dict(asked.latency) | dict.fromkeys(("V100", "T4"), asked.latency["cpu"]),
+    )
+    control = {"problem": problem_document(wider), "policy": ENTROPY, "state": str(tmp_path / "control.db")}
+    controlled = settings(tmp_path, control=control)
+    assert first_replicas(controlled) == {"cpu": 2, "V100": 1}
+    assert accelerators(controlled) == {"cpu": 4, "V100": 3}
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("stages", "words"),
     [
-        ({"slots": {"cpu": 4}}, "need 5 cpu, there are 4; give cpu fewer slots"),
-        ({"slots": {"cpu": 1}, "plan": HALVES}, "2 stages on cpu, the settings give it 1 slots"),
-        ({"slots": {"cpu": 1, "V100": 1}}, "slots on V100, which the controller's problem does not have"),
+        (whole(5), "the plan needs 5 cpu, there are 4"),
+        ([replace(each, device="V100") for each in whole(1)], "on V100, which the controller's problem does not have"),
     ],
-    ids=["more than accelerators", "fewer than stages", "of a type that the problem lacks"],
+    ids=["more than accelerators", "of a type that the problem lacks"],
 )
-def test_slots_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_first_plan_that_cannot_be_is_refused(tmp_path: Path, stages: Sequence[Stage], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        first_replicas(settings(tmp_path, **changes))
+        first_replicas(settings(tmp_path, plan=plan_document(Plan(stages=tuple(stages)))))
+
+
+def test_slots_of_earlier_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="slots"):
+        settings(tmp_path, slots={"cpu": 2})
 
 
 @pytest.mark.parametrize(

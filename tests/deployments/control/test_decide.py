@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from deployments.controller.decide import Proposal, propose
@@ -38,28 +38,9 @@ class FakePlanner:
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])
 
 
-async def stages_of(
-    planner: FakePlanner, *questions: PlanProblem, slots: Mapping[str, int] | None = None, blamed: Sequence[Blame] = ()
-) -> Stages | None:
-    found = await propose(
-        questions or (problem(),),
-        planner.solve,
-        "best",
-        slots=slots or {"cpu": 2},
-        blamed=blamed,
-        reach=None,
-    )
+async def stages_of(planner: FakePlanner, *questions: PlanProblem, blamed: Sequence[Blame] = ()) -> Stages | None:
+    found = await propose(questions or (problem(),), planner.solve, "best", blamed=blamed, reach=None)
     return found.planned.stages if isinstance(found, Proposal) else None
-
-
-async def test_a_plan_of_more_stages_than_slots_gives_way_to_the_next_good_one() -> None:
-    assert await stages_of(FakePlanner(halves(3, 1), whole(4)), slots={"cpu": 1}) == whole(4)
-
-
-async def test_where_no_good_plan_fits_the_slots_those_of_one_stage_are_asked_for() -> None:
-    planner = FakePlanner(halves(3, 1), serial=whole(4))
-    assert await stages_of(planner, slots={"cpu": 1}) == whole(4)
-    assert planner.asked == [(None, "best"), (None, "serial")]
 
 
 async def test_a_blamed_plan_is_not_proposed() -> None:
@@ -79,7 +60,6 @@ async def test_records_may_prefer_another_plan() -> None:
         (problem(),),
         FakePlanner(halves(3, 1), halves(2, 2)).solve,
         "best",
-        slots={"cpu": 2},
         blamed=(),
         reach=lambda active: (1.0, 1.0, 1.0, 1.0),
     )
@@ -97,22 +77,19 @@ async def test_questions_are_asked_until_one_has_an_answer() -> None:
 
 
 async def test_without_an_answer_the_first_question_says_why() -> None:
-    found = await propose((problem(), problem()), FakePlanner().solve, "best", slots={"cpu": 2}, blamed=(), reach=None)
+    found = await propose((problem(), problem()), FakePlanner().solve, "best", blamed=(), reach=None)
     assert found == NoPlan(strategy="best", binding="devices")
 
 
-DEVICES = {"split-cpu-0": "cpu", "split-cpu-1": "cpu"}
 PLACED = PlacedPlan(
     plan=Plan(
         stages=(
             Stage(device="cpu", replicas=3, splits=(Split(first=0, end=1, batch=1),)),
             Stage(device="cpu", replicas=1, splits=(Split(first=1, end=2, batch=1),)),
         )
-    ),
-    slots=("split-cpu-0", "split-cpu-1"),
+    )
 )
-ALL = {"split-cpu-0": 3, "split-cpu-1": 1}
-WITHOUT_STAGE = {"split-cpu-0": 2, "split-cpu-1": 0}
+ALL, WITHOUT_STAGE = {"cpu": 4}, {"cpu": 1}
 
 
 def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int = 6) -> int:
@@ -120,49 +97,49 @@ def left(missing: Missing, running: dict[str, int], at_s: float, *, counted: int
 
 
 def test_a_stage_that_stays_empty_tells_what_is_gone() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     assert left(missing, ALL, 0.0) == 6
     assert left(missing, WITHOUT_STAGE, 2.0) == 6
-    assert left(missing, WITHOUT_STAGE, 4.0) == 4  # 2 of the 4 that the plan needs run
+    assert left(missing, WITHOUT_STAGE, 4.0) == 3  # 1 of the 4 that the plan needs runs
 
 
 def test_a_stage_that_is_back_at_the_next_look_lost_nothing() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     left(missing, ALL, 0.0)
     assert [left(missing, running, 2.0) for running in (WITHOUT_STAGE, ALL, WITHOUT_STAGE, ALL)] == [6, 6, 6, 6]
 
 
 def test_fewer_replicas_in_a_stage_are_left_to_serve() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     left(missing, ALL, 0.0)
-    assert [left(missing, {"split-cpu-0": 1, "split-cpu-1": 1}, at_s) for at_s in (2.0, 4.0, 6.0)] == [6, 6, 6]
+    assert [left(missing, {"cpu": 2}, at_s) for at_s in (2.0, 4.0, 6.0)] == [6, 6, 6]
 
 
 def test_a_stage_that_has_not_started_yet_is_waited_for() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     assert [left(missing, WITHOUT_STAGE, at_s) for at_s in (0.0, 2.0, 4.0)] == [6, 6, 6]
 
 
 def test_in_a_change_over_nothing_is_missed() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     left(missing, ALL, 0.0)
     assert [missing.left({"cpu": 6}, WITHOUT_STAGE, None, at_s)["cpu"] for at_s in (2.0, 4.0, 6.0)] == [6, 6, 6]
 
 
 def test_once_ray_has_noticed_its_own_count_is_taken() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     left(missing, ALL, 0.0)
     left(missing, WITHOUT_STAGE, 2.0)
-    assert left(missing, WITHOUT_STAGE, 4.0) == 4
-    assert left(missing, ALL, 6.0) == 4
+    assert left(missing, WITHOUT_STAGE, 4.0) == 3
+    assert left(missing, ALL, 6.0) == 3
     assert left(missing, ALL, 8.0, counted=5) == 5
     assert left(missing, ALL, 10.0) == 6
 
 
 def test_after_a_while_it_is_tried_whether_they_are_back() -> None:
-    missing = Missing(DEVICES)
+    missing = Missing()
     left(missing, ALL, 0.0)
     left(missing, WITHOUT_STAGE, 2.0)
-    assert left(missing, WITHOUT_STAGE, 4.0) == 4
-    assert left(missing, ALL, 4.0 + BELIEVED_S - 1.0) == 4
+    assert left(missing, WITHOUT_STAGE, 4.0) == 3
+    assert left(missing, ALL, 4.0 + BELIEVED_S - 1.0) == 3
     assert left(missing, ALL, 4.0 + BELIEVED_S) == 6

@@ -18,6 +18,7 @@ from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
     EASY,
+    GROWING,
     POLICY,
     RAMPS,
     START_S,
@@ -33,20 +34,21 @@ from tests.deployments.control.control_fakes import (
 )
 
 HARD = (10, 90)
-TO_HALVES = ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1", "prepare 1", "follow 1"]
+SWITCH = ["prepare 1", "follow 1"]
 
 
-async def test_an_idle_slot_loses_the_replica_that_it_had_to_start_with(tmp_path: Path) -> None:
+async def test_an_idle_type_loses_the_replica_that_it_had_to_start_with(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
+    scene.fleet.replicas["V100"] = 1
     await scene.loop.tick()
-    assert scene.fleet.log == ["scale split-cpu-1 to 0"]
+    assert scene.fleet.log == ["scale V100 to 0"]
 
 
 async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan(tmp_path: Path) -> None:
     scene = await begun(tmp_path, best=halves(3, 1))
     assert scene.asked == []
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == TO_HALVES
+    assert scene.fleet.log == SWITCH, "replicas host other stages, and none is started"
     # 1/w: (3 / (20 ms / 4), 1 / (0.4 * 20 ms / 4)) = (600, 500) inputs per second, of 400 with the whole model.
     assert scene.said("plan") == [
         "plan 1 in force (period): 3 x cpu blocks 0-1 | 1 x cpu blocks 2-3, 500/s in 68 ms predicted"
@@ -60,14 +62,14 @@ async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan
 async def test_so_many_replicas_start_at_a_time(tmp_path: Path, at_once: int | None, levels: list[int]) -> None:
     scene = await begun(tmp_path, first=whole(1), best=whole(4), settings={"starts_at_once": at_once})
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == [*(f"scale split-cpu-0 to {level}" for level in levels), "prepare 1", "follow 1"]
+    assert scene.fleet.log == [*(f"scale cpu to {level}" for level in levels), *SWITCH]
 
 
 async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
     assert scene.said("keep") == [
-        "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 2 of 4 replicas costs 4.2%, "
+        "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 0 of 4 replicas costs 0.0%, "
         "and 2.0% is the least gain"
     ]
     assert [(row.epoch, row.outcome) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
@@ -81,7 +83,7 @@ async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> No
     assert scene.said("reaction") == ["10.0% of 100 inputs left by ramp 1, 58.0% to 61.9% were expected"]
     # Only the probes since the jump are believed: all are of the last look.
     assert scene.asked[1].survival_N == pytest.approx((1.0, 1.0, 0.9, 0.9))
-    assert scene.fleet.log == ["scale split-cpu-0 to 2", "scale split-cpu-1 to 2", "prepare 1", "follow 1"]
+    assert scene.fleet.log == SWITCH
 
 
 async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
@@ -101,11 +103,11 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
     assert scene.said("straggler") == [
-        "split-cpu-0#2 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
+        "cpu#2 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
     ]
     # No accelerator is free: the stage has one replica less, of the same four.
-    assert scene.fleet.log == ["prepare 1", "follow 1"]
-    assert scene.fleet.followed.avoided == {"split-cpu-0#2": "split-cpu-0"}
+    assert scene.fleet.log == SWITCH
+    assert scene.fleet.followed.avoided == {"cpu#2": "cpu"}
     assert scene.fleet.followed.plan.stages == whole(3)
     assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(300.0)
     scene.best = whole(3)
@@ -113,14 +115,14 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     assert scene.asked[-1].devices["cpu"].count == 3
 
 
-async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_path: Path) -> None:
+async def test_a_straggler_rests_on_where_its_type_is_too_busy_to_report(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, best=whole(3))
     one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
     scene.fleet.silent = True
     await scene.ticks(24, EASY)
     assert len(scene.asked) == 2
-    assert scene.fleet.followed.avoided == {"split-cpu-0#2": "split-cpu-0"}
+    assert scene.fleet.followed.avoided == {"cpu#2": "cpu"}
 
 
 async def test_a_straggler_is_tried_again_after_five_periods(tmp_path: Path) -> None:
@@ -139,14 +141,14 @@ async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> No
     scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
     one_is_slow(scene, 3)
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["scale split-cpu-0 to 4", "prepare 1", "follow 1"]
+    assert scene.fleet.log == ["scale cpu to 4", *SWITCH]
     assert scene.fleet.followed.plan.stages == whole(3)
 
 
 async def test_lost_accelerators_are_planned_around_and_used_again_when_they_return(tmp_path: Path) -> None:
     scene = await begun(tmp_path, solve_as=as_many_as_there_are)
     scene.fleet.alive = {"cpu": 3}
-    scene.fleet.replicas["split-cpu-0"] = 3
+    scene.fleet.replicas["cpu"] = 3
     await scene.ticks(1, EASY)
     scene.fleet.alive = {"cpu": 4}
     await scene.ticks(1, EASY)
@@ -162,26 +164,26 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
     scene = await begun(tmp_path, looks=2, first=halves(2, 2), best=halves(2, 2))
     scene.fleet.log.clear()
     scene.best = halves(1, 2)
-    scene.fleet.replicas["split-cpu-1"] = 1
+    scene.fleet.replicas["cpu"] = 3
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["scale split-cpu-1 to 1", "prepare 1", "follow 1"]
+    assert scene.fleet.log == ["scale cpu to 3", *SWITCH]
     assert scene.loop.state.placed.plan.stages == halves(2, 1)
     assert scene.history.plans(2)[-1].words == "the same splits on what still runs"
-    assert len(scene.said("keep")) == 2, "moving one of three replicas is not worth what the other plan gains"
+    assert len(scene.said("keep")) == 2
 
 
 async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_node(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.log.clear()
-    scene.best = halves(2, 1)
-    scene.fleet.replicas["split-cpu-1"] = 0
-    scene.fleet.stuck = {"split-cpu-1"}
+    scene.best = whole(1)
+    scene.fleet.replicas["cpu"] = 1
+    scene.fleet.is_stuck = True
     await scene.ticks(1, EASY)
     assert scene.said("capacity") == []
     await scene.ticks(1, EASY)
-    assert scene.said("capacity") == ["capacity lost: {'cpu': 4} before, {'cpu': 3} now"]
-    assert scene.asked[-1].devices["cpu"].count == 3
+    assert scene.said("capacity") == ["capacity lost: {'cpu': 4} before, {'cpu': 1} now"]
+    assert scene.asked[-1].devices["cpu"].count == 1
 
 
 async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> No
     scene = await begun(tmp_path, best=whole(4))
     answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "an operator's plan"}
-    assert scene.fleet.log == TO_HALVES
+    assert scene.fleet.log == SWITCH
     await scene.ticks(30, EASY)
     assert scene.asked == []
     await scene.loop.replan()
@@ -281,7 +283,7 @@ async def test_an_own_plan_of_two_chains_gives_way_to_a_planned_one(tmp_path: Pa
 
 async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0))
-    with pytest.raises(PlanError, match=r"the plan needs .*'split-cpu-0': 5.*, there are .*'cpu': 4"):
+    with pytest.raises(PlanError, match=r"the plan needs .*'cpu': 5.*, there are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
     assert scene.fleet.log == []
 
@@ -325,36 +327,34 @@ async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from
 
 
 async def test_replicas_that_do_not_come_are_given_up_when_their_accelerators_are_gone(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.stuck = {"split-cpu-1"}
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
     scene.fleet.loses = 1
     await scene.ticks(1, EASY)
-    assert scene.said("error") == [
-        "OfframpError: accelerators were lost while replicas were to start: split-cpu-1 runs 0 of 1"
-    ]
-    scene.fleet.stuck = set()
+    assert scene.said("error") == ["OfframpError: accelerators were lost while replicas were to start: cpu runs 4 of 5"]
+    scene.fleet.is_stuck = False
     scene.solve_as = as_many_as_there_are
     await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == whole(3)
+    assert scene.fleet.followed.plan.stages == whole(4)
 
 
 async def test_replicas_that_do_not_come_are_said_and_waited_for_again(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.stuck = {"split-cpu-1"}
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
     await scene.ticks(1, EASY)
-    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: split-cpu-1 runs 0 of 1"]
-    scene.fleet.stuck = set()
-    scene.fleet.replicas["split-cpu-1"] = 1
+    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: cpu runs 4 of 5"]
+    scene.fleet.is_stuck = False
+    scene.fleet.replicas["cpu"] = 5
     await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
+    assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
 async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.stuck = {"split-cpu-1"}
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
     await scene.ticks(3, EASY)
     assert scene.said("error")[2:] == ["gives up plan 1: the change to it broke off again and again"]
-    assert scene.fleet.log[-3:] == ["scale split-cpu-0 to 4", "prepare 2", "follow 2"]
+    assert scene.fleet.log[-3:] == ["scale cpu to 4", "prepare 2", "follow 2"]
     assert scene.fleet.followed.plan.stages == whole(4)
     await scene.ticks(48, EASY)
     assert len(scene.asked) > 2
@@ -362,12 +362,12 @@ async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(
 
 
 async def test_replicas_that_come_after_all_are_not_given_up(tmp_path: Path) -> None:
-    scene = await begun(tmp_path, best=halves(3, 1))
-    scene.fleet.stuck = {"split-cpu-1"}
+    scene = await begun(tmp_path, **GROWING)
+    scene.fleet.is_stuck = True
     await scene.ticks(2, EASY)
-    scene.fleet.replicas["split-cpu-1"] = 1
+    scene.fleet.replicas["cpu"] = 5
     await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
+    assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
 async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:
@@ -390,8 +390,8 @@ async def test_what_ingresses_hand_over_while_a_plan_drains_is_on_disk_at_once(t
         scene.inputs(*EASY)
 
     scene.meanwhile = meanwhile
-    await scene.loop.apply(plan_document(Plan(stages=whole(4), policy=POLICY)))
-    assert "scale split-cpu-1 to 0" in scene.fleet.log
+    await scene.loop.apply(plan_document(Plan(stages=whole(3), policy=POLICY)))
+    assert scene.fleet.log[-1] == "scale cpu to 3"
     # 23 looks before.
     assert rows[:4] == [23, 24, 25, 26]
 
@@ -440,11 +440,11 @@ async def test_the_plan_of_other_settings_is_not_taken_up_again(
     assert scene.loop.state.placed == scene.placed
 
 
-async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:
+async def test_a_type_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:
     scene = await begun(tmp_path, (0, 0))
-    scene.fleet.replicas["split-cpu-0"] = 1
+    scene.fleet.replicas["cpu"] = 1
     await scene.ticks(1)
-    assert scene.fleet.log == ["scale split-cpu-0 to 4"]
+    assert scene.fleet.log == ["scale cpu to 4"]
 
 
 async def test_an_ingress_that_a_late_suspension_reached_follows_again(tmp_path: Path) -> None:
@@ -456,6 +456,6 @@ async def test_an_ingress_that_a_late_suspension_reached_follows_again(tmp_path:
 
 async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7), slots=("split-cpu-0",))
+    scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7))
     await scene.loop.tick()
     assert scene.fleet.followed.epoch == 8

@@ -17,7 +17,7 @@ from deployments.wire.messages import BUCKET, IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.lengths import Lengths
@@ -112,7 +112,7 @@ def test_crossings_are_those_since_the_last_look() -> None:
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 PERIOD_S = 120.0
-STATE = State.first(initial_placement(PLAN), START_S)
+STATE = State.first(PlacedPlan(plan=PLAN), START_S)
 
 
 def known(asked: PlanProblem | None = None, **changes: float) -> ObservedStream:

@@ -19,7 +19,7 @@ from deployments.controller.remember import KEEP_S, MOST_PLANS, History, PlanRow
 from earlyexit.errors import DataError
 from earlyexit.network.boundary import Split
 from optimizer.live.trial import Blame
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import COLUMNS
 from tests.deployments.control.control_fakes import POLICY, halves, probes, problem
@@ -161,13 +161,13 @@ def alone(epoch: int) -> Plan:
 def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
     chain = replace(problem(), networks=NETWORKS, survival_of={(1,): (1.0, 1.0, 1.0, 0.5)})
     state = State(
-        placed=initial_placement(alone(3)),
+        placed=PlacedPlan(plan=alone(3)),
         reason="period",
         at_s=1.0,
         planned_s=1.0,
         changed_s=0.0,
         rate_changed_s=0.0,
-        followed=initial_placement(alone(2)),
+        followed=PlacedPlan(plan=alone(2)),
         blamed=(Blame(stages=alone(0).stages, problem=chain, until=9),),
     )
     back = parse_state(json.loads(json.dumps(state.document())))

@@ -15,6 +15,7 @@ from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
     CHAIN,
     EASY,
+    GROWING,
     LOWER,
     POLICY,
     QUESTION,
@@ -41,7 +42,7 @@ async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Pat
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["decide 1"]
+    assert scene.fleet.log == ["follow 1"]
     assert scene.fleet.followed.plan.stages == halves(3, 1)
     assert thresholds_of(scene) == SAFE
     assert scene.said("alarm") == ["alarm!"]
@@ -75,7 +76,7 @@ async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_t
     scene.best = whole(4)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, (750, 500))  # the second half does 200/s when nobody leaves
-    assert scene.fleet.log[0] == "decide 1"
+    assert scene.fleet.log[0] == "follow 1"
     assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
     assert scene.fleet.followed.plan.stages == whole(4)
     assert thresholds_of(scene) == SAFE
@@ -92,7 +93,7 @@ async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_pa
     assert thresholds_of(scene) == LOWER
     assert scene.history.plans(1)[0].reason == "thresholds"
     assert [asked.survival_N[2] for asked in scene.asked] == pytest.approx([0.4], abs=0.02)
-    assert scene.fleet.log == ["decide 1", "decide 2"]
+    assert scene.fleet.log == ["follow 1", "follow 2"]
 
 
 async def test_an_exit_that_moves_to_a_ramp_that_is_off_is_planned_for_at_once(tmp_path: Path) -> None:
@@ -156,9 +157,9 @@ async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: P
     scene, tuner = await tuned(tmp_path)
     await alarm_while_replicas_start(scene, tuner, come=True)
     # The plan that is followed first, then the one that the change leads to.
-    assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 2", "prepare 3", "follow 3"]
+    assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 2", "prepare 3", "follow 3"]
     assert thresholds_of(scene) == SAFE
-    assert scene.fleet.followed.plan.stages == halves(2, 2)
+    assert scene.fleet.followed.plan.stages == halves(3, 2)
 
 
 async def test_an_alarm_while_inputs_drain_does_not_make_the_change_wait_for_later_inputs(tmp_path: Path) -> None:
@@ -174,9 +175,9 @@ async def test_an_alarm_while_inputs_drain_does_not_make_the_change_wait_for_lat
 
     scene.meanwhile = meanwhile
     began_s = scene.clock.now_s()
-    await scene.loop.apply(plan_document(Plan(stages=whole(4))))
+    await scene.loop.apply(plan_document(Plan(stages=whole(3))))
     assert (scene.fleet.followed.epoch, thresholds_of(scene)) == (2, SAFE)
-    assert "scale split-cpu-1 to 0" in scene.fleet.log
+    assert scene.fleet.log[-1] == "scale cpu to 3"
     assert scene.clock.now_s() - began_s < 10.0
 
 
@@ -184,7 +185,7 @@ async def test_somebodys_own_thresholds_are_theirs(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     own = Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.9)))
     await scene.loop.apply(plan_document(own), hold=True)
-    assert scene.fleet.log == ["decide 1"]
+    assert scene.fleet.log == ["follow 1"]
     before = tuner.observed
     tuner.says(SAFE, "alarm")
     await scene.ticks(3, EASY)
@@ -207,14 +208,14 @@ async def test_a_plan_that_is_held_is_held_to_its_stages_only(tmp_path: Path) ->
 
 async def test_an_ingress_that_dies_at_that_moment_is_told_at_the_next_look(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
-    scene.fleet.broken.add("decide")
+    scene.fleet.broken.add("follow")
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
     scene.fleet.broken.clear()
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == SAFE
-    assert scene.fleet.log == ["decide 1"]
+    assert scene.fleet.log == ["follow 1"]
 
 
 async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: Path) -> None:
@@ -322,11 +323,11 @@ async def test_an_alarm_is_not_lost_to_somebodys_own_plan(tmp_path: Path) -> Non
 
 async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
-    await alarm_while_replicas_start(scene, tuner, broken="decide")
+    await alarm_while_replicas_start(scene, tuner, broken="follow")
     assert (thresholds_of(scene), on_disk(scene)) == (POLICY.thresholds, SAFE)
     scene.fleet.broken.clear()
     await scene.ticks(1, (10, 90))  # replicas still do not come
-    assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 4"]
+    assert [line for line in scene.fleet.log if "scale" not in line] == ["follow 4"]
     assert thresholds_of(scene) == SAFE
     assert scene.loop.state.placed.epoch == 5
     assert tuner.followed[-1] == SAFE
@@ -375,7 +376,7 @@ async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
     assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
     await scene.ticks(1, EASY)
     assert thresholds_of(scene) == POLICY.thresholds
-    assert scene.fleet.log[-1].startswith("decide")
+    assert scene.fleet.log[-1].startswith("follow")
     scene.history.close()
     scene.start()
     assert len(scene.said("thresholds")) == 2  # the test's, and that
@@ -393,9 +394,8 @@ async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path:
 
 async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_the_next_look(tmp_path: Path) -> None:
     tuner = ToldTuner()
-    scene = await begun(tmp_path, (750, 500), first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner)
-    scene.fleet.stuck.add("split-cpu-1")
-    scene.fleet.replicas["split-cpu-1"] = 0
+    scene = await begun(tmp_path, (750, 500), **GROWING | {"best": halves(4, 1)}, make_tuner=lambda _: tuner)
+    scene.fleet.is_stuck = True
     tries = 0
 
     def meanwhile() -> None:
@@ -403,18 +403,18 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
         tries += 1
         if tries == 40:
             tuner.says(SAFE, "alarm")
-            scene.best = whole(4)
+            scene.best = whole(5)
         if tries == 80:
-            scene.fleet.replicas["split-cpu-1"] = 1
-            scene.fleet.stuck.clear()
+            scene.fleet.replicas["cpu"] = 5
+            scene.fleet.is_stuck = False
         if tries % 20 == 0:
             scene.inputs(*((750, 500) if tries <= 40 else (0, 1250)))
 
     scene.meanwhile = meanwhile
     await scene.ticks(1, (750, 500))
-    assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (halves(3, 1), SAFE)
+    assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (halves(4, 1), SAFE)
     await scene.ticks(1, (0, 1250))
-    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.fleet.followed.plan.stages == whole(5)
     assert scene.history.plans(1)[0].reason == "after an alarm"
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
     assert described["tuning"]["alarms"] == 1

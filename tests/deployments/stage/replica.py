@@ -19,6 +19,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.engine.device import Release
 from earlyexit.engine.engine import Dispatch
 from earlyexit.network.boundary import Split, WirePiece
+from optimizer.placement import slot_name
 from optimizer.plan import PolicySpec, Stage
 from profiles.records import ExitRecords
 
@@ -38,7 +39,7 @@ class Replica:
         runner = build_runner(settings, V100, policy, clock=MonotonicClock())
         assert isinstance(runner, PacedRunner)
         self.runner: PacedRunner[Any] = runner
-        self.host = StageHost(settings, V100, "split-emulated-V100-0", runner, MonotonicClock(), self.deliver)
+        self.host = StageHost(settings, V100, runner, MonotonicClock(), self.deliver)
 
     def records(self) -> ExitRecords:
         return ExitRecords.load(Path(self.settings.model) / "records.npz")
@@ -56,7 +57,7 @@ class Replica:
     ) -> Assignment:
         stage = Stage(device=V100, replicas=1, splits=splits)
         policy = policy_of(Path(self.settings.model), threshold)
-        return Assignment(epoch=epoch, stage=stage, policy=policy, dispatch=dispatch)
+        return Assignment(epoch=epoch, slot=slot_name(V100, 0), stage=stage, policy=policy, dispatch=dispatch)
 
     async def call(
         self,

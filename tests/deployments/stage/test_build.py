@@ -85,7 +85,7 @@ def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
         runner = build_runner(settings, device, None, clock=MonotonicClock())
         runner.prepare(splits)
         runner.follow(policy)
-        warm_up(runner, splits, clock=MonotonicClock())
+        warm_up(runner, [splits], clock=MonotonicClock())
         found.append(answers_of(runner, splits, runner.from_wire(wire)))
     assert found[0] == found[1]
 
@@ -166,7 +166,7 @@ def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folde
     runner = build_runner(settings, V100, starting_policy(settings), clock=ManualClock(), sleep=slept.append)
     runner.follow(0.4)
     split = Split(first=0, end=2, batch=4, ramps=(0,))
-    times = warm_up(runner, (split, Split(first=2, end=4, batch=4)), clock=ManualClock())
+    times = warm_up(runner, [(split, Split(first=2, end=4, batch=4))], clock=ManualClock())
     assert slept == []
     # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
     assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
@@ -184,7 +184,7 @@ def test_warming_an_emulated_device_teaches_what_inputs_without_tokens_take_by_t
     settings = settings_of(without)
     runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock())
     split = Split(first=0, end=2, batch=4)
-    times = warm_up(runner, (split,), clock=ManualClock())
+    times = warm_up(runner, [(split,)], clock=ManualClock())
     assert times.mean_tokens(split) == 1.0
     assert [times.batch_s(split, size) for size in (1, 4)] == [20.0, 40.0]
 
@@ -205,7 +205,7 @@ def test_warming_a_real_device_teaches_how_long_its_splits_take(folder: Path) ->
     clock = SteppingClock()
     runner = build_runner(settings, "cpu", starting_policy(settings), clock=clock)
     splits = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=2, ramps=(1, 2)))
-    times = warm_up(runner, splits, clock=clock)
+    times = warm_up(runner, [splits], clock=clock)
     assert all(0 < times.soonest_s(split) <= times.batch_s(split, 2) for split in splits)
 
 
@@ -223,7 +223,7 @@ settings = ServeSettings.model_validate({settings.model_dump()!r})
 spec = starting_policy(settings)
 runner = build_runner(settings, {V100!r}, spec, clock=MonotonicClock())
 runner.follow(policy_for(settings, {V100!r}, spec))
-warm_up(runner, (Split(first=0, end=4, batch=4, ramps=(0, 1)),), clock=MonotonicClock())
+warm_up(runner, [(Split(first=0, end=4, batch=4, ramps=(0, 1)),)], clock=MonotonicClock())
 assert not {{"torch", "transformers", "scipy"}} & set(sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -61,7 +61,7 @@ def test_every_split_of_every_network_is_warmed_and_none_crosses(folder: Path) -
     settings = settings_of(folder, "cpu", attention="padded")
     runner = build_runner(settings, "cpu", NEVER, clock=MonotonicClock())
     assert isinstance(runner, TorchRunner)
-    times = warm_up(runner, SPLITS, clock=MonotonicClock(), starts=read_card(folder).chain.starts)
+    times = warm_up(runner, [SPLITS], clock=MonotonicClock(), starts=read_card(folder).chain.starts)
     assert all(0 < times.batch_s(split, 4) < math.inf for split in SPLITS)
 
 

@@ -13,6 +13,7 @@ import pytest
 from cluster.emulated import EmulatedPiece, RecordedRunner
 from deployments.replica.host import BROKEN_AFTER, NOTHING, WINDOW_S, Contention, StageHost
 from deployments.settings import ServeSettings
+from deployments.wire.messages import Assignment
 from earlyexit.clock import ManualClock
 from earlyexit.engine.device import Runner, Step
 from earlyexit.engine.engine import Batch
@@ -79,7 +80,7 @@ async def test_a_device_counts_as_busier_that_waits_for_processors(
     if device != "cpu":
         runner = replica.runner
     ran = threading.Event()
-    replica.host = StageHost(settings, device, "split-0", runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
+    replica.host = StageHost(settings, device, runner, clock, replica.deliver, on_batch=lambda *_: ran.set())
     replica.host.start()
     for line in ("0 0 1", "75 25 2", "75 25 3"):
         schedstat.write_text(line, encoding="ascii")
@@ -147,22 +148,48 @@ async def test_what_nobody_hosts_is_refused(replica: Replica) -> None:
         await replica.call("d", replica.assignment(4, FIRST), next_block=2)
 
 
-async def test_preparing_the_first_assignment_warms_up_and_follows_it(replica: Replica) -> None:
-    await replica.host.prepare(replica.assignment(7, FIRST))
-    assert epoch_and_splits(replica) == (7, [(0, 2)])
+def both(replica: Replica, epoch: int) -> list[Assignment]:
+    """Two stages of one plan."""
+    first, last = replica.assignment(epoch, FIRST), replica.assignment(epoch, LAST)
+    return [first, replace(last, slot="split-emulated-V100-1")]
+
+
+async def test_a_replica_is_warm_for_every_stage_of_a_plan_and_follows_none_before_it_is_told(replica: Replica) -> None:
+    warmed: list[Split] = []
+
+    class Warmed(RecordedRunner):
+        def warm_up_pieces(self, split: Split, size: int) -> Any:
+            warmed.append(split)
+            return super().warm_up_pieces(split, size)
+
+    replica.runner.inner = Warmed(replica.records(), 4)
+    await replica.host.prepare(both(replica, 7))
+    assert set(warmed) == {FIRST, LAST}
+    assert (replica.host.epoch, replica.host.slot) == (NOTHING, "")
     assert replica.host.report(replica="r", node="n").times == ()  # warming is no work
     assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
 
 
+async def test_a_replica_hosts_another_stage_of_the_same_plan_when_it_is_told(replica: Replica) -> None:
+    first, last = both(replica, 7)
+    replica.host.follow(first)
+    replica.host.follow(last)
+    assert (replica.host.slot, epoch_and_splits(replica)) == ("split-emulated-V100-1", (7, [(2, 4)]))
+    replica.host.follow(replace(first, epoch=6))
+    assert replica.host.slot == "split-emulated-V100-1"
+    assert await replica.told("abcd", first) == ("ab", "cd")
+    assert epoch_and_splits(replica) == (7, [(0, 2)])
+
+
 async def test_preparing_a_later_assignment_leaves_the_present_one_in_force(replica: Replica) -> None:
-    await replica.host.prepare(replica.assignment(7, FIRST))
-    await replica.host.prepare(replica.assignment(8, LAST))
+    replica.host.follow(replica.assignment(7, FIRST))
+    await replica.host.prepare([replica.assignment(8, LAST)])
     assert epoch_and_splits(replica) == (7, [(0, 2)])
 
 
 async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
     with pytest.raises(PlanError, match="the profile knows no batch of 5"):
-        await replica.host.prepare(replica.assignment(7, Split(first=0, end=4, batch=5)))
+        await replica.host.prepare([replica.assignment(7, Split(first=0, end=4, batch=5))])
     assert replica.host.epoch == NOTHING
 
 
@@ -176,7 +203,7 @@ async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(rep
             return super().warm_up_pieces(split, size)
 
     replica.runner.inner = Slow(replica.records(), 4)
-    preparing = asyncio.create_task(replica.host.prepare(replica.assignment(5, FIRST)))
+    preparing = asyncio.create_task(replica.host.prepare([replica.assignment(5, FIRST)]))
     await asyncio.to_thread(asked.wait, 10)
     assert await replica.told("cd", replica.assignment(6, LAST), next_block=2) == ("cd", "")
     go_on.set()

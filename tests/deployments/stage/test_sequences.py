@@ -111,7 +111,7 @@ class Scene:
         runner = TorchRunner(self.model, ConfidencePolicy(1.0), memory=memory)
         settings = ServeSettings(model="none", plan=self.plan)
         self.clock = ManualClock()
-        self.host = StageHost(settings, "cpu", "split-cpu-0", runner, self.clock, self._deliver)
+        self.host = StageHost(settings, "cpu", runner, self.clock, self._deliver)
         self.device = self.host._device
         self.peak = 0
 
@@ -137,7 +137,7 @@ class Scene:
             piece=piece,
             remaining_s=(math.inf,) * len(ones),
             reserve_s=0.0,
-            assignment=Assignment.of(self.plan, self.plan.stages[0]),
+            assignment=Assignment.of(self.plan, self.plan.stages[0], "split-cpu-0"),
             sequences=tuple(one.number for one in ones),
         )
         opened = OpenCall(len(ones), partial(self._take, {str(one.number): one for one in ones}))
@@ -277,9 +277,9 @@ def test_a_replica_of_a_decoder_warms_up_and_tells_how_much_it_keeps(folder: Pat
     settings = ServeSettings(model=str(folder), plan=PLAN, kv_tokens=100, kv_fill="copy")
     clock = MonotonicClock()
     runner = build_runner(settings, "cpu", None, clock=clock)
-    times = warm_up(runner, STAGE.splits, clock=clock)
+    times = warm_up(runner, [STAGE.splits], clock=clock)
     assert all(times.batch_s(split, 16.0) > 0 for split in STAGE.splits)
-    host = StageHost(settings, "cpu", "split-cpu-0", runner, clock, expect_no_loss)
+    host = StageHost(settings, "cpu", runner, clock, expect_no_loss)
     kept = MemoryUse(num_pages=100 // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
     assert host.report(replica="r", node="n").memory == kept, "warming up is nobody's"
     assert host.stats()["memory"]["num_pages"] == 6

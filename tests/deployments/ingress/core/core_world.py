@@ -21,23 +21,21 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
 
-ALL_SLOTS = ("split-cpu-0", "split-cpu-1", "split-cpu-2")
-NAMES = dict(zip(ALL_SLOTS, ("first", "second", "third"), strict=True))
-SLOTS = ALL_SLOTS[:2]
+NAMES = {"split-cpu-0": "first", "split-cpu-1": "second", "split-cpu-2": "third", "split-V100-0": "elsewhere"}
+"""By slot."""
 BATCH = 4
 
 
-def stage(*splits: Split, replicas: int = 1) -> Stage:
-    return Stage(device="cpu", replicas=replicas, splits=splits)
+def stage(*splits: Split, replicas: int = 1, device: str = "cpu") -> Stage:
+    return Stage(device=device, replicas=replicas, splits=splits)
 
 
 def split(first: int, end: int, ramps: tuple[int, ...] = (), **options: Any) -> Split:
     return Split(first=first, end=end, batch=BATCH, ramps=ramps, **options)
 
 
-def placed(*stages: Stage, slots: Sequence[str] = ALL_SLOTS, **options: Any) -> PlacedPlan:
-    """A plan whose stages are in the first slots."""
-    return PlacedPlan(plan=Plan(stages=stages, **{"epoch": 1} | options), slots=tuple(slots[: len(stages)]))
+def placed(*stages: Stage, **options: Any) -> PlacedPlan:
+    return PlacedPlan(plan=Plan(stages=stages, **{"epoch": 1} | options))
 
 
 def plan(
@@ -45,14 +43,14 @@ def plan(
     epoch: int = 1,
     replicas: int = 1,
     cut: int = 2,
-    slots: tuple[str, ...] = SLOTS,
+    first: str = "cpu",
     dispatch: Dispatch = "work-conserving",
     tokens: int | None = None,
     predicted: Mapping[str, float] | None = None,
 ) -> PlacedPlan:
-    """Four blocks in two stages; `tokens`: a batch's of both."""
-    stages = stage(split(0, cut, tokens=tokens), replicas=replicas), stage(split(cut, 4, tokens=tokens))
-    return placed(*stages, slots=slots, epoch=epoch, dispatch=dispatch, predicted=predicted or {})
+    """Four blocks in two stages; `first`: the accelerator type of the first; `tokens`: a batch's of both."""
+    stages = stage(split(0, cut, tokens=tokens), replicas=replicas, device=first), stage(split(cut, 4, tokens=tokens))
+    return placed(*stages, epoch=epoch, dispatch=dispatch, predicted=predicted or {})
 
 
 def chains(
@@ -124,7 +122,7 @@ class CoreWorld:
         self.room = "r1"
         """The replica of every slot that takes sequences which have none there."""
         given = Rules(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
-        self.core = IngressCore("i", placed or plan(), ALL_SLOTS, given, random.Random(0))
+        self.core = IngressCore("i", placed or plan(), given, random.Random(0))
 
     # Requests
 

@@ -25,7 +25,6 @@ from earlyexit.errors import (
 from earlyexit.network.boundary import AfterAnswer
 from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.core.core_world import (
-    SLOTS,
     CoreWorld,
     chains,
     observed_plan,
@@ -63,7 +62,6 @@ def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> Non
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        pytest.param(plan(epoch=2, slots=(SLOTS[0], "split-cpu-9")), "needs slots .'split-cpu-9'.", id="slot"),
         pytest.param(placed(stage(split(0, 5)), epoch=2), "a plan of 5 blocks cannot follow one of 4", id="blocks"),
     ],
 )

@@ -10,7 +10,7 @@ from deployments.wire.messages import IngressReport, ReplicaReport
 from earlyexit.engine.times import TimesRun
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 
 FACTS = ServiceFacts(
@@ -29,7 +29,7 @@ def placed(epoch: int = 0, **fields: Any) -> PlacedPlan:
         Stage(device="emulated:P100", replicas=1, splits=(REST,)),
     )
     policy = PolicySpec(name="entropy", thresholds=0.1)
-    return initial_placement(Plan(stages=stages, policy=policy, epoch=epoch, **fields))
+    return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch, **fields))
 
 
 def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any) -> IngressReport:

@@ -31,7 +31,7 @@ from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard
-from optimizer.placement import PlacedPlan, initial_placement, placed_document
+from optimizer.placement import PlacedPlan, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
@@ -55,7 +55,7 @@ CARD = a_card(name="bert-base", num_blocks=NUM_BLOCKS)
 def plan(epoch: int, stages: tuple[Stage, ...] = STAGES) -> PlacedPlan:
     predicted = {"rate_per_s": 320.0, "latency_s": 0.081, "usd_per_hour": 21.0}
     policy = PolicySpec(name="entropy", thresholds=0.1)
-    return initial_placement(Plan(stages=stages, policy=policy, epoch=epoch, predicted=predicted))
+    return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch, predicted=predicted))
 
 
 START_S = 30.0
@@ -184,7 +184,7 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
         gained = {"seconds": 120.0, "offered_rps": 290.0, "goodput_rps": 251.0, "dropped": 312}
         now_s = WallClock().now_s()
         words = "taken: 320/s in 81 ms for 281/s in 79 ms, 14 % more; 3 replicas move, worth 20 s of the next 120 s"
-        older = PlacedPlan(plan=self.followed.plan, slots=self.followed.slots)
+        older = PlacedPlan(plan=self.followed.plan)
         rows: list[tuple[str, int, float, str, dict[str, float] | None]] = [
             ("in force", 4, 75.0, words, None),
             ("proposed", 3, 195.0, "turned down: 1 % more is not worth it", None),

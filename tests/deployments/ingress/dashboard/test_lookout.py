@@ -55,15 +55,15 @@ class Scene(IngressCore, ControllerLink):
         return state
 
 
-async def test_each_event_asks_all_ingresses_and_slots_those_with_resting_replicas_too() -> None:
+async def test_each_event_asks_all_ingresses_and_replicas_also_of_types_where_some_rest() -> None:
     scene = Scene(has_controller=False)
     state = await scene.state()
-    assert scene.asked == ["ingress peek", "split-cpu-0 report", "split-emulated-P100-0 report"]
+    assert scene.asked == ["ingress peek", "split-cpu report", "split-emulated-P100 report"]
     assert (state["schema"], state["service"]["controller"], state["changes"]) == (4, "none", [])
     plan = scene.now_placed
-    scene.now_placed = PlacedPlan(plan=plan.plan, slots=plan.slots, avoided={"slow": "split-cpu-3"})
+    scene.now_placed = PlacedPlan(plan=plan.plan, avoided={"slow": "V100"})
     await scene.state()
-    assert scene.asked[4:] == ["split-cpu-0 report", "split-emulated-P100-0 report", "split-cpu-3 report"]
+    assert scene.asked[4:] == ["split-V100 report", "split-cpu report", "split-emulated-P100 report"]
 
 
 async def test_the_controller_is_asked_less_often_and_what_it_said_last_is_kept_and_marked() -> None:

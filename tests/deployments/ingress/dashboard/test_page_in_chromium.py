@@ -12,7 +12,7 @@ import pytest
 
 from deployments.local_ray.ports import free_port
 from earlyexit.tasks.checks import colours
-from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.placement import PlacedPlan
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, served
@@ -136,7 +136,7 @@ def by_tokens() -> PlacedPlan:
     stages = tuple(
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
     )
-    return initial_placement(replace(plan, stages=stages))
+    return PlacedPlan(plan=replace(plan, stages=stages))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

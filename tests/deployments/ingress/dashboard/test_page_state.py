@@ -12,7 +12,7 @@ from deployments.ops.prometheus import metrics_text
 from deployments.wire.messages import BUCKET
 from earlyexit.network.boundary import Split
 from earlyexit.network.chain import Chain
-from optimizer.placement import initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,
@@ -186,7 +186,7 @@ def test_stages_say_where_they_run_and_their_splits_the_mean_batch() -> None:
 
 def test_replicas_say_how_busy_they_were_and_which_rest_and_some_of_many_are_listed() -> None:
     before, after = looks()
-    resting = type(after.placed)(plan=placed().plan, slots=after.placed.slots, avoided={"new": CPU})
+    resting = PlacedPlan(plan=placed().plan, avoided={"new": "cpu"})
     now = snapshot(12.0, ingress(), replicas=after.replicas, placed=resting)
     replicas = plan_state(FACTS, [before, now])["stages"][0]["replicas"]
     assert [(one["name"], one["busy"], one["rests"]) for one in replicas] == [("new", 0.0, True), ("r", 0.5, False)]
@@ -207,7 +207,7 @@ def test_fused_batches_are_those_that_ran_and_unfused_ones_what_would_be_left_of
 
 
 def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_theirs() -> None:
-    stays = initial_placement(placed().plan.with_after_answer("stay"))
+    stays = PlacedPlan(plan=placed().plan.with_after_answer("stay"))
     first, rest = stays.plan.splits
     now = [replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)), replica("s", P100, ran(rest, 3, 10))]
     both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=now)]
@@ -235,7 +235,7 @@ def test_networks_of_a_chain_have_what_they_returned_and_what_going_on_to_them_t
 
 def test_a_network_that_the_plan_leaves_out_returned_nothing_and_has_no_blocks() -> None:
     split = Split(first=2, end=4, batch=4)
-    alone = initial_placement(Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), networks=(2, 4)))
+    alone = PlacedPlan(plan=Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), networks=(2, 4)))
     after = snapshot(1.0, ingress(answered=5, exits={3: 5}), placed=alone)
     state = page_state(CASCADE, [snapshot(0.0, ingress(), placed=alone), after])
     small, large = state["networks"]

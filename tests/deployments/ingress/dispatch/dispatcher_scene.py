@@ -23,6 +23,7 @@ from earlyexit.network.boundary import Answer, Encoded, Split, WirePiece
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
+from tests.deployments.wire_fakes import FixedLinks
 
 BATCH = 4
 PLAN = Plan(
@@ -45,7 +46,6 @@ class StageCallLog:
     call: StageCall
     weight: int
     batch: int
-    avoided: frozenset[str] = frozenset()
     _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
 
     @property
@@ -115,11 +115,10 @@ class ManualStage(LinkTransport):
         *,
         weight: int,
         batch: int,
-        avoided: frozenset[str],
         take: Callable[[Chunk], None],
         placements: KVPlacements | None = None,
     ) -> None:
-        log = StageCallLog(call, weight, batch, avoided)
+        log = StageCallLog(call, weight, batch)
         self.calls.append(log)
         self.called.set()
         await log.reply(take)
@@ -186,7 +185,6 @@ class Scene:
     calls_per_replica: int = 2
     max_attempts: int = 3
     plan: Plan = PLAN
-    slots: tuple[str, ...] = SLOTS
     chain_codec: Codec[Any] | None = None
     slo_s: float | None = None
     shape: StreamShape | None = None
@@ -205,11 +203,10 @@ class Scene:
             shape=self.shape,
             probe_share=self.probe_share,
         )
-        ways: dict[str, LinkTransport] = dict(zip(SLOTS, self.stages, strict=True))
-        placed = PlacedPlan(plan=self.plan, slots=self.slots)
-        self.core = IngressCore("i", placed, ways, rules, random.Random(0))
+        links = FixedLinks(dict(zip(SLOTS, self.stages, strict=True)))
+        self.core = IngressCore("i", PlacedPlan(plan=self.plan), rules, random.Random(0))
         encoder = None if self.chain_codec is None else encoder_of(self.core.name, self.chain_codec)
-        self.dispatcher = Dispatcher(self.core, ways, self.clock, self.metrics, later=after_no_pause, encoder=encoder)
+        self.dispatcher = Dispatcher(self.core, links, self.clock, self.metrics, later=after_no_pause, encoder=encoder)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[PendingInput]:
         """One input per letter."""

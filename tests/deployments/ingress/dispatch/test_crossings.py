@@ -18,7 +18,7 @@ from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import StreamShape
 from tests.chained_texts import chained
-from tests.deployments.ingress.dispatch.dispatcher_scene import SLOTS, TIMING, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import TIMING, Scene, StageCallLog, turns
 
 SURE = PolicySpec(name="confidence", thresholds=0.9)
 SMALL, LARGE = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, batch=4, tokens=12)
@@ -36,7 +36,7 @@ class ChainScene(Scene):
     """Texts that are their own ids."""
 
     def __init__(self, codec: ChainCodec, plan: Plan = CASCADE, shape: StreamShape | None = None) -> None:
-        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], chain_codec=codec, shape=shape)
+        super().__init__(plan=plan, chain_codec=codec, shape=shape)
         self.chain = codec
 
     def submit_texts(self, *texts: str, truncate: bool = False) -> list[PendingInput]:
@@ -44,7 +44,7 @@ class ChainScene(Scene):
         return self.dispatcher.submit(list(zip(texts, encoded, strict=True)), 10.0, self._settle)
 
     def follow(self, plan: Plan) -> None:
-        self.dispatcher.follow(PlacedPlan(plan=plan, slots=SLOTS[: len(plan.stages)]))
+        self.dispatcher.follow(PlacedPlan(plan=plan))
 
 
 def cross(call: StageCallLog, texts: Sequence[str], states: Sequence[int] | None = None, block: int = 2) -> None:

@@ -18,7 +18,6 @@ from optimizer.placement import PlacedPlan
 from tests.deployments.ingress.dispatch.dispatcher_scene import (
     BATCH,
     PLAN,
-    SLOTS,
     TIMING,
     TWO_TOKENS,
     MetricsLog,
@@ -44,7 +43,7 @@ async def test_a_call_says_what_it_carries() -> None:
     call = await scene.sent("ab")
     assert call.call.piece.lengths_B.tolist() == [2, 2]
     assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
-    assert (call.call.assignment.stage, call.avoided) == (PLAN.stages[0], frozenset())
+    assert (call.call.assignment.stage, call.call.assignment.slot) == (PLAN.stages[0], "split-cpu-0")
     assert call.batch == BATCH
 
 
@@ -85,11 +84,8 @@ async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_lef
 async def test_a_plan_of_the_same_epoch_may_avoid_other_replicas() -> None:
     scene = Scene()
     await scene.sent("a")
-    placed = PlacedPlan(plan=PLAN, slots=SLOTS, avoided={"r1": SLOTS[0]})
+    placed = PlacedPlan(plan=PLAN, avoided={"r1": "cpu"})
     scene.dispatcher.follow(placed)
-    scene.stages[0].calls[0].answer("a")
-    await scene.sent("b")
-    assert [call.avoided for call in scene.stages[0].calls] == [frozenset(), frozenset({"r1"})]
     assert scene.core.placed == placed
 
 

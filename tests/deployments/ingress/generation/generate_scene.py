@@ -28,19 +28,19 @@ from earlyexit.tasks.token import TokenTask
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dispatch.dispatcher_scene import MetricsLog
-from tests.deployments.wire_fakes import turns
+from tests.deployments.wire_fakes import FixedLinks, turns
 from tests.earlyexit.families.decoders import VOCABULARY, byte_tokenizer
 
 NUM_BLOCKS = 4
-SLOTS = ("split-cpu-0", "split-cpu-1")
+SLOTS = ("split-cpu-0", "split-V100-0")
 TIMING = Timing(queue_s=0.0, compute_s=0.0)
 MAX_LENGTH = 64
 
 
-def placed(epoch: int = 1, slot: str = SLOTS[0], **predicted: float) -> PlacedPlan:
+def placed(epoch: int = 1, device: str = "cpu", **predicted: float) -> PlacedPlan:
     """One stage of two replicas."""
-    stage = Stage(device="cpu", replicas=2, splits=(Split(first=0, end=NUM_BLOCKS, batch=4),))
-    return PlacedPlan(plan=Plan(stages=(stage,), epoch=epoch, predicted=predicted), slots=(slot,))
+    stage = Stage(device=device, replicas=2, splits=(Split(first=0, end=NUM_BLOCKS, batch=4),))
+    return PlacedPlan(plan=Plan(stages=(stage,), epoch=epoch, predicted=predicted))
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -84,7 +84,6 @@ class FakeReplicas(LinkTransport):
         *,
         weight: int,
         batch: int,
-        avoided: frozenset[str],
         take: Callable[[Chunk], None],
         placements: KVPlacements | None = None,
     ) -> None:
@@ -214,12 +213,12 @@ class GenerateScene:
         self.clock = ManualClock()
         self.alarms = Alarms(self.clock)
         self.replicas = FakeReplicas()
-        ways: dict[str, LinkTransport] = dict.fromkeys(SLOTS, self.replicas)
+        links = FixedLinks(dict.fromkeys(SLOTS, self.replicas))
         rules = Rules(max_queued=max_queued, calls_per_replica=2, max_attempts=3, admits=False)
         plan = plan or placed()
-        self.core = IngressCore("i", plan, ways, rules, random.Random(0))
+        self.core = IngressCore("i", plan, rules, random.Random(0))
         self.metrics = MetricsLog()
-        self.dispatcher = Dispatcher(self.core, ways, self.clock, self.metrics, later=self.alarms.later)
+        self.dispatcher = Dispatcher(self.core, links, self.clock, self.metrics, later=self.alarms.later)
         given = ServeSettings.model_validate(
             {"model": "", "plan": plan.plan, "max_attempts": 3, "prompt_chunk": 4} | settings
         )

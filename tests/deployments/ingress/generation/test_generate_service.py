@@ -20,7 +20,6 @@ from earlyexit.errors import (
 from earlyexit.sequences.sequence import Chosen, Said
 from tests.deployments.ingress.generation.generate_scene import (
     MAX_LENGTH,
-    SLOTS,
     GenerateScene,
     expected,
     placed,
@@ -152,7 +151,7 @@ async def test_pages_that_are_full_refuse_a_new_sequence_at_its_first_token_and_
     with pytest.raises(OverloadedError, match="no pages"):
         await anext(scene.start(2))
     assert set(scene.replicas.log[1:]) == {"r1 gets 1", "r2 gets 1"}, "every replica was asked"
-    scene.follow(placed(epoch=2, slot=SLOTS[1]))
+    scene.follow(placed(epoch=2, device="V100"))
     await turns()
     scene.replicas.refuses = None
     await scene.alarms.until(0.1)

@@ -12,7 +12,7 @@ from deployments.api.generation import GenerateRequest, GenerateService, Stream
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport
+from deployments.ingress.link import ReplicaLinks
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
@@ -59,7 +59,7 @@ class Replica:
         settings = ServeSettings(model="none", plan=plan().plan)
         runner = TorchRunner(model, ConfidencePolicy(2.0), memory=self.memory)
         self.server = CallServer(asyncio.get_running_loop())
-        self.host = StageHost(settings, "cpu", slot, runner, MonotonicClock(), self.server.deliver)
+        self.host = StageHost(settings, "cpu", runner, MonotonicClock(), self.server.deliver)
 
     def die(self) -> None:
         """As a process does that is killed."""
@@ -81,7 +81,7 @@ def plan(cut: int | None = None, *, epoch: int = 1) -> PlacedPlan:
             (Split(first=cut, end=NUM_BLOCKS, batch=4, ramps=after),),
         ]
     stages = tuple(Stage(device="cpu", replicas=2, splits=splits) for splits in parts)
-    return PlacedPlan(plan=Plan(stages=stages, policy=POLICY, epoch=epoch), slots=SLOTS[: len(stages)])
+    return PlacedPlan(plan=Plan(stages=stages, policy=POLICY, epoch=epoch))
 
 
 class Service:
@@ -98,7 +98,7 @@ class Service:
         self.placed = placed
         self.probe_share = probe_share
         self.task = TokenTask(VOCABULARY, start=start)
-        self.boards = {slot: ReplicaDirectory() for slot in placed.slots}
+        self.board = ReplicaDirectory()
         self.replicas = {slot: [Replica(number, slot, new_model()) for number in range(2)] for slot in placed.slots}
 
     @property
@@ -107,14 +107,13 @@ class Service:
         return self.service.loop.counts.lost
 
     async def start(self) -> None:
-        transports: dict[str, LinkTransport] = {}
-        for slot, replicas in self.replicas.items():
-            for replica in replicas:
-                replica.host.start()
-            transports[slot] = transport = LinkTransport(phase=0.0)
-            transport.follow(self.boards[slot])
-            addresses = {each.name: await each.server.listen(each.host, LOOPBACK) for each in replicas}
-            self.boards[slot].announce(addresses)
+        links = ReplicaLinks(self.placed, ["cpu"], phase=0.0)
+        links.connect("cpu", self.board)
+        addresses = {}
+        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
+            replica.host.start()
+            addresses[replica.name] = await replica.server.listen(replica.host, LOOPBACK)
+        self.board.announce(addresses)
         shape = StreamShape(score="confidence", num_blocks=NUM_BLOCKS, ramps=(1, 2))
         rules = Rules(
             calls_per_replica=2,
@@ -124,8 +123,8 @@ class Service:
             loss=self.task.loss,
             probe_share=self.probe_share,
         )
-        core = IngressCore("i", self.placed, transports, rules, random.Random(0))
-        self.dispatcher = Dispatcher(core, transports, MonotonicClock(), MetricsLog())
+        core = IngressCore("i", self.placed, rules, random.Random(0))
+        self.dispatcher = Dispatcher(core, links, MonotonicClock(), MetricsLog())
         settings = ServeSettings(model="none", plan=self.placed.plan, prompt_chunk=8)
         self.service = GenerateService(
             byte_tokenizer(),
@@ -150,11 +149,10 @@ class Service:
         raise AssertionError(f"pages are still held: {[memory.use() for memory in held]}")
 
     async def stop(self) -> None:
-        for slot, replicas in self.replicas.items():
-            self.boards[slot].announce({})
-            for replica in replicas:
-                replica.host.stop()
-                replica.die()
+        self.board.announce({})
+        for replica in (replica for replicas in self.replicas.values() for replica in replicas):
+            replica.host.stop()
+            replica.die()
         await asyncio.sleep(0)
 
 

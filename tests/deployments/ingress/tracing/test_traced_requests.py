@@ -143,10 +143,10 @@ async def test_an_input_that_is_sent_again_shows_its_attempts(tmp_path: Path, re
     async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
         dying = FakeReplica("r0")
         await dying.listen()
-        service.boards[SLOT].announce({"r0": dying.address})
+        service.board.announce({"r0": dying.address})
         response = asyncio.create_task(service.ask("a"))
         await soon(dying.asked.get())
-        service.boards[SLOT].announce({"r1": service.addresses[SLOT]})
+        service.board.announce({"r1": service.addresses[f"{SLOT}-r"]})
         dying.die()
         assert (await response).status_code == 200
         await service.send_spans()

@@ -55,7 +55,7 @@ class Scene:
         return record
 
     def is_followed(self, *sample_ids: str) -> bool:
-        return bool(self.tracer.sent("slot", "r1", call_of(list(sample_ids)))[1])
+        return bool(self.tracer.sent("r1", call_of(list(sample_ids)))[1])
 
     def flight(self, serial: int) -> PendingInput:
         encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
@@ -105,14 +105,14 @@ async def test_a_comparison_with_another_version_is_not_part_of_the_requests_tra
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
     call = call_of([FIRST, SECOND])
-    sent, inputs = Scene(2).tracer.sent("slot", "r1", call)
+    sent, inputs = Scene(2).tracer.sent("r1", call)
     assert (sent, list(inputs)) == (replace(call, traced=(1,)), [SECOND])
 
 
 def visit_of(*chunks: Chunk, reason: str | None = None) -> Visit:
     """What is noted of input a, a second before each part of the reply."""
     scene = Scene(1)
-    _, inputs = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
+    _, inputs = scene.tracer.sent("r1", call_of([FIRST, SECOND]))
     for chunk in chunks:
         scene.clock.advance(1.0)
         scene.tracer.came_back(chunk, inputs)
@@ -138,7 +138,7 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
     """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
     scene = Scene(1, starts=(0, 4))
     for sample_id, block, chunk in steps:
-        _, inputs = scene.tracer.sent("slot", "r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
+        _, inputs = scene.tracer.sent("r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
         scene.clock.advance(1.0)
         if chunk is None:
             scene.tracer.failed("it died", inputs)
@@ -152,9 +152,9 @@ def way_of(*steps: tuple[str, int, Chunk | None]) -> list[str]:
 def test_an_input_that_was_encoded_anew_has_a_span_for_that_and_one_that_starts_again_waited() -> None:
     on, again = going_on([FIRST]), "a#i.1.1"
     names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])))
-    assert names == ["queue", "stage slot", "queue", "stage slot", "crossing", "stage slot"]
+    assert names == ["queue", "stage split-cpu-0", "queue", "stage split-cpu-0", "crossing", "stage split-cpu-0"]
     names = way_of((FIRST, 0, on), (FIRST, 4, None), (again, 4, answered([again])))
-    assert names == ["queue", "stage slot", "crossing", "stage slot", "queue", "stage slot"]
+    assert names == ["queue", "stage split-cpu-0", "crossing", "stage split-cpu-0", "queue", "stage split-cpu-0"]
 
 
 # Spans

@@ -21,7 +21,7 @@ from deployments.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.inputs import Rules
 from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.link import LinkTransport, ReplicaLink
+from deployments.ingress.link import ReplicaLink, ReplicaLinks
 from deployments.ops.tracing.start import start_tracing
 from deployments.ops.tracing.tracer import Tracer
 from deployments.replica.build import build_runner, starting_policy
@@ -29,12 +29,12 @@ from deployments.replica.call_server import CallServer
 from deployments.replica.host import StageHost
 from deployments.settings import ServeSettings
 from deployments.wire.directory import ReplicaDirectory
-from deployments.wire.messages import Assignment
+from deployments.wire.messages import assignments_of
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.network.boundary import Answer, Split
 from earlyexit.network.store import read_card
-from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -105,7 +105,7 @@ class Traced:
 
     http: httpx.AsyncClient
     rpcs: Rpcs
-    boards: dict[str, ReplicaDirectory]
+    board: ReplicaDirectory
     addresses: dict[str, Any]
     tracer: Tracer | None
 
@@ -123,21 +123,17 @@ class Traced:
 @asynccontextmanager
 async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
     clock = MonotonicClock()
-    placed = initial_placement(plan_from(settings))
+    placed = PlacedPlan(plan=plan_from(settings))
     tracer = start_tracing(settings, clock)
     async with AsyncExitStack() as stack:
-        addresses = {slot: await _replica(settings, placed, slot, stack) for slot in placed.slots}
-        boards = {slot: ReplicaDirectory() for slot in placed.slots}
-        transports = {
-            slot: LinkTransport(phase=0.0, link=ReplicaLink if tracer is None else tracer.link(slot))
-            for slot in placed.slots
-        }
-        for slot, transport in transports.items():
-            transport.follow(boards[slot])
-            boards[slot].announce({f"{slot}-r": addresses[slot]})
+        addresses = {f"{slot}-r": await _replica(settings, placed, stack) for slot in placed.slots}
+        board = ReplicaDirectory()
+        links = ReplicaLinks(placed, [DEVICE], phase=0.0, link=ReplicaLink if tracer is None else tracer.link)
+        links.connect(DEVICE, board)
+        board.announce(addresses)
         rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
-        core = IngressCore("i", placed, transports, rules, random.Random(0))
-        dispatcher = Dispatcher(core, transports, clock, NoMetrics())
+        core = IngressCore("i", placed, rules, random.Random(0))
+        dispatcher = Dispatcher(core, links, clock, NoMetrics())
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, dispatcher, settings, clock, trace=None if tracer is None else tracer.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
@@ -147,12 +143,11 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
             yield Traced(
                 http=http,
                 rpcs=Rpcs(backend, None, tracer),
-                boards=boards,
+                board=board,
                 addresses=addresses,
                 tracer=tracer,
             )
-        for board in boards.values():
-            board.announce({})
+        board.announce({})
         await asyncio.sleep(0)
 
 
@@ -160,14 +155,12 @@ def plan_from(settings: ServeSettings) -> Plan:
     return plan_of(Path(settings.model))
 
 
-async def _replica(settings: ServeSettings, placed: PlacedPlan, slot: str, stack: AsyncExitStack) -> Any:
+async def _replica(settings: ServeSettings, placed: PlacedPlan, stack: AsyncExitStack) -> Any:
     clock = MonotonicClock()
     server = CallServer(asyncio.get_running_loop())
     runner = build_runner(settings, DEVICE, starting_policy(settings), clock=clock)
-    host = StageHost(settings, DEVICE, slot, runner, clock, server.deliver)
-    plan = placed.plan
-    stage = placed.stage_of[slot]
-    await host.prepare(Assignment.of(plan, stage))
+    host = StageHost(settings, DEVICE, runner, clock, server.deliver)
+    await host.prepare([*assignments_of(placed).values()])
     host.start()
     stack.push_async_callback(asyncio.to_thread, host.stop)
     stack.push_async_callback(server.close)

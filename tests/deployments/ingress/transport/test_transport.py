@@ -1,4 +1,4 @@
-"""Which replica of a slot takes a call, and which one the inputs of sequences."""
+"""Which replicas host a stage, which of them takes a call, and which one the inputs of sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from deployments.ingress.core.routes import KVPlacement, KVPlacements
-from deployments.ingress.link import LinkTransport
+from deployments.ingress.link import LinkTransport, ReplicaLinks
 from deployments.wire.directory import ReplicaDirectory
 from deployments.wire.messages import Chunk
+from earlyexit.errors import PlanError, SequenceLostError
+from earlyexit.network.boundary import Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
 from tests.deployments.wire_fakes import Asked, FakeReplica, answered, call_of, names, soon, turns
 
 BATCH = 4
+FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
 class Call:
@@ -23,7 +28,6 @@ class Call:
         self,
         transport: LinkTransport,
         sample_ids: str,
-        avoided: Sequence[str],
         weight: int | None = None,
         placements: KVPlacements | None = None,
     ) -> None:
@@ -33,7 +37,6 @@ class Call:
                 call_of(sample_ids),
                 weight=len(sample_ids) if weight is None else weight,
                 batch=BATCH,
-                avoided=frozenset(avoided),
                 take=self.parts.append,
                 placements=placements,
             )
@@ -44,13 +47,24 @@ class Call:
         return names(self.parts)
 
 
-class Slot:
-    """A slot's fake replicas, its board, and the transport that follows it."""
+def placed(*replicas: int, epoch: int = 1, avoided: Sequence[str] = (), **hosted: str) -> PlacedPlan:
+    """Stages of one block each."""
+    stages = (
+        Stage(device="cpu", replicas=each, splits=(Split(first=block, end=block + 1, batch=BATCH),))
+        for block, each in enumerate(replicas)
+    )
+    plan = Plan(stages=tuple(stages), epoch=epoch)
+    return PlacedPlan(plan=plan, avoided=dict.fromkeys(avoided, "cpu"), hosted=hosted)
 
-    def __init__(self) -> None:
+
+class Slot:
+    """A stage's fake replicas, their board, and the links that follow it."""
+
+    def __init__(self, *replicas: int) -> None:
         self.board = ReplicaDirectory()
-        self.transport = LinkTransport(phase=0.0)
-        self.transport.follow(self.board)
+        self.links = ReplicaLinks(placed(*replicas or (1,)), ["cpu"], phase=0.0)
+        self.links.connect("cpu", self.board)
+        self.transport = self.links[FIRST]
         self.replicas: dict[str, FakeReplica] = {}
         self._asked: asyncio.Queue[Asked] = asyncio.Queue()
         self._calls: list[Call] = []
@@ -73,15 +87,19 @@ class Slot:
         """As Serve's router does, in a thread of its own."""
         await asyncio.to_thread(self.board.announce, {name: self.replicas[name].address for name in names})
 
-    def call(self, sample_ids: str, *, avoided: Sequence[str] = (), weight: int | None = None) -> Call:
+    def avoid(self, *replicas: str) -> None:
+        """These get no work from now on."""
+        self.links.follow(placed(1, avoided=replicas))
+
+    def call(self, sample_ids: str, *, weight: int | None = None, slot: str = FIRST) -> Call:
         """`weight`: the call's; None: its inputs."""
-        self._calls.append(Call(self.transport, sample_ids, avoided, weight))
+        self._calls.append(Call(self.links[slot], sample_ids, weight))
         return self._calls[-1]
 
-    def call_of(self, *homes: KVPlacement, avoided: Sequence[str] = ()) -> Call:
+    def call_of(self, *homes: KVPlacement) -> Call:
         """Of these sequences an input each."""
         letters = "abcdefgh"[: len(homes)]
-        self._calls.append(Call(self.transport, letters, avoided, placements=KVPlacements("slot", homes)))
+        self._calls.append(Call(self.transport, letters, placements=KVPlacements("slot", homes)))
         return self._calls[-1]
 
     async def begun(self, *numbers: int) -> tuple[list[KVPlacement], str]:
@@ -96,16 +114,14 @@ class Slot:
         """The next call that reaches a replica."""
         return await soon(self._asked.get())
 
-    async def sent(
-        self, sample_ids: str, *, avoided: Sequence[str] = (), weight: int | None = None
-    ) -> tuple[Call, Asked]:
+    async def sent(self, sample_ids: str, *, weight: int | None = None, slot: str = FIRST) -> tuple[Call, Asked]:
         """A call and whom it reached."""
-        call = self.call(sample_ids, avoided=avoided, weight=weight)
+        call = self.call(sample_ids, weight=weight, slot=slot)
         return call, await self.asked()
 
-    async def taker(self, sample_ids: str, *, avoided: Sequence[str] = ()) -> str:
+    async def taker(self, sample_ids: str, *, slot: str = FIRST) -> str:
         """Who takes a call, which stays open."""
-        _, asked = await self.sent(sample_ids, avoided=avoided)
+        _, asked = await self.sent(sample_ids, slot=slot)
         return asked.replica
 
     async def end(self) -> None:
@@ -178,8 +194,11 @@ async def test_a_call_is_a_load_by_its_weight_until_the_last_of_its_inputs_has_l
 
 async def test_avoided_replicas_are_left_out_while_there_are_others(slot: Slot) -> None:
     await slot.has("a", "b", "c")
-    assert {await slot.taker("x", avoided=("a", "b", "elsewhere")) for _ in range(5)} == {"c"}
-    assert {await slot.taker("x", avoided=("b",)) for _ in range(4)} == {"a"}  # c is at its second batch
+    slot.avoid("a", "b", "elsewhere")
+    assert {await slot.taker("x") for _ in range(5)} == {"c"}
+    slot.avoid("b")
+    assert {await slot.taker("x") for _ in range(4)} == {"a"}  # c is at its second batch
+    slot.avoid()
     assert await slot.taker("x") == "b"  # idle, and no longer avoided
 
 
@@ -214,3 +233,76 @@ async def test_a_sequence_avoids_replicas_that_had_no_room_while_there_are_other
     slot.call_of(KVPlacement(4, avoids=full))
     (await slot.asked()).answer()
     assert full == {"a", "b", "c"}
+
+
+# Which stage a replica hosts
+
+
+@pytest.fixture
+async def two_stages() -> AsyncIterator[Slot]:
+    scene = Slot(2, 1)
+    yield scene
+    await scene.end()
+
+
+async def told(replica: FakeReplica) -> tuple[int, str]:
+    return await soon(replica.hosted.get())
+
+
+async def test_replicas_share_the_stages_and_are_told_which(two_stages: Slot) -> None:
+    await two_stages.has("a", "b", "c")
+    assert {await two_stages.taker("x"), await two_stages.taker("x")} == {"a", "b"}
+    assert await two_stages.taker("x", slot=SECOND) == "c"
+    hosted = [two_stages.replicas[name].hosted for name in "abc"]
+    last = [[each.get_nowait() for _ in range(each.qsize())][-1] for each in hosted]
+    assert last == [(1, FIRST), (1, FIRST), (1, SECOND)]
+    two_stages.links.follow(placed(1, 2, epoch=2, a=FIRST, b=FIRST, c=SECOND))
+    assert [await told(two_stages.replicas[name]) for name in "abc"] == [(2, FIRST), (2, SECOND), (2, SECOND)]
+    two_stages.links.follow(placed(1, 2, epoch=2, a=FIRST, b=FIRST, c=SECOND))
+    await turns()
+    assert all(each.empty() for each in hosted)
+
+
+async def test_where_the_only_replica_of_a_stage_dies_another_hosts_it_at_once(two_stages: Slot) -> None:
+    await two_stages.has("a", "b", "c")
+    call, _ = await two_stages.sent("x", slot=SECOND)
+    two_stages.replicas["c"].die()  # Serve has not noticed it
+    with pytest.raises(ConnectionError):
+        await soon(call.task)
+    assert [await two_stages.taker("x", slot=SECOND), await two_stages.taker("x")] == ["b", "a"]
+
+
+async def test_calls_to_a_stage_without_a_replica_wait_for_one_and_fail_when_the_plan_drops_it(
+    two_stages: Slot,
+) -> None:
+    await two_stages.has("a")
+    waiting = two_stages.call("x", slot=SECOND)
+    await turns()
+    assert two_stages.is_mute
+    await two_stages.has("a", "b")
+    assert (await two_stages.asked()).replica == "b"
+    await two_stages.has("a")
+    dropped = two_stages.call("y", slot=SECOND)
+    await turns()
+    two_stages.links.follow(placed(1, epoch=2))
+    with pytest.raises(ConnectionError, match="no longer has it"):
+        await soon(dropped.task)
+    assert not waiting.task.done()
+
+
+async def test_a_sequence_is_lost_with_its_replicas_stage_and_its_pages_are_given_back(two_stages: Slot) -> None:
+    await two_stages.has("a", "b", "c")
+    [home], name = await two_stages.begun(1)
+    slots = {each: SECOND if each == name else FIRST for each in "abc"}
+    two_stages.links.follow(placed(2, 1, epoch=2, **slots))
+    with pytest.raises(SequenceLostError, match=f"{name} takes no calls any more"):
+        await soon(two_stages.call_of(home).task)
+    two_stages.transport.end(name, 1)
+    assert await soon(two_stages.replicas[name].over.get()) == (1,)
+
+
+def test_a_plan_on_types_without_replicas_is_refused() -> None:
+    links = ReplicaLinks(placed(1), ["cpu"], phase=0.0)
+    elsewhere = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=1),))
+    with pytest.raises(PlanError, match=r"needs replicas on \['V100'\]; there are some on \['cpu'\]"):
+        links.follow(PlacedPlan(plan=Plan(stages=(elsewhere,))))

@@ -2,15 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.slots import has_labels, room, slot_devices
-
-
-def test_slots_are_named_by_type_and_number() -> None:
-    assert slot_devices({"cpu": 2, "emulated:V100": 1}) == {
-        "split-cpu-0": "cpu",
-        "split-cpu-1": "cpu",
-        "split-emulated-V100-0": "emulated:V100",
-    }
+from deployments.accelerators import has_labels, room
 
 
 @pytest.mark.parametrize(
