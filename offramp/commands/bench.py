@@ -16,7 +16,7 @@ from earlyexit.errors import InputError, OfframpError
 from offramp.client.inputs import Input, inputs_of
 from offramp.client.protocol import find_api_key
 from offramp.commands.options import BenchOptions
-from offramp.commands.output import choice, print_result
+from offramp.commands.output import print_result
 from offramp.commands.progress import progress_bars
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.generator import LoadConfig, run_load
@@ -32,6 +32,8 @@ SPAN = 1000.0
 
 def run(job: BenchOptions) -> None:
     """Send the load, and print what came of it; raises OfframpError where no request was answered."""
+    if not job.is_timed and job.arrivals not in ARRIVALS:
+        raise InputError(f"--arrivals {job.arrivals!r}; allowed: {', '.join(ARRIVALS)}")
     send_times_s = _send_times_s(job.arrivals, job.seconds, job.seed) if job.is_timed else None
     inputs, labels = _inputs(job)
     is_closed = job.rate is None and job.concurrency is None and not job.is_timed and not job.sustained
@@ -41,7 +43,7 @@ def run(job: BenchOptions) -> None:
         labels=labels,
         num_requests=job.requests or 1000 if send_times_s is None else len(send_times_s),
         rate_rps=START_PER_S if job.sustained and job.rate is None else job.rate,
-        arrivals="poisson" if job.is_timed else choice("arrivals", job.arrivals, ARRIVALS),
+        arrivals="constant" if job.arrivals == "constant" else "poisson",
         send_times_s=send_times_s,
         concurrency=8 if is_closed else job.concurrency,
         inputs_per_request=job.inputs_per_request,

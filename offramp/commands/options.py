@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from earlyexit.engine.queue import OrderSpec
 from earlyexit.errors import InputError, PlanError
+from offramp.commands import output
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -48,12 +49,7 @@ def refusal(option: str, error: ErrorDetails) -> InputError:
 
 def integers(given: Any, info: ValidationInfo) -> Any:
     """Numbers separated by commas, ascending, each once; what is not text stays. Raises InputError."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return tuple(sorted({int(part) for part in given.split(",")}))
-    except ValueError as error:
-        raise InputError(f"--{info.field_name} {given!r}; numbers separated by commas are needed") from error
+    return output.integers(str(info.field_name), given) if isinstance(given, str) else given
 
 
 class Job(BaseModel):

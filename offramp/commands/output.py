@@ -56,13 +56,6 @@ def milliseconds(seconds: float) -> str:
     return "endless" if seconds == float("inf") else f"{seconds * 1e3:.2f}"
 
 
-def choice(name: str, value: str | None, allowed: tuple[str, ...]) -> Any:
-    """The value of `--name`, one of `allowed` or not given; raises InputError for another."""
-    if value is not None and value not in allowed:
-        raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
-    return value
-
-
 def integers(name: str, value: str) -> tuple[int, ...]:
     """Numbers separated by commas, ascending, each once; raises InputError."""
     try:

@@ -254,12 +254,8 @@ TIMEOUT_S: float = ServeSettings.model_fields["max_timeout_s"].default
 FORM = "mean,variance,low,high"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GivenLengths:
-    """What `--lengths` says."""
-
-    tokens_N: IntArray
-    words: str
+GivenLengths = tuple[IntArray, str]
+"""What `--lengths` says: tokens (N), and the same in words."""
 
 
 def given_lengths(text: str, seed: int) -> GivenLengths:
@@ -267,12 +263,12 @@ def given_lengths(text: str, seed: int) -> GivenLengths:
     try:
         if "," not in text:
             tokens_N = tokens_of(Path(text))
-            return GivenLengths(tokens_N=tokens_N, words=f"{len(tokens_N)} lengths of {text}, drawn at random")
+            return tokens_N, f"{len(tokens_N)} lengths of {text}, drawn at random"
         mean, variance, low, high = _numbers(text)
         drawn_N = truncated_normal(NUM_ROWS, mean=mean, variance=variance, low=round(low), high=round(high), seed=seed)
     except DataError as error:
         raise InputError(f"--lengths {text}: {error}") from error
-    return GivenLengths(tokens_N=drawn_N, words=f"normal: mean {mean:g}, variance {variance:g}, {low:g} to {high:g}")
+    return drawn_N, f"normal: mean {mean:g}, variance {variance:g}, {low:g} to {high:g}"
 
 
 def with_lengths(file: ProblemFile, given: GivenLengths | None) -> ProblemFile:
@@ -280,7 +276,7 @@ def with_lengths(file: ProblemFile, given: GivenLengths | None) -> ProblemFile:
     if given is None:
         return file
     try:
-        problem = replace(file.problem, lengths=Lengths.of(given.tokens_N.tolist()), batches=None)
+        problem = replace(file.problem, lengths=Lengths.of(given[0].tolist()), batches=None)
         in_tokens(problem)
     except (PlanError, DataError) as error:
         raise InputError(f"--lengths: {error}") from error
@@ -294,7 +290,7 @@ def lengthened(inputs: Inputs, file: ProblemFile, given: GivenLengths | None, se
         return inputs
     rng = np.random.default_rng([seed, STREAM])
     if given is not None:
-        lengths_R, words = rng.choice(given.tokens_N, rows), given.words
+        lengths_R, words = rng.choice(given[0], rows), given[1]
     elif inputs.tokens_R is not None:
         lengths_R, words = inputs.tokens_R, "as recorded"
     elif lengths.shares is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,11 @@ from offramp.commands.jobs import SitesJob
 from offramp.commands.output import make_table, print_result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SitesFound:
-    """A model's graph, and its sites in the order in which inputs pass them."""
+def sites_of(job: SitesJob) -> tuple[Dataflow, tuple[Site, ...]]:
+    """Returns a model's graph, and its sites in the order in which inputs pass them.
 
-    flow: Dataflow
-    sites: tuple[Site, ...]
-
-
-def sites_of(job: SitesJob) -> SitesFound:
-    """Raises InputError for what is no model, or cannot be cut, and where no site is found."""
+    Raises InputError for what is no model, or cannot be cut, and where no site is found.
+    """
     model = read_foreign(job.model, ForeignOptions(), open_size=job.open_size)
     if job.outputs:
         model = model.with_outputs(*job.outputs)
@@ -35,13 +30,13 @@ def sites_of(job: SitesJob) -> SitesFound:
         raise GraphError(f"{error}; --no-measure lists sites without times") from error
     if not sites:
         raise GraphError(f"{job.model} has no site: {_why(model.flow, job)}")
-    return SitesFound(flow=model.flow, sites=sites)
+    return model.flow, sites
 
 
-def sites_document(found: SitesFound) -> dict[str, Any]:
+def sites_document(flow: Dataflow, sites: Sequence[Site]) -> dict[str, Any]:
     """As `--json` prints it; a set's `tensor` is a list."""
     return {
-        "nodes": len(found.flow.live),
+        "nodes": len(flow.live),
         "sites": [
             {
                 "tensor": site.tensors[0] if len(site.tensors) == 1 else list(site.tensors),
@@ -49,7 +44,7 @@ def sites_document(found: SitesFound) -> dict[str, Any]:
                 "bytes_per_input": site.bytes_per_input,
                 "seconds_share": None if site.seconds_share is None else round(site.seconds_share, 6),
             }
-            for site in found.sites
+            for site in sites
         ],
     }
 
@@ -65,22 +60,22 @@ def _why(flow: Dataflow, job: SitesJob) -> str:
 
 def run(job: SitesJob) -> None:
     """Print the sites."""
-    found = sites_of(job)
-    print_result(sites_document(found), lambda: [sites_table(job.model, found)], as_json=job.as_json)
+    flow, sites = sites_of(job)
+    print_result(sites_document(flow, sites), lambda: [sites_table(job.model, flow, sites)], as_json=job.as_json)
 
 
-def sites_table(model: str, found: SitesFound) -> Table:
+def sites_table(model: str, flow: Dataflow, sites: Sequence[Site]) -> Table:
     """One row per site, in the order in which inputs pass them."""
-    title = f"{Path(model).name}: {len(found.sites)} sites among {len(found.flow.live)} operators"
+    title = f"{Path(model).name}: {len(sites)} sites among {len(flow.live)} operators"
     numbers = [Column(name, justify="right") for name in ("#", "time passed", "kB per input")]
     names = [Column(name, overflow="fold") for name in ("tensor", "after")]
     table = make_table(*numbers, *names, title=title)
-    for number, site in enumerate(found.sites):
+    for number, site in enumerate(sites):
         table.add_row(
             str(number),
             "-" if site.seconds_share is None else f"{site.seconds_share:.1%}",
             "-" if site.bytes_per_input is None else f"{site.bytes_per_input / 1000:.1f}",
             "\n".join(site.tensors),
-            f"{found.flow.maker[site.tensors[0]].op} {site.after}",
+            f"{flow.maker[site.tensors[0]].op} {site.after}",
         )
     return table

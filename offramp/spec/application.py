@@ -20,8 +20,6 @@ from optimizer.plan import early_exit_plan, serial_plan, stock_plan
 from optimizer.plan_file import ModelShape, read_plan
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from earlyexit.engine.queue import OrderSpec
     from offramp.spec.documents import ApplicationDocument
     from optimizer.plan import Plan
@@ -51,14 +49,10 @@ def application_settings(
         ingress_replicas=ingress.replicas,
         tracing=None if tracing is None else TracingSettings(**tracing.model_dump()),
         access=None if access is None else _access(access, base),
-        **_shared(model, ModelSettings),
-        **_shared(ingress, IngressSettings),
+        **model.model_dump(include=set(ModelSettings.model_fields)),
+        **ingress.model_dump(include=set(IngressSettings.model_fields)),
         **planned,
     )
-
-
-def _shared(document: BaseModel, settings: type[BaseModel]) -> dict[str, Any]:
-    return document.model_dump(include=set(settings.model_fields))
 
 
 def _access(said: AccessSettings, base: Path) -> AccessSettings:
