@@ -184,7 +184,10 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     """
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")
-    caption = interval_text(forecast["inputs_to_come"])
+    # What the intervals of survival and of the shares that go on are intervals of.
+    caption = "Intervals are of the level: a window of few inputs scatters around it in addition; jumps are in none."
+    if forecast["inputs_to_come"] is not None:
+        caption = f"Intervals are of what {forecast['inputs_to_come']:g} inputs will show; jumps are in none."
     table = make_table(*names, title="Next window", caption=caption, narrow=True)
     low, high = forecast["survival_low"], forecast["survival_high"]
     for block, share in enumerate(forecast["survival"]):
@@ -198,13 +201,6 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
             "-" if ramp is None else ": ".join(filter(None, (ramp["method"], ramp["reason"]))),
         )
     return table
-
-
-def interval_text(inputs_to_come: float | None) -> str:
-    """What the intervals of survival and of the shares that go on are intervals of."""
-    if inputs_to_come is None:
-        return "Intervals are of the level: a window of few inputs scatters around it in addition; jumps are in none."
-    return f"Intervals are of what {inputs_to_come:g} inputs will show; jumps are in none."
 
 
 def rate_text(rate: dict[str, Any], coverage: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +23,8 @@ def run(job: GenerateJob) -> None:
     with Client(job.url, job.timeout_s, api_key=find_api_key(job.api_key_file)) as client:
         ours = client.generates()["offramp"]
         asked: Prompt = job.prompt if job.raw or not ours["chats"] else [{"role": "user", "content": job.prompt}]
-        colours = colours_of(ours["ramps"]) if job.exits else {}
+        ramps = sorted(ours["ramps"]) if job.exits else []
+        colours = {block: COLOURS[k % len(COLOURS)] for k, block in enumerate(ramps)}
         drawn = job.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "stop"})
         with client.stream(asked, **drawn) as pieces:
             console = Console(highlight=False)
@@ -35,11 +36,6 @@ def run(job: GenerateJob) -> None:
                 console.print(table_of(pieces.whole(), colours, ours["num_blocks"]))
             if (cut_short := pieces.whole().cut_short) is not None:
                 print(f"note: {cut_short}", file=sys.stderr)
-
-
-def colours_of(ramps: Iterable[int]) -> Mapping[int, str]:
-    """By the block that a ramp is after."""
-    return {block: COLOURS[k % len(COLOURS)] for k, block in enumerate(sorted(ramps))}
 
 
 def table_of(found: Generation, colours: Mapping[int, str], num_blocks: int) -> Table:

@@ -129,7 +129,10 @@ def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Joints whose names differ by left and right, or l and r, as words of theirs or at a word's beginning or end."""
     by_words = {_words(name): name for name in names}
-    rights = (by_words.get(tuple(map(_right, _words(name)))) for name in names)
+    rights = (
+        by_words.get(tuple("r" if word == "l" else re.sub("^left|left$", "right", word) for word in _words(name)))
+        for name in names
+    )
     left_of = {right: left for left, right in zip(names, rights, strict=True) if right not in (None, left)}
     return [(left, right) for right, left in left_of.items() if right is not None]
 
@@ -137,10 +140,6 @@ def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def _words(name: str) -> tuple[str, ...]:
     """In small letters; a capital after a small letter begins one, too."""
     return tuple(word.lower() for word in WORD.findall(name))
-
-
-def _right(word: str) -> str:
-    return "r" if word == "l" else re.sub("^left|left$", "right", word)
 
 
 def _check_mirrored(task: Task) -> None:

@@ -41,7 +41,11 @@ def draw_plan(planned: Planned, path: Path) -> None:
         try:
             _draw_devices(above, planned)
             _draw_batches(below, planned)
-            figure.suptitle(_title(planned))
+            figures = planned.figures
+            figure.suptitle(
+                f"{planned.strategy}: {figures.rate_per_s:.0f}/s, worst case {figures.latency_s * 1e3:.1f} ms, "
+                f"{figures.usd_per_hour:.2f} USD/h"
+            )
             figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
         except OSError as error:
             raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from error
@@ -69,11 +73,6 @@ def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
             axes.axvspan(first - 0.5, end - 0.5, color=color, alpha=0.25, zorder=0)
 
 
-def stage_label(index: int, stage: Stage) -> str:
-    """A stage in a few words."""
-    return f"stage {index}: {stage.replicas} x {stage.device}"
-
-
 def batches_without_fusing(figures: Evaluation) -> list[float]:
     """Expected batch at every block where the first batch just shrinks (E3 section 2.3), with the same active ramps."""
     entry = _counted(figures.splits[0].split)
@@ -96,7 +95,7 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
             axes.text(middle, index, str(_counted(split)), color="white", ha="center", va="center", zorder=3)
             for ramp in split.ramps:
                 axes.axvline(ramp + 0.5, color=RAMP, linewidth=0.8, linestyle="--", zorder=1)
-    labels = [stage_label(index, stage).replace(": ", ":\n") for index, stage in enumerate(planned.stages)]
+    labels = [f"stage {index}:\n{stage.replicas} x {stage.device}" for index, stage in enumerate(planned.stages)]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_title("Splits, with their batch sizes; active ramps dashed", fontsize=10)
@@ -140,11 +139,3 @@ def _draw_chains(axes: Axes, planned: Planned) -> None:
         first = here.stop
     axes.set_ylim(bottom=0)
     axes.legend(loc="upper right", fontsize=9)
-
-
-def _title(planned: Planned) -> str:
-    figures = planned.figures
-    return (
-        f"{planned.strategy}: {figures.rate_per_s:.0f}/s, worst case {figures.latency_s * 1e3:.1f} ms, "
-        f"{figures.usd_per_hour:.2f} USD/h"
-    )

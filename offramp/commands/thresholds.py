@@ -13,9 +13,7 @@ from earlyexit.errors import DataError
 from offramp.commands.jobs import CalibrateJob
 from offramp.commands.profile import measured_costs
 from offramp.commands.progress import provenance
-from offramp.commands.recording import (
-    task_figures,
-)
+from offramp.commands.recording import task_figures
 from offramp.commands.worth import constant_accuracy, work_share
 from optimizer.calibration_file import AMONG, CalibrationCard
 from optimizer.few_ramps import few_ramps

@@ -363,16 +363,8 @@ def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
     try:
         return np.array(words, dtype=np.float64)
     except ValueError:
-        index = next(index for index, word in enumerate(words) if not _is_number(word))
+        index = next(index for index, word in enumerate(words) if _number(word) is None)
         raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _per_second(values: _Values) -> CountReplay:
