@@ -113,16 +113,6 @@ def test_no_plan_is_exit_status_3_with_what_binds_and_what_would_do(tight: Path,
     assert said.err == ""
 
 
-def test_a_plan_is_written_for_serving_and_drawn(problem: Path, tmp_path: Path, capsys: Captured) -> None:
-    out, plot = tmp_path / "plan.yaml", tmp_path / "plan.svg"
-    answer = printed(capsys, "plan", problem, "--out", out, "--threshold", 0.4, "--plot", plot)
-    plan = read_plan(out)
-    assert plan.policy is not None
-    assert (plan.policy.name, plan.policy.thresholds, plan.ramps) == ("entropy", 0.4, (0,))
-    assert plan.predicted == {name: answer[name] for name in PLAN_KEYS[1:]}
-    assert plot.read_text(encoding="utf-8").startswith("<?xml")
-
-
 def test_a_plan_has_the_order_of_its_problem_or_of_the_option(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "plan.yaml"
     written(problem, PROBLEM + "order: {name: das, eta: 0.25}\n")

@@ -118,15 +118,6 @@ def test_inputs_go_in_the_order_that_the_plan_or_the_option_says(
         assert found["simulated"]["answered"] == 100
 
 
-def test_recorded_inputs_leave_by_the_plan_where_no_threshold_is_given(
-    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    path = records(tmp_path / "exits.npz", 0.1)
-    assert played(capsys, problem, "--plan", plan, "--records", path)["simulated"]["exits"] == {"0": 100}
-    written(plan, PLAN.replace("0.4", "0.05"))
-    assert played(capsys, problem, "--plan", plan, "--records", path)["simulated"]["exits"] == {"1": 100}
-
-
 def test_recorded_inputs_of_the_problem_are_taken_with_its_thresholds(
     problem: Path, tmp_path: Path, capsys: Captured
 ) -> None:

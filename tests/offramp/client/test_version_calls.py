@@ -9,7 +9,7 @@ import pytest
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from offramp import AsyncClient, Client
+from offramp import Client
 
 SIDES = {"model": "intents", "default": "1"}
 ROW = {"name": "intents", "version": "2", "reason": ""}
@@ -109,25 +109,3 @@ def test_a_refused_order_says_the_servers_words() -> None:
     client, _ = client_of(lambda request: httpx.Response(403, json={"error": "not by HTTP"}))
     with pytest.raises(InputError, match=r"^not by HTTP"):
         client.versions()
-
-
-async def test_the_asynchronous_client_does_the_same() -> None:
-    clock = ManualClock()
-    server = FakeServer("LOADING", "READY", "READY", None)
-
-    async def sleep(seconds: float) -> None:
-        clock.advance(seconds)
-
-    transport = httpx.MockTransport(server)
-    async with AsyncClient("http://server", transport=transport, clock=clock, sleep=sleep) as client:
-        await client.load("intents", "2", timeout_s=10.0)
-        assert [row["state"] for row in await client.versions()] == ["READY"]
-        await client.unload("intents", "2")
-        for answer in (
-            await client.canary(),
-            await client.set_canary("2", share=0.1),
-            await client.end_canary(),
-            await client.promote("2"),
-        ):
-            assert answer == SIDES
-    assert [method for method, _, _ in server.orders] == ["POST", "POST", "GET", "PUT", "DELETE", "PUT"]

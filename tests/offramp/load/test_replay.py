@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from offramp.load.arrivals import parse_arrivals
 from offramp.load.processes import CountReplay, StampReplay
-from tests.data import data_folder
 from tests.offramp.load.drawn import draw, per_second, trace
 
 
@@ -156,15 +155,3 @@ def test_replayed_seconds_ascend_within_the_duration_and_are_as_many_as_asked_fo
     assert ((arrivals_s_N >= 0) & (arrivals_s_N < duration_s)).all()
     if rate_per_s is not None:
         assert len(arrivals_s_N) == round(rate_per_s * duration_s)
-
-
-def test_the_twitter_trace_is_scaled_without_its_gaps() -> None:
-    folder = data_folder()
-    name = "traces/twitter_per_second_infadapter.txt.gz"
-    if folder is None or not (folder / name).is_file():
-        pytest.skip(f"{name} is not in OFFRAMP_DATA")
-    found = parse_arrivals(f"trace:{folder / name},rate=1000,from=1436400")
-    assert found.notes[1].startswith("cut out: 22 gaps of 60 s or more")
-    counts = per_second(found.draw(3600.0, np.random.default_rng(0)), 3600)
-    assert np.mean(counts) == pytest.approx(1000, abs=3 * 0.53)  # 3.6 million arrivals
-    assert max(counts) == pytest.approx(350 / 59.9 * 1000, rel=0.05)
