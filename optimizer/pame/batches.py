@@ -39,7 +39,10 @@ def seconds_of(table: LatencyTable, ramps: Sequence[int]) -> Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimeMatrix:
-    """One row per candidate (E), one column per number of inputs that move on (J): 0, v, 2v and so on to the batch."""
+    """One row per candidate (E), one column per number of inputs that move on (J): from 0 to the batch.
+
+    The paper's interval v, by which numbers are told apart, is 1.
+    """
 
     first: int
     """Block that the first of the two stages begins with."""
@@ -47,30 +50,27 @@ class TimeMatrix:
     """The candidates: the block after which each sits."""
     batch: int
     """Inputs of the first stage: the paper's n, or n_l behind an exit."""
-    interval: int
-    """The paper's v."""
     seconds_EJ: FloatArray
-    """t[i, j]: the whole batch to exit i, then j * v inputs from there to the end."""
+    """t[i, j]: the whole batch to exit i, then j inputs from there to the end."""
     whole_s: float
     """The whole batch to the end without an exit: the time that must not be exceeded, t_0^n in the first step."""
 
     @property
     def allowed_E(self) -> list[int]:
-        """Per candidate the most intervals that may move on: up to there no time is above `whole_s`; -1: none may."""
+        """Per candidate the most inputs that may move on: up to there no time is above `whole_s`; -1: not even none."""
         fits_EJ = self.seconds_EJ <= self.whole_s * (1 + ROUNDING)
         return [int(np.logical_and.accumulate(fits_J).sum()) - 1 for fits_J in fits_EJ]
 
 
-def time_matrix(seconds: Seconds, first: int, exits: Sequence[int], batch: int, interval: int) -> TimeMatrix:
+def time_matrix(seconds: Seconds, first: int, exits: Sequence[int], batch: int) -> TimeMatrix:
     """The matrix of the stages that begin with `first` at a batch of `batch`, for candidates behind that block."""
     size_1 = np.array([float(batch)])
-    sizes_J = np.arange(0, batch + 1, interval, dtype=np.float64)
+    sizes_J = np.arange(batch + 1, dtype=np.float64)
     rows = [_row(seconds, first, exit_, size_1, sizes_J) for exit_ in exits]
     return TimeMatrix(
         first=first,
         exits=tuple(exits),
         batch=batch,
-        interval=interval,
         seconds_EJ=np.array(rows).reshape(len(rows), len(sizes_J)),
         whole_s=float(seconds(first, None, size_1)[0]),
     )

@@ -19,24 +19,19 @@ from profiles.scores import BoolArray, FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """What is promised, and how finely batch sizes are told apart."""
+    """What is promised."""
 
     slower: float = 0.02
     """tau_l: largest share of batches that may take longer than without exits."""
     kept: float | None = 0.99
     """eta: of the full model's precision, the share that must be exceeded; None: thresholds are as they were given, and
     who set them says what they keep."""
-    interval: int = 1
-    """v: numbers of inputs that move on are told apart by this; above 1 as in the paper, where a batch that lies
-    between two columns counts as the smaller."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.slower < 1:
             raise PlanError(f"the share of slower batches must be at least 0 and below 1, not {self.slower}")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise PlanError(f"the share of precision that is kept must be above 0 and at most 1, not {self.kept}")
-        if self.interval < 1:
-            raise PlanError(f"the interval of batch sizes must be at least 1, not {self.interval}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +46,7 @@ class Candidate:
     slow_K: BoolArray
     """Batches that take longer than without exits, by this exit or by one before it."""
     allowed: int
-    """n_i: the most inputs that may move on, a multiple of the interval; -1 where not even none may."""
+    """n_i: the most inputs that may move on; -1 where not even none may."""
     mean_s: float
     """Equation 2, the mean answer time with this exit alone behind those that were found."""
     tail_s: float
@@ -157,8 +152,7 @@ def _behind(checks: Checks, state: _State, chosen: Candidate | None) -> _State |
 
 def _step(seconds: Seconds, checks: Checks, state: _State, options: SearchOptions) -> Step:
     ramps = [ramp for ramp in checks.ramps if ramp >= state.first]
-    interval = min(options.interval, state.size)
-    matrix = time_matrix(seconds, state.first, ramps, state.size, interval)
+    matrix = time_matrix(seconds, state.first, ramps, state.size)
     candidates = tuple(_candidate(checks, state, matrix, row, options) for row in range(len(ramps)))
     is_first = state.first == 0
     helping = [each for each in candidates if _helps(each, matrix, options, is_first=is_first)]
@@ -175,30 +169,30 @@ def _candidate(checks: Checks, state: _State, matrix: TimeMatrix, row: int, opti
     found = configured(checks, ramp, state.inside_N, state.lost_N, least)
     staying_N = state.inside_N if found is None else state.inside_N & ~found.setting.leave_N
     left_K = batch_counts(staying_N, state.batch)
-    bins_K, allowed = left_K // matrix.interval, matrix.allowed_E[row]
-    slow_K = state.slow_K | (bins_K > allowed)
-    quick_K = bins_K[~slow_K]
+    allowed = matrix.allowed_E[row]
+    slow_K = state.slow_K | (left_K > allowed)
+    quick_K = left_K[~slow_K]
     return Candidate(
         ramp=ramp,
         configured=found,
         left_K=left_K,
         slow_K=slow_K,
-        allowed=allowed * matrix.interval if allowed >= 0 else -1,
-        mean_s=mean_answer_s(matrix, row, bins_K),
+        allowed=allowed,
+        mean_s=mean_answer_s(matrix, row, left_K),
         tail_s=float(matrix.seconds_EJ[row, quick_K.max()]) if len(quick_K) else np.inf,
     )
 
 
-def mean_answer_s(matrix: TimeMatrix, row: int, bins_K: IntArray) -> float:
+def mean_answer_s(matrix: TimeMatrix, row: int, left_K: IntArray) -> float:
     """Equation 2: those who leave wait for t[i, 0], those who move on for t[i, j].
 
-    With C[i, j] batches in which j intervals of inputs move on, 1 / (n k) times the sum over j of
-    ((n - j v) t[i, 0] + j v t[i, j]) C[i, j]; here batch by batch.
+    With C[i, j] batches in which j inputs move on, 1 / (n k) times the sum over j of
+    ((n - j) t[i, 0] + j t[i, j]) C[i, j]; here batch by batch.
     """
-    bins_K = np.minimum(bins_K, matrix.seconds_EJ.shape[1] - 1)
-    moving_K = bins_K * matrix.interval / matrix.batch
+    left_K = np.minimum(left_K, matrix.batch)
+    moving_K = left_K / matrix.batch
     times_J = matrix.seconds_EJ[row]
-    return float(((1 - moving_K) * times_J[0] + moving_K * times_J[bins_K]).mean())
+    return float(((1 - moving_K) * times_J[0] + moving_K * times_J[left_K]).mean())
 
 
 def _helps(each: Candidate, matrix: TimeMatrix, options: SearchOptions, *, is_first: bool) -> bool:

@@ -9,7 +9,6 @@ from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, ke
 from optimizer.pame.batches import seconds_of
 from optimizer.pame.checks import GivenChecks
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from optimizer.plan import Stage
 from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
@@ -18,7 +17,7 @@ AS_GIVEN = SearchOptions(kept=None)
 """A problem has its thresholds, with whatever promise they were set; a calibration's holds for all subsets of ramps."""
 
 
-def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_GIVEN) -> Decision:
+def solve_pame(problem: PlanProblem, space: Space) -> Decision:
     """The best stock plan's batch, device and thresholds that are there; of the exits found as many as may be.
 
     Exits are left out from the last one on where the problem's promises (SLO, rate, ramp budget) allow no more, and no
@@ -41,7 +40,8 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_G
     [stage] = stock.stages
     # Of batches larger than all that was recorded nothing is known.
     known = stage.splits[0].batch <= len(problem.batches)
-    search = exits_for(problem, stage, options) if known else None
+    seconds, checks = seconds_of(problem.latency[stage.device], problem.ramps), GivenChecks(batches=problem.batches)
+    search = find_exits(seconds, checks, stage.splits[0].batch, AS_GIVEN) if known else None
     exits = () if search is None else search.ramps
     found = _with_exits(problem, stock, exits)
     best = solve_soonest(problem, space)
@@ -55,13 +55,6 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_G
         gap=gap_between(value, best.bound),
         note=_why_no_exit(search, stage.splits[0].batch) if not found.chain[0].splits[0].ramps else "",
     )
-
-
-def exits_for(problem: PlanProblem, stage: Stage, options: SearchOptions = AS_GIVEN) -> FoundExits:
-    """The search on a stock plan's stage; raises PlanError where the recorded inputs make no batch of its size."""
-    assert problem.batches is not None
-    seconds = seconds_of(problem.latency[stage.device], problem.ramps)
-    return find_exits(seconds, GivenChecks(batches=problem.batches), stage.splits[0].batch, options)
 
 
 def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> Found:

@@ -28,11 +28,11 @@ def search(sure: list[list[int]], **options: Any) -> FoundExits:
 
 
 def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
-    matrix = time_matrix(seconds_of(TABLE, (0, 1)), 0, (0, 1), 4, 2)
-    assert matrix.seconds_EJ.tolist() == [[6, 10, 14], [10, 12, 14]]  # 4 + 2 s, and 2 s per input; 8 + 2, and 1 s
-    assert matrix.whole_s == 12
-    assert matrix.allowed_E == [1, 1]
-    behind = time_matrix(seconds_of(TABLE, (0, 1)), 1, (1,), 3, 1)
+    matrix = time_matrix(seconds_of(TABLE, (0, 1)), 0, (0, 1), 4)
+    # 4 + 2 s, and 2 s per input that moves on; 8 + 2 s, and 1 s.
+    assert matrix.seconds_EJ.tolist() == [[6, 8, 10, 12, 14], [10, 11, 12, 13, 14]]
+    assert (matrix.whole_s, matrix.allowed_E) == (12, [3, 2])
+    behind = time_matrix(seconds_of(TABLE, (0, 1)), 1, (1,), 3)
     assert behind.seconds_EJ.tolist() == [[4.5, 5.5, 6.5, 7.5]]
     assert (behind.whole_s, behind.allowed_E) == (6, [1])
 
@@ -88,7 +88,6 @@ def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come(
     [
         ({"slower": 1.0}, "the share of slower batches must be at least 0 and below 1, not 1.0"),
         ({"kept": 0.0}, "the share of precision that is kept must be above 0 and at most 1, not 0.0"),
-        ({"interval": 0}, "the interval of batch sizes must be at least 1, not 0"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
