@@ -76,6 +76,11 @@ class LabelledRows:
         return () if self.part_names else tuple(sorted(set(self.labels)))
 
     @property
+    def are_labelled(self) -> bool:
+        """Whether any row has a label."""
+        return self.label_names != ("",)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The texts of rows of one text each; raises DataError for other rows."""
         if tuple(self.columns) != (TEXT,):

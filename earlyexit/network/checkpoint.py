@@ -106,10 +106,12 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
     loader = next((each for what, each in loaders.items() if what in names), AutoModel)
     try:
-        hf_model = loader.from_pretrained(place, dtype=torch.float32, **file).eval()
+        hf_model, said = loader.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **file)
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {first_line(error)}") from error
-    return family.from_transformers(hf_model, pairs=pairs), config.model_type
+    if loader is AutoModelForSequenceClassification and said["missing_keys"]:  # they would be random
+        raise ModelFolderError(f"the weights of {source!r} lack {sorted(said['missing_keys'])[0]}")
+    return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
 
 
 def _check_hub(source: str) -> None:

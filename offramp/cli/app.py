@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": Command("commands.options:DemoJob", "commands.demo:run"),
     "bench": Command("commands.options:BenchOptions", "commands.bench:run"),
     "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
+    "ramp": Command("commands.jobs:RampJob", "commands.ramp:run"),
     "inject": Command("commands.jobs:InjectOptions", "commands.inject:run"),
     "chain": Command("commands.jobs:ChainJob", "commands.chain:run"),
     "calibrate": Command("commands.jobs:CalibrateOptions", "commands.calibrate_command:run"),

@@ -25,7 +25,7 @@ from earlyexit.training.ramps import no_progress
 from offramp.commands.calibrated import (
     fitted_exits,
     forget_calibration,
-    is_injected,
+    keeps_answers,
     members_of,
     read_calibration,
     save_calibration,
@@ -129,7 +129,7 @@ def _calibrate_model(
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Fit temperatures too, which are written with the weights.
 
-    Rows without labels do for an injected model: its own answers stand for them.
+    Rows of a model that keeps its answers need no labels: these answers stand for them.
     """
     import torch
 
@@ -156,13 +156,14 @@ def _calibrate_model(
     ).card()
     forget_calibration(folder)
     save_model(model, folder)
+    found = found.model_copy(update={"provenance": found.provenance | {MEMBERS: members_of(folder, card)}})
     save_calibration(found, records, folder)
     return found, records
 
 
 def _lack_labels(model: EarlyExitModel, data: LabelledRows, job: CalibrateJob) -> bool:
-    """Whether an injected model's own answers stand for labels; raises DataError where only labels would do."""
-    if not is_injected(model.info.provenance) or any(data.labels):
+    """Whether the model's own answers stand for labels; raises DataError where only labels would do."""
+    if not keeps_answers(model.info.provenance) or data.are_labelled:
         return False
     if job.metric == "harm":
         where = job.source or "the data"
@@ -173,7 +174,7 @@ def _lack_labels(model: EarlyExitModel, data: LabelledRows, job: CalibrateJob) -
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
     """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1.
 
-    The last exit of an injected model keeps 1: its scores are the foreign model's own.
+    The last exit of a model that keeps its answers keeps 1, so that its scores are those with which it came.
     """
     import torch
 

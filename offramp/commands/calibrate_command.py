@@ -14,7 +14,7 @@ from earlyexit.errors import InputError
 from earlyexit.network.store import read_card
 from earlyexit.tasks import find_task
 from earlyexit.tasks.token import TokenTask
-from offramp.commands.calibrated import is_injected, save_calibration
+from offramp.commands.calibrated import keeps_answers, save_calibration
 from offramp.commands.jobs import CalibrateOptions
 from offramp.commands.output import make_folder, make_table, print_result, warn
 from offramp.commands.progress import progress_bars
@@ -43,12 +43,12 @@ def run(job: CalibrateOptions) -> None:
 
 
 def _calibrate_model(model: Path, data: Path, job: CalibrateOptions) -> tuple[CalibrationCard, dict[str, Any]]:
-    """Rows of a model whose answers are tokens are prompts, without labels; an injected model's rows may lack them."""
+    """Rows of a decoder are prompts, without labels. Rows of a model that keeps its answers may lack labels."""
     from offramp.commands.calibrate import calibrate  # which needs torch, as records from elsewhere do not
 
     model_card = read_card(model)
     labels = {"label_column": None} if model_card.task["name"] == TokenTask.name else {}
-    may_lack_them = is_injected(model_card.provenance) and "label_column" not in job.model_fields_set
+    may_lack_them = keeps_answers(model_card.provenance) and "label_column" not in job.model_fields_set
     has_none = may_lack_them and not has_labels(data, label_column=job.label_column, part=job.part)
     rows, held_out = job.read(data, **({"label_column": None} if has_none else labels)), None
     if job.test is not None:

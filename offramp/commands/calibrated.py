@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
-    """A chain's models by name and by their weights, temperatures among them; empty for a single model."""
-    if card.chain.is_one:
-        return []
+    """A folder's models by name and by their weights, temperatures among them: those of a chain, or its only one."""
     members = zip(card.chain.names, card.members(folder), strict=True)
     return [{"name": name, "sha256": weights_file_sha256(member)} for name, member in members]
 
@@ -34,7 +32,7 @@ def members_of(folder: Path, card: ModelCard) -> list[dict[str, str]]:
 def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path) -> None:
     """Raise ModelFolderError where a file is of other models than a folder has now.
 
-    Files that do not say, such as those of single models, pass.
+    Files that do not say it pass.
     """
     made = members_in(provenance)
     if not made:
@@ -48,7 +46,7 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
     if changed:
         raise ModelFolderError(
             f"{path}: {' and '.join(changed)} of {folder} is not what it was then, trained or calibrated since: "
-            "calibrate the chain again"
+            f"calibrate {'again' if card.chain.is_one else 'the chain again'}"
         )
 
 
@@ -85,14 +83,15 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
 
 
 def fitted_exits(exits: Iterable[int], provenance: Mapping[str, Any]) -> tuple[int, ...]:
-    """The exits whose temperatures are fitted, ascending: all, and of an injected model all but the last."""
+    """The exits whose temperatures are fitted, ascending: all, or all but the last of a model that keeps answers."""
     *ramps, last = sorted(exits)
-    return tuple(ramps) if is_injected(provenance) else (*ramps, last)
+    return tuple(ramps) if keeps_answers(provenance) else (*ramps, last)
 
 
-def is_injected(provenance: Mapping[str, Any]) -> bool:
-    """Whether a model was made by `offramp inject`."""
-    return "cuts" in provenance
+def keeps_answers(provenance: Mapping[str, Any]) -> bool:
+    """Whether the full model's scores are those with which it came: it was injected, or ramps imitate its own head."""
+    imitated = provenance.get("imitate") and provenance.get("head") == "checkpoint" and not provenance.get("joint")
+    return "cuts" in provenance or bool(imitated)
 
 
 def _check_temperatures(folder: Path) -> None:

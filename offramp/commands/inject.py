@@ -174,7 +174,7 @@ def _injected(
         say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
         learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
     model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
-    targets = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
+    targets = learned.labels if learned.are_labelled else [names[k] for k in answers.tolist()]
     before = model.backbone.sha256()
     truth_N = model.task.targets(targets)
     train_ramps(model, encoded, truth_N, _options(job, learned, progress), features=features)
@@ -184,7 +184,7 @@ def _injected(
     return Injected(
         model=model,
         rows=len(learned),
-        right=sum(right) / len(right) if _labelled(learned) else None,
+        right=sum(right) / len(right) if learned.are_labelled else None,
         held_out=None if held is None else _written(model, held, encoder, folder, progress),
         warnings=_warnings(model, features, truth_N, block_s),
     )
@@ -248,7 +248,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
             f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
             "the model"
         )
-    if _labelled(data) and len(data.label_names) < 2 and not job.from_answers:
+    if data.are_labelled and len(data.label_names) < 2 and not job.from_answers:
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
     if job.hold_out is None:
         return data, None
@@ -322,16 +322,12 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
     return answers_N
 
 
-def _labelled(data: LabelledRows) -> bool:
-    return any(data.labels)
-
-
 def _unlabelled(data: LabelledRows) -> LabelledRows:
     return data.with_labels("" for _ in data.labels)
 
 
 def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOptions:
-    options = TrainOptions(imitate=job.from_answers or not _labelled(data), seed=job.seed, progress=progress)
+    options = TrainOptions(imitate=job.from_answers or not data.are_labelled, seed=job.seed, progress=progress)
     options = options if job.epochs is None else replace(options, epochs=job.epochs)
     return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
 
@@ -343,14 +339,14 @@ def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
         cuts=[list(each) for each in raw.cuts],
         data=job.source,
         rows=len(data),
-        imitate=job.from_answers or not _labelled(data),
+        imitate=job.from_answers or not data.are_labelled,
         seed=job.seed,
     )
 
 
 def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress) -> Path:
     """The rows that were kept, labelled with the model's own answers where they have no labels."""
-    if not _labelled(held):
+    if not held.are_labelled:
         outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
         assert isinstance(model.task, LabelTask)
         names = model.task.label_names

@@ -103,6 +103,25 @@ RampStyleName = Literal["light", "mlp", "pooler", "reduced", "conv", "maps", "de
 """Those of `earlyexit.ramps.RAMPS` that can be trained for any head."""
 
 
+class RampJob(Printed, Rows):
+    """Give a fine-tuned text classifier of `transformers` ramps: train, calibrate and report in one step."""
+
+    folder: Path = Field(json_schema_extra={"argument": "FOLDER"})
+    """Checkpoint folder, as `save_pretrained` writes it, with its tokenizer."""
+    data: Path
+    """Texts that the model is asked, labelled or not (.csv, .tsv, .jsonl, .txt, CLINC150's .json)."""
+    label_column: str | None = None
+    """Column with the label. None: label, where there is one; else no labels."""
+    out: Path | None = None
+    """Folder to write the model to. None: runs/ and the checkpoint's name."""
+    budget: float = Field(default=0.01, ge=1e-6)
+    """Share of the answers that may differ from the checkpoint's."""
+    confidence: float = 0.90
+    """Probability that the budget is kept."""
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Of everything drawn at random."""
+
+
 class ChainJob(Printed):
     """Put small models before a large one: inputs that a model is not sure of go on to the next."""
 

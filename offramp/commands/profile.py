@@ -209,7 +209,7 @@ def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point], con
 
 def _device_facts(model: AnyNetwork) -> dict[str, Any]:
     if model.device.type != "cuda":
-        return {"device_name": _cpu_name()}
+        return {"device_name": cpu_name()}
     import torch
     from torch.utils import collect_env
 
@@ -220,7 +220,7 @@ def _device_facts(model: AnyNetwork) -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     """As the kernel names it; elsewhere the platform's word."""
     import platform
 

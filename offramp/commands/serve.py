@@ -14,7 +14,7 @@ from typing import NoReturn
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.errors import HeadLostError
-from earlyexit.network.store import ModelCard, read_card
+from earlyexit.network.store import CARD_FILE, ModelCard, read_card
 from offramp.commands.options import order_option
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.spec.documents import IngressDocument, PlanOptions
@@ -32,14 +32,27 @@ def run(job: ServeJob) -> None:
         found = read_service(job.model)
         settings, ingress = found.settings, found.ingress.model_copy(update=job.ports)
     else:
-        document = job.document
-        settings, ingress = application_settings(document, _plan_of(document.plan, job.model)), document.ingress
+        document, folder = job.document, servable(job.model)
+        document = document.model_copy(update={"model": document.model.model_copy(update={"folder": str(folder)})})
+        settings, ingress = application_settings(document, _plan_of(document.plan, folder)), document.ingress
     _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
+
+
+def servable(model: Path) -> Path:
+    """Returns a model's folder; of a checkpoint of `transformers` one that is made now, and says how it gets exits."""
+    if (model / CARD_FILE).is_file():
+        return model
+    from offramp.commands.ramp import model_folder_of  # which needs torch
+
+    folder = model_folder_of(model)
+    print(f"{model} is served as it is, without exits; for exits: offramp ramp {model} --data LOG")
+    return folder
 
 
 def _plan_of(asked: PlanOptions, model: Path) -> Plan:
     given = asked.model_dump(exclude={"plan", "order"}, exclude_unset=True)
-    return resolve_plan(asked.plan, model, order=order_option(asked.order), **given)
+    plan = "stock" if "plan" not in asked.model_fields_set and not read_card(model).ramps else asked.plan
+    return resolve_plan(plan, model, order=order_option(asked.order), **given)
 
 
 def _serve_until_stopped(

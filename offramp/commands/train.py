@@ -15,7 +15,7 @@ import torch
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.prompt import PromptCodec
 from earlyexit.data.rows import PAIR, write_labelled
-from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.seq2seq import Seq2SeqBackbone
 from earlyexit.network.boundary import takes_images
@@ -23,6 +23,7 @@ from earlyexit.network.checkpoint import RampOptions, add_ramps, ends_of, load_p
 from earlyexit.network.model import check_inputs
 from earlyexit.network.store import CARD_FILE, save_model
 from earlyexit.sequences.offline import Asked, generate
+from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.token import TokenTask
 from earlyexit.training.joint import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions, train_jointly
 from earlyexit.training.ramps import Progress, exit_features, exit_outputs, no_progress, train_ramps
@@ -88,16 +89,21 @@ def _train(
     """Returns the model, what its exits look at where the backbone was frozen, and what they learned."""
     model, options = _untrained(job, data, progress)
     codec = load_codec(model.info.codec, job, out)
-    targets = data.targets(model.task, codec)
-    model.task.check_taught(targets)
+    targets = data.targets(model.task, codec) if data.are_labelled else None
+    if targets is not None:
+        model.task.check_taught(targets)
     forget_calibration(out)
     encoded = data.encode(codec)
     check_inputs(model, encoded[0])
     features = None
     if isinstance(options, JointOptions):
+        assert targets is not None, "a joint training imitates no checkpoint's head"
         train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
     else:
         features = exit_features(_computing(model, job), encoded, progress=progress)
+        if targets is None:
+            last = model.num_blocks - 1
+            targets = outputs_of_features(model, {last: features[last]})[last].argmax(1).numpy()
         train_ramps(model, encoded, targets, options, features=features)
     save_model(model, out)
     (out / SAVED).unlink(missing_ok=True)
@@ -138,9 +144,11 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
     """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        early = task_for(job, data, ()) if job.task in BY_DATA else None  # refused before a network is loaded
+        by_data = job.task in BY_DATA and data.are_labelled
+        early = task_for(job, data, ()) if by_data else None  # refused before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
-        task = early or task_for(job, data, pretrained.backbone.inputs)
+        own = None if data.are_labelled else _own_task(job, pretrained)
+        task = own or early or task_for(job, data, pretrained.backbone.inputs)
         options = _options(job, task, pretrained, progress)
         facts = provenance(
             backbone=job.backbone,
@@ -159,6 +167,13 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
             pretrained, name=job.name, family=family, codec=codec, task=task, ramps=job.ramp_options, provenance=facts
         )
     return model, options
+
+
+def _own_task(job: TrainJob, pretrained: Pretrained) -> LabelTask:
+    """Returns the task of a checkpoint's own classifier, which ramps imitate on rows without labels."""
+    if job.imitate and not job.joint and pretrained.head is not None and pretrained.label_names is not None:
+        return LabelTask(pretrained.label_names)
+    raise DataError(f"{job.source or 'the data'}: rows without labels; only ramps of a classifier learn without any")
 
 
 def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:

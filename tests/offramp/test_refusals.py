@@ -35,6 +35,7 @@ def test_a_command_refuses(
         assert old in files[name]
         files[name] = files[name].replace(old, new)
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         written(tmp_path / name, content)
     for name, fields in case.get("records", {}).items():
         records(tmp_path / name, 0.1, **fields)
