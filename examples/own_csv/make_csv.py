@@ -9,7 +9,8 @@ import random
 import sys
 from pathlib import Path
 
-from offramp.demo.texts import generate, write_csv
+from earlyexit.data.rows import write_labelled
+from offramp.demo.texts import generate
 
 NUM_LABELS = 12
 
@@ -17,11 +18,11 @@ NUM_LABELS = 12
 def main(path: Path, rows_per_label: int = 120) -> None:
     """The columns text and label, in no order, as a file from real life might be."""
     texts = generate(per_intent=rows_per_label)
-    labels = sorted({each.label for each in texts})[:NUM_LABELS]
-    kept = [each for each in texts if each.label in labels]
+    labels = texts.label_names[:NUM_LABELS]
+    kept = [row for row, label in enumerate(texts.labels) if label in labels]
     random.Random(0).shuffle(kept)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_csv(path, kept)
+    write_labelled(texts.select(kept), path.parent, path.stem)
     print(f"{len(kept)} rows, {len(labels)} labels: {path}")  # noqa: T201 - it is a command
 
 

@@ -14,7 +14,7 @@ from offramp.cli.fields import Command, Commands
 
 COMMANDS = {
     "serve": Command("spec.jobs:ServeJob", "commands.serve:run"),
-    "demo": Command("commands.options:DemoJob", "commands.demo:run"),
+    "demo": Command("commands.options:DemoJob", "demo.run:run"),
     "bench": Command("commands.options:BenchOptions", "commands.bench:run"),
     "train": Command("commands.jobs:TrainOptions", "commands.train:run"),
     "ramp": Command("commands.jobs:RampJob", "commands.ramp:run"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from earlyexit.codecs.text import TOKENIZER_FILE
-from earlyexit.data.rows import LabelledRows, read_labelled
+from earlyexit.data.rows import LabelledRows, read_labelled, write_labelled
 from earlyexit.families import find_family
 from earlyexit.network.model import EarlyExitModel
 from earlyexit.network.store import load_model, read_card, save_model
@@ -25,7 +25,7 @@ from offramp.commands.packaged import resolve_backbone
 from offramp.commands.progress import progress_bars
 from offramp.commands.recording import record_exits
 from offramp.commands.train import train
-from offramp.demo.texts import LabelledText, divide, generate, write_csv
+from offramp.demo.texts import generate
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from profiles.records import ExitRecords
 
@@ -114,10 +114,10 @@ def _train(folder: Path, learn: LabelledRows, validate: LabelledRows, _: Labelle
 
 
 def _generated_parts(runs: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
-    divided = divide(generate(seed=SEED), seed=SEED)
-    for name, part in (("train", divided.train), ("validation", divided.validation), ("test", divided.test)):
-        write_csv(runs / f"{name}.csv", part)
-    return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
+    parts = _divided(generate(seed=SEED))
+    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+        write_labelled(part, runs, name)
+    return parts
 
 
 def _own_parts(data: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
@@ -125,11 +125,10 @@ def _own_parts(data: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     if data.suffix == ".json":
         train_part, validation, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
         return train_part, validation, test
-    texts = read_labelled(data)
-    pairs = [LabelledText(text=text, label=label) for text, label in zip(texts.texts, texts.labels, strict=True)]
-    divided = divide(pairs, seed=SEED)
-    return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
+    return _divided(read_labelled(data))
 
 
-def _labelled(texts: list[LabelledText] | tuple[LabelledText, ...]) -> LabelledRows:
-    return LabelledRows.of_texts(texts=tuple(each.text for each in texts), labels=tuple(each.label for each in texts))
+def _divided(rows: LabelledRows) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
+    """60 % to learn from, 20 % each to calibrate by and to test by, of every label alike."""
+    learn, rest = rows.divide(0.4, SEED)
+    return learn, *rest.divide(0.5, SEED)

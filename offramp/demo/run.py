@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from deployments.local_ray.cluster import LocalCluster, serving
+from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
-from offramp.client.client import Client
+from offramp.commands.options import DemoJob
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
+from offramp.commands.serve import run as serve
 from offramp.demo.plans import (
     TIME_SCALE,
     V100_BATCH,
@@ -29,6 +31,7 @@ from offramp.demo.plans import (
 from offramp.demo.prepare import Prepared, prepare
 from offramp.demo.service import hand_control, served
 from offramp.demo.turns import Load, Ran, table_of, take_turns
+from offramp.spec.jobs import ServeJob
 from optimizer.calibration_file import RECORDS_FILE
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -89,6 +92,16 @@ SHARE = 1.0
 PROCESSORS_SHARE = 0.42
 
 
+def run(job: DemoJob) -> None:
+    """Train, plan and compare, or serve the planned model until told to stop."""
+    runs = job.out or Path("runs") / ("demo" if job.data is None else f"demo-{job.data.stem}")
+    if job.keep:
+        serve(ServeJob.model_validate({"model": prepare(runs, job.data).folder, "port": job.port}))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is ended
+        demo(runs, job.data, job.port, Console(highlight=False))
+
+
 def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     """Train where an earlier run left no model, then show both parts; writes a picture and figures into `runs`."""
     load_pyplot()  # refuses before the work rather than after it
@@ -105,22 +118,6 @@ def demo(runs: Path, data: Path | None, port: int, console: Console) -> None:
     figures = {part: {name: _document(each) for name, each in ran.items()} for part, ran in parts.items()}
     (runs / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.print(f"picture: {runs / 'plan.png'}   figures: {runs / 'report.json'}   plan: {runs / 'plan.yaml'}")
-
-
-def keep(runs: Path, data: Path | None, port: int, console: Console) -> None:
-    """Serve the planned model until Ctrl-C or SIGTERM."""
-    prepared = prepare(runs, data)
-    plan = processor_plans(prepared)[1]["planned"]
-    with serving(ServeSettings(model=str(prepared.folder.resolve()), plan=plan), LocalCluster(port=port)) as url:
-        with Client(url) as client:
-            client.wait_until_ready(timeout_s=60)
-        console.print(f"serving at {url}")
-        console.print(f"try: offramp predict 'play some music' --url {url}   API: {url}/docs   stop: Ctrl-C")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            console.print("stopped")
 
 
 def processor_plans(prepared: Prepared) -> tuple[PlanProblem, dict[str, Plan]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
@@ -23,40 +22,28 @@ NEVER_S = 1e9
 """A planning period that does not end."""
 
 
-def control_settings(problem: PlanProblem, policy: PolicySpec, state: Path, **options: Any) -> ControlSettings:
-    """A controller that remembers nothing of earlier runs; `options` are further ones of `ControlSettings`."""
+def hand_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
+    """A controller that observes as always and never plans: plans come by `RunningService.apply`, held.
+
+    It remembers nothing of earlier runs.
+    """
     state.parent.mkdir(parents=True, exist_ok=True)
     for leftover in state.parent.glob(f"{state.name}*"):  # with its journals
         leftover.unlink()
-    return ControlSettings(problem=problem, policy=policy, state=str(state.resolve()), **options)
-
-
-def hand_control(problem: PlanProblem, policy: PolicySpec, state: Path) -> ControlSettings:
-    """A controller that observes as always and never plans: plans come by `RunningService.apply`, held."""
-    return control_settings(problem, policy, state, period_s=NEVER_S)
+    return ControlSettings(problem=problem, policy=policy, state=str(state.resolve()), period_s=NEVER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningService:
-    """A running service, and what its controller is asked."""
+    """A running service, and the controller that is told its plans."""
 
     url: str
     app: str = "offramp"
 
-    async def apply(self, plan: Plan, *, hold: bool = False, timeout_s: float = APPLY_TIMEOUT_S) -> None:
+    async def apply(self, plan: Plan, *, hold: bool = False) -> None:
         """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
-        await self._ask("apply", plan_document(plan), hold, timeout_s=timeout_s)
-
-    async def describe(self, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
-        """What the controller says of itself."""
-        return await self._ask("describe", timeout_s=timeout_s)
-
-    async def current(self) -> dict[str, Any]:
-        """The placed plan in force; empty while nothing is served."""
-        return await self._ask("current")
-
-    async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
-        return await asyncio.to_thread(ask_controller, self.app, method, *arguments, timeout_s=timeout_s)
+        asked = "apply", plan_document(plan), hold
+        await asyncio.to_thread(ask_controller, self.app, *asked, timeout_s=APPLY_TIMEOUT_S)
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from random import Random
 
 import yaml
 
+from earlyexit.data.rows import LabelledRows
 from earlyexit.errors import DataError
 
 HARD_SHARE = 0.45
@@ -75,71 +74,26 @@ ASIDES = (
 """What is said besides the request. It names another domain, so that single words mislead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledText:
-    """One text and the intent it has."""
-
-    text: str
-    label: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
-    """Texts for training, for choosing thresholds, and for measuring; no text is in two of them."""
-
-    train: list[LabelledText]
-    validation: list[LabelledText]
-    test: list[LabelledText]
-
-    def __post_init__(self) -> None:
-        parts = [{_key(example.text) for example in part} for part in (self.train, self.validation, self.test)]
-        if any(one & other for one, other in combinations(parts, 2)):
-            raise DataError("a text is in two of train, validation and test")
-
-
-def generate(seed: int = 0, per_intent: int = 200) -> list[LabelledText]:
+def generate(seed: int = 0, per_intent: int = 200) -> LabelledRows:
     """`per_intent` texts of every intent, all distinct whatever their case; equal seeds give equal texts.
 
     Raises DataError where an intent's templates do not yield that many.
     """
     seen: set[str] = set()
-    return [example for intent in INTENTS for example in _of_intent(intent, seed, per_intent, seen)]
+    texts = [text for intent in INTENTS for text in _of_intent(intent, seed, per_intent, seen)]
+    return LabelledRows.of_texts(texts, [intent.label for intent in INTENTS for _ in range(per_intent)])
 
 
-def divide(texts: Sequence[LabelledText], seed: int) -> Divided:
-    """60 % for training, 20 % each for validation and test, of every label alike."""
-    random = Random(f"divide/{seed}")
-    train: list[LabelledText] = []
-    validation: list[LabelledText] = []
-    test: list[LabelledText] = []
-    for label in sorted({example.label for example in texts}):
-        same = [example for example in texts if example.label == label]
-        random.shuffle(same)
-        first, second = round(len(same) * 0.6), round(len(same) * 0.8)
-        train.extend(same[:first])
-        validation.extend(same[first:second])
-        test.extend(same[second:])
-    return Divided(train=train, validation=validation, test=test)
-
-
-def write_csv(path: Path, texts: Iterable[LabelledText]) -> None:
-    """Write the columns text and label, with a header."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("text", "label"))
-        writer.writerows((example.text, example.label) for example in texts)
-
-
-def _of_intent(intent: Intent, seed: int, num_texts: int, seen: set[str]) -> list[LabelledText]:
+def _of_intent(intent: Intent, seed: int, num_texts: int, seen: set[str]) -> list[str]:
     random = Random(f"{seed}/{intent.label}")
-    made: list[LabelledText] = []
+    made: list[str] = []
     for _ in range(num_texts * MAX_DRAWS_PER_TEXT):
         if len(made) == num_texts:
             break
         text = add_noise(_sentence(intent, random), random)
-        if _key(text) not in seen:
-            seen.add(_key(text))
-            made.append(LabelledText(text=text, label=intent.label))
+        if text.casefold() not in seen:
+            seen.add(text.casefold())
+            made.append(text)
     if len(made) < num_texts:
         raise DataError(f"{intent.label} yields {len(made)} distinct texts, {num_texts} are asked for")
     return made
@@ -220,7 +174,3 @@ CHANGES: tuple[tuple[float, Callable[[str, Random], str]], ...] = (
     (0.20, _punctuate),
 )
 """In this order: the probability of each change and the change."""
-
-
-def _key(text: str) -> str:
-    return text.casefold()
