@@ -28,7 +28,8 @@ from experiments.peers.offramp_server import OfframpOptions, offramp_process
 from experiments.peers.processes import Server, serving
 from experiments.peers.stock import Dtype, Kernel, ServerOptions, StockModel
 from experiments.peers.workloads import FOLDER, Workload
-from offramp.demo.plans import Processors, measured_problem, plan_for, with_slo
+from offramp.commands.machine import plan_for, with_slo
+from offramp.demo.plans import Processors, measured_problem
 from offramp.demo.service import hand_control
 from offramp.load.sustained import Bounds, Search
 from optimizer.decision import Strategy

@@ -1,28 +1,47 @@
-"""What a model costs on this machine: a profile that is measured once, in seconds, and kept with the model."""
+"""What a model costs on this machine, by a profile that is kept with the model, and how it is best served here."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import accumulate
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from earlyexit.clock import Clock, MonotonicClock
-from earlyexit.network.store import ModelCard, read_card
+import numpy as np
+import psutil
+
+from earlyexit.clock import Clock
+from earlyexit.errors import PlanError
+from earlyexit.network.boundary import FLOAT_BYTES
+from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
+from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ProfileJob
 from offramp.commands.profile import cpu_name, open_bench, splits_of
-from optimizer.calibration_file import RECORDS_FILE
+from offramp.spec.model import with_rows
+from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
+from optimizer.decision import NoPlan, Strategy
+from optimizer.plan import Plan, PolicySpec
+from optimizer.planner import solve
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.what_if import with_batch_limit
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
+
+if TYPE_CHECKING:
+    from earlyexit.backends.backends import BackendName
+    from offramp.spec.documents import FolderDocument
 
 Say = Callable[[str], None]
 KEPT_FILE = "profile.json"
 MOST_S = 20.0
-"""Seconds that measuring takes at most, beside loading the model."""
+"""Processor seconds that measuring takes about, beside loading the model."""
 BATCHES = (1, 2, 4, 8, 16)
-MOST_ROUNDS = 6
-"""Of all batch sizes; the first one only warms up."""
+MOST_REPEATS, WARM_UPS = 5, 3
+"""Rounds that are measured, and about how many come before them."""
 TYPICAL_TOKENS = 16
 """Of an input, where no exit records tell the mean."""
 ASKED = "asked"
@@ -35,39 +54,195 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = 
     Batch sizes and repeats are not the job's but what `MOST_S` leaves time for; lengths default to the mean length.
     """
     path, card = folder / KEPT_FILE, read_card(folder)
-    asked = {
-        "processor": cpu_name(),
-        "cores": num_cores(),
-        "ramps": list(card.ramps),
-        **job.model_dump(mode="json", include={"backend", "dtype", "threads"}),
-    }
+    asked = circumstances(card, job)
     kept = LatencyProfile.load(path) if path.is_file() else None
     if kept is not None and kept.provenance.get(ASKED) == asked:
         say(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
-    clock = clock or MonotonicClock()
+    clock = clock or ProcessorClock()
     began_s = clock.now_s()
     profile = _measured(folder, job.model_copy(update={"lengths": job.lengths or (mean_tokens(folder, card),)}), clock)
-    why = "" if kept is None else ", for the one there was of another machine, of other ramps or of other options"
+    why = "" if kept is None else f" anew, for {path} was of {_differing(kept.provenance.get(ASKED, {}), asked)}"
     profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
     profile.save(path)
-    say(f"profile: measured in {clock.now_s() - began_s:.0f} s{why}; kept in {path}")
+    say(f"profile: measured{why} in {clock.now_s() - began_s:.0f} s of processor time; kept in {path}")
     return profile
+
+
+def circumstances(card: ModelCard, job: ProfileJob) -> dict[str, Any]:
+    """Returns what a kept profile is of: the machine, and what of model and job changes times."""
+    machine = {"processor": cpu_name(), "cores": num_cores()}
+    return machine | {"ramps": list(card.ramps), "backend": job.backend, "dtype": job.dtype}
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    changed = [name for name, value in now.items() if before.get(name) != value]
+    return f"another {' and '.join(changed)}"
+
+
+class ProcessorClock:
+    """The processor time of this process, which other programs on the machine hardly change."""
+
+    def now_s(self) -> float:
+        return time.process_time()
 
 
 def _measured(folder: Path, job: ProfileJob, clock: Clock) -> LatencyProfile:
     """Measures as many batch sizes and rounds as there is time for, by what single inputs take."""
     with open_bench(folder, job) as bench:
-        single = job.model_copy(update={"batches": (1,), "repeats": 1})
-        bench.time(splits_of(single, bench.model), clock)
+        single = splits_of(job.model_copy(update={"batches": BATCHES[:1]}), bench.model)
+        once = replace(bench, job=job.model_copy(update={"repeats": 1}))
+        once.time(single, clock)
         began_s = clock.now_s()
-        bench.time(splits_of(single, bench.model), clock)
-        rounds = (MOST_S / 2) / max(1e-9, clock.now_s() - began_s)  # of single inputs, of which one warmed up
-        batches = tuple(batch for batch, sum_ in zip(BATCHES, accumulate(BATCHES), strict=True) if 2 * sum_ <= rounds)
-        repeats = min(MOST_ROUNDS, int(rounds / sum(batches or (1,)))) - 1
-        job = job.model_copy(update={"batches": batches or (1,), "repeats": max(1, repeats)})
+        once.time(single, clock)
+        sizes, repeats = affordable((clock.now_s() - began_s) / WARM_UPS)
+        job = job.model_copy(update={"batches": sizes, "repeats": repeats})
         bench = replace(bench, job=job)
         return bench.profile(bench.time(splits_of(job, bench.model), clock))
+
+
+def affordable(round_s: float) -> tuple[tuple[int, ...], int]:
+    """Returns the batch sizes and repeats for `MOST_S`, where a round of single inputs takes so long.
+
+    A batch of n is taken to last (n + 1) / 2 times as long as one input.
+    """
+    for count in range(len(BATCHES), 0, -1):
+        all_s = max(1e-6, round_s) * sum((batch + 1) / 2 for batch in BATCHES[:count])
+        repeats = min(MOST_REPEATS, int(MOST_S / all_s) - WARM_UPS)
+        if repeats >= 1:
+            return BATCHES[:count], repeats
+    return BATCHES[:1], 1
+
+
+SLACK = 0.5
+"""Of the SLO, what plans for processors leave for queues. E3 has 0.2 (section 4), for bursts; but an input that arrives
+at a busy replica waits for the batch under way, then for its own: both must fit (so Nexus, SOSP'19, takes batches of
+half the SLO). On CPUs, where a batch of eight takes six times as long as one, that is what decides."""
+SLO_FACTOR = 30.0
+"""The time that plans keep, in runs of the full model on one text: batches of 16 fit into half of it on processors."""
+INGRESS_PER_S = 1000
+"""About the requests per second that one ingress passes on; replicas beyond that wait (docs/performance.md)."""
+REPLICA_BYTES = 340e6
+"""Of a process that has imported torch and Ray Serve: its resident memory beside the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a model is served on this machine where no option says it."""
+
+    plan: Plan
+    backend: BackendName
+    threads: int
+
+
+def choose(folder: Path, document: FolderDocument, say: Say) -> Choice:
+    """Returns the plan of the highest rate here, by the model's profile and exit records; says what, and why.
+
+    The options of the document hold. Raises ModelFolderError where a model with ramps is not calibrated.
+    """
+    card, asked, model = read_card(folder), document.plan, document.model
+    calibration = read_calibration(folder) if card.ramps else None
+    either = "backend" not in model.model_fields_set and model.attention != "apart"
+    job = ProfileJob(backend="auto" if either else model.backend, dtype=model.dtype)
+    profile = kept_profile(folder, job, say)
+    batch = asked.batch if "batch" in asked.model_fields_set else BATCHES[-1]
+    plan, stock_per_s = _best_plan(folder, profile, calibration, batch)
+    replicas, threads = _replicas(folder, plan.predicted["rate_per_s"])
+    replicas = asked.replicas if "replicas" in asked.model_fields_set else replicas
+    threads = model.threads_per_replica if "threads_per_replica" in model.model_fields_set else threads
+    plan = replace(plan, stages=tuple(replace(stage, replicas=replicas) for stage in plan.stages))
+    rate_per_s = plan.predicted["rate_per_s"]
+    say(f"plan: {_in_words(plan)}; {rate_per_s:.0f} inputs/s by a thread, without exits {stock_per_s:.0f}")
+    say(
+        f"replicas: {replicas} of {threads} {'thread' if threads == 1 else 'threads'} by {profile.backend}, for "
+        f"{num_cores()} cores and the free memory; --plan, --batch, --replicas, --threads and --backend override this"
+    )
+    return Choice(plan=plan, backend=profile.backend, threads=threads)
+
+
+def _best_plan(
+    folder: Path, profile: LatencyProfile, calibration: CalibrationCard | None, batch: int
+) -> tuple[Plan, float]:
+    """Returns the plan of one replica, and the rate of one that runs the full model."""
+    records, thresholds, policy = None, dict[int, float](), None
+    survival_N: Sequence[float] = (1.0,) * profile.num_blocks
+    if calibration is not None:
+        records, thresholds = ExitRecords.load(folder / RECORDS_FILE), calibration.thresholds
+        policy, survival_N = calibration.policy_spec(), records.nested_survival(thresholds)
+    problem = processor_problem(profile, survival_N, tuple(sorted(thresholds)), 1)
+    problem = with_batch_limit(with_slo(problem, SLO_FACTOR * stock_s(problem)), batch)
+    stock = plan_for(problem, "stock", None)
+    best = plan_for(problem, "serial", policy, records) if thresholds else stock
+    return best, stock.predicted["rate_per_s"]
+
+
+def _replicas(folder: Path, rate_per_s: float) -> tuple[int, int]:
+    """Returns the number of replicas and the threads of each, by the rate of one thread.
+
+    Each core gets a replica, unless fewer take all that an ingress passes on. Where memory holds fewer, each has more
+    threads.
+    """
+    cores, each_bytes = num_cores(), REPLICA_BYTES + 2 * (folder / WEIGHTS_FILE).stat().st_size
+    fitting = max(1, int(psutil.virtual_memory().available / 2 / each_bytes))
+    wanted = min(cores, math.ceil(INGRESS_PER_S / (1 - SLACK) / rate_per_s))
+    return (fitting, cores // fitting) if fitting < wanted else (wanted, 1)
+
+
+def _in_words(plan: Plan) -> str:
+    splits = (
+        f"block {each.first}" if each.end == each.first + 1 else f"blocks {each.first} to {each.end - 1}"
+        for each in plan.splits
+    )
+    batches = [f"{blocks} in batches of {each.batch}" for blocks, each in zip(splits, plan.splits, strict=True)]
+    exits = f"exits after {', '.join(map(str, plan.ramps))}" if plan.ramps else "no exits"
+    return f"{', '.join(batches)}, {exits}"
+
+
+def processor_problem(
+    profile: LatencyProfile, survival_N: Sequence[float], ramps: tuple[int, ...], workers: int
+) -> PlanProblem:
+    """The highest rate of so many processes on processors that have such times, within a second.
+
+    The survival and the ramps are those of the thresholds that a plan may use.
+    """
+    [length] = profile.lengths
+    return PlanProblem(
+        num_blocks=profile.num_blocks,
+        ramps=ramps,
+        survival_N=tuple(survival_N),
+        latency={"cpu": with_rows(profile.at(length), profile.ramps, ramps)},
+        devices={"cpu": Supply(count=workers, usd_per_hour=0.0)},
+        link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),
+        bytes_per_sample_N=(float(FLOAT_BYTES[profile.dtype] * length),) * profile.num_blocks,
+        slo=Slo(latency_s=1.0, slack=SLACK),
+        objective=MaximizeRate(),
+    )
+
+
+def stock_s(problem: PlanProblem, batch: int = 1) -> float:
+    """Seconds of the whole model on a full batch, on the first accelerator type."""
+    return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
+
+
+def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
+    """The same within another time."""
+    return replace(problem, slo=replace(problem.slo, latency_s=latency_s))
+
+
+def plan_for(
+    problem: PlanProblem, strategy: Strategy, policy: PolicySpec | None, records: ExitRecords | None = None
+) -> Plan:
+    """The strategy's plan; of its good plans the one that the records prefer. Raises PlanError where there is none."""
+    decision = solve(problem, strategy)
+    if isinstance(decision, NoPlan):
+        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {decision.binding}")
+    stages, figures = decision.stages, decision.figures
+    if records is not None and policy is not None:
+        assert isinstance(policy.thresholds, Mapping)
+        chosen = rechosen(problem, decision, rescore(problem, decision, joint_reach(records, policy.thresholds)))
+        stages, figures = chosen.stages, chosen.figures
+    predicted = {"rate_per_s": figures.rate_per_s, "latency_s": figures.latency_s}
+    return Plan(stages=stages, shares=figures.shares, policy=policy, predicted=predicted)
 
 
 def mean_tokens(folder: Path, card: ModelCard) -> int:

@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from deployments.local_ray.cluster import LocalCluster, serving
 from deployments.settings import ServeSettings
@@ -17,10 +18,9 @@ from earlyexit.errors import HeadLostError
 from earlyexit.network.store import CARD_FILE, ModelCard, read_card
 from offramp.commands.options import order_option
 from offramp.spec.application import application_settings, exposure_notes, resolve_plan, with_environment
-from offramp.spec.documents import IngressDocument, PlanOptions
+from offramp.spec.documents import BUILT_IN, FolderDocument, IngressDocument
 from offramp.spec.file import read_service
 from offramp.spec.jobs import ServeJob
-from optimizer.plan import Plan
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Arguments of `offramp predict`, by codec."""
@@ -32,9 +32,7 @@ def run(job: ServeJob) -> None:
         found = read_service(job.model)
         settings, ingress = found.settings, found.ingress.model_copy(update=job.ports)
     else:
-        document, folder = job.document, servable(job.model)
-        document = document.model_copy(update={"model": document.model.model_copy(update={"folder": str(folder)})})
-        settings, ingress = application_settings(document, _plan_of(document.plan, folder)), document.ingress
+        settings, ingress = folder_settings(job.document, servable(job.model), print), job.document.ingress
     _serve_until_stopped(settings, ingress, metrics_port=job.metrics_port, restart=job.restart)
 
 
@@ -49,10 +47,23 @@ def servable(model: Path) -> Path:
     return folder
 
 
-def _plan_of(asked: PlanOptions, model: Path) -> Plan:
-    given = asked.model_dump(exclude={"plan", "order"}, exclude_unset=True)
-    plan = "stock" if "plan" not in asked.model_fields_set and not read_card(model).ramps else asked.plan
-    return resolve_plan(plan, model, order=order_option(asked.order), **given)
+def folder_settings(document: FolderDocument, folder: Path, say: Callable[[str], None]) -> ServeSettings:
+    """Returns what serves a model's folder by these options; what they leave open is chosen for this machine."""
+    asked, model, card = document.plan, document.model, read_card(folder)
+    fields: dict[str, Any] = {"folder": str(folder)}
+    if asked.plan is None and asked.device == "cpu" and card.chain.is_one and not card.generates:
+        from offramp.commands.machine import choose  # which needs the planner
+
+        chosen = choose(folder, document, say)
+        plan, fields = chosen.plan, fields | {"backend": chosen.backend, "threads_per_replica": chosen.threads}
+    else:
+        given = asked.model_dump(exclude={"plan", "order", "dispatch"}, exclude_unset=True)
+        plan = resolve_plan(asked.plan or "serial", folder, **given)
+    if asked.dispatch is not None or asked.plan in (None, *BUILT_IN):
+        plan = replace(plan, dispatch=asked.dispatch or "auto")
+    if (order := order_option(asked.order)) is not None:
+        plan = replace(plan, order=order)
+    return application_settings(document.model_copy(update={"model": model.model_copy(update=fields)}), plan)
 
 
 def _serve_until_stopped(

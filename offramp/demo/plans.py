@@ -10,25 +10,16 @@ import numpy as np
 
 from deployments.settings import EmulatedSettings
 from earlyexit.codecs.text import TextTokenizer
-from earlyexit.errors import PlanError
 from earlyexit.network.boundary import FloatName
 from earlyexit.network.store import read_card
 from offramp.commands.jobs import ProfileJob
+from offramp.commands.machine import processor_problem
 from offramp.commands.profile import profile_model
-from optimizer.decision import NoPlan, Strategy
-from optimizer.plan import Plan, PolicySpec
-from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.rescore import joint_reach, rechosen, rescore
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
-SLACK = 0.5
-"""Of the SLO, what plans for processors leave for queues. E3 has 0.2 (section 4), for bursts; but an input that arrives
-at a busy replica waits for the batch under way, then for its own: both must fit (so Nexus, SOSP'19, takes batches of
-half the SLO). On CPUs, where a batch of eight takes six times as long as one, that is what decides."""
-HIDDEN_BYTES: Mapping[FloatName, int] = {"float32": 4, "bfloat16": 2}
 V100 = "emulated:V100"
 NUM_V100, V100_BATCH, TIME_SCALE = 16, 8, 40.0
 """E3's cluster and largest batch (section 5.1.1); an emulated second takes so many seconds."""
@@ -61,40 +52,17 @@ def measured_problem(
     repeats: int = 5,
 ) -> PlanProblem:
     """The most that this machine does, by a profile that is measured now, in a second."""
-    length = mean_length(folder, texts)
     batches = tuple(2**k for k in range(machine.batch_limit.bit_length()))
-    job = ProfileJob(dtype=dtype, batches=batches, lengths=(length,), threads=machine.threads, repeats=repeats)
+    lengths = (mean_length(folder, texts),)
+    job = ProfileJob(dtype=dtype, batches=batches, lengths=lengths, threads=machine.threads, repeats=repeats)
     profile, _ = profile_model(folder, job)
-    ramps = tuple(sorted(thresholds))
-    table = profile.at(length)
-    own = replace(table, ramp_s_EB=table.ramp_s_EB[[profile.ramps.index(ramp) for ramp in ramps]])
-    return PlanProblem(
-        num_blocks=profile.num_blocks,
-        ramps=ramps,
-        survival_N=records.nested_survival(thresholds),
-        latency={"cpu": own},
-        devices={"cpu": Supply(count=machine.workers, usd_per_hour=0.0)},
-        link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.002),
-        bytes_per_sample_N=(float(HIDDEN_BYTES[dtype] * length),) * profile.num_blocks,
-        slo=Slo(latency_s=1.0, slack=SLACK),
-        objective=MaximizeRate(),
-    )
+    return processor_problem(profile, records.nested_survival(thresholds), tuple(sorted(thresholds)), machine.workers)
 
 
 def mean_length(folder: Path, texts: Sequence[str]) -> int:
     """Tokens of a text as the model sees it."""
     tokenizer = TextTokenizer.load(folder, read_card(folder).max_length)
     return round(np.mean([each.length for each in tokenizer.encode(texts, truncate=True)]))
-
-
-def stock_s(problem: PlanProblem, batch: int = 1) -> float:
-    """Seconds of the whole model on a full batch, on the first accelerator type."""
-    return float(next(iter(problem.latency.values())).blocks_at(np.array(float(batch))).sum())
-
-
-def with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
-    """The same within another time."""
-    return replace(problem, slo=replace(problem.slo, latency_s=latency_s))
 
 
 def v100_table(num_blocks: int, num_ramps: int) -> LatencyTable:
@@ -131,14 +99,3 @@ def emulated_settings(num_blocks: int, num_ramps: int) -> dict[str, EmulatedSett
     table = v100_table(num_blocks, num_ramps)
     of_table = {"block_s": table.block_s_NB.tolist(), "ramp_s": table.ramp_s_EB.tolist()}
     return {V100: EmulatedSettings(batch=list(table.batches), time_scale=TIME_SCALE, **of_table)}
-
-
-def plan_for(problem: PlanProblem, strategy: Strategy, policy: PolicySpec, records: ExitRecords) -> Plan:
-    """The strategy's plan; of its good plans the one that the records prefer. Raises PlanError where there is none."""
-    decision = solve(problem, strategy)
-    if isinstance(decision, NoPlan):
-        raise PlanError(f"no {strategy} plan keeps {problem.slo.limit_s:.3g} s here: {decision.binding}")
-    assert isinstance(policy.thresholds, Mapping)
-    chosen = rechosen(problem, decision, rescore(problem, decision, joint_reach(records, policy.thresholds)))
-    predicted = {"rate_per_s": chosen.figures.rate_per_s, "latency_s": chosen.figures.latency_s}
-    return Plan(stages=chosen.stages, shares=chosen.figures.shares, policy=policy, predicted=predicted)

@@ -14,6 +14,7 @@ from rich.console import Console
 from deployments.local_ray.cluster import LocalCluster
 from deployments.settings import ServeSettings
 from earlyexit.network.store import read_card
+from offramp.commands.machine import SLO_FACTOR, plan_for, stock_s, with_slo
 from offramp.commands.options import DemoJob
 from offramp.commands.plan_picture import FUSED, SHRINKING, load_pyplot
 from offramp.commands.serve import run as serve
@@ -24,9 +25,6 @@ from offramp.demo.plans import (
     emulated_problem,
     emulated_settings,
     measured_problem,
-    plan_for,
-    stock_s,
-    with_slo,
 )
 from offramp.demo.prepare import Prepared, prepare
 from offramp.demo.service import hand_control, served
@@ -85,8 +83,6 @@ def draw(processors: Mapping[str, Ran], emulated: Mapping[str, Ran], path: Path)
 SPACES: Mapping[str, Strategy] = {"stock": "stock", "early-exit": "early-exit", "planned": "serial"}
 """Where each plan is from. In one stage every replica runs every split, so that plans change without moving any."""
 MACHINE = Processors(workers=2, threads=1, batch_limit=16)
-SLO_FACTOR = 30.0
-"""The SLO, in runs of the full model on one text: batches of 16 fit into half of it, wherever this is run."""
 SHARE = 1.0
 """Of the planned rate, where the search for a load begins; on processors, which the load shares, less."""
 PROCESSORS_SHARE = 0.42

@@ -95,7 +95,9 @@ def _named_plan(plan: str, model: Path, given: Mapping[str, Any]) -> Plan:
 def _built_in(asked: PlanOptions, model: Path) -> Plan:
     card = read_card(model)
     find_device(asked.device)
-    shape: dict[str, Any] = asked.model_dump(exclude={"plan", "order"}) | {"networks": card.chain.networks}
+    shape: dict[str, Any] = asked.model_dump(include={"batch", "replicas", "device"}) | {
+        "networks": card.chain.networks
+    }
     if asked.plan == "stock":
         return stock_plan(card.num_blocks, **shape)
     make = early_exit_plan if asked.plan == "early-exit" else serial_plan

@@ -62,14 +62,18 @@ class PlanOptions(StrictDocument, OfOrder):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    plan: str = Field(default="serial", examples=list(BUILT_IN))
-    """Plan file, or a built-in plan: stock, early-exit, serial."""
+    plan: str | None = Field(default=None, examples=list(BUILT_IN))
+    """Plan file, or a built-in plan: stock, early-exit, serial. None: the best for this machine, by a profile of
+    seconds that is kept with the model; of decoders, chains and other devices serial."""
     batch: int = Field(default=32, ge=1)
     """Batch size of a built-in plan."""
     replicas: int = Field(default=1, ge=1)
     """Replicas of a built-in plan."""
     device: str = Field(default="cpu", examples=["cpu", "cuda"])
     """Device of a built-in plan."""
+    dispatch: Literal["auto", "work-conserving", "deferred", "filling"] | None = None
+    """When a batch that is not full starts: auto, work-conserving, deferred or filling. None: as a plan file says, else
+    auto: at once below a load of two fifths, above it within one and a half times the batch's own seconds."""
 
 
 class VersionsDocument(StrictDocument, VersionSettings):

@@ -23,6 +23,7 @@ OPTIONS = {
     "replicas": "plan.replicas",
     "device": "plan.device",
     "order": "plan.order",
+    "dispatch": "plan.dispatch",
     "port": "ingress.port",
     "host": "ingress.host",
     "front": "ingress.front",

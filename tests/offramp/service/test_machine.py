@@ -1,0 +1,109 @@
+"""What `offramp serve` chooses for this machine, by a profile that is kept with the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earlyexit.network.store import read_card
+from offramp.commands import machine
+from offramp.commands.jobs import ProfileJob
+from offramp.commands.machine import ASKED, BATCHES, KEPT_FILE, MOST_S, affordable, circumstances, kept_profile
+from offramp.commands.serve import folder_settings
+from offramp.spec.jobs import ServeJob
+from optimizer.plan import Plan
+from profiles.latency import LatencyProfile
+from profiles.table import LatencyTable
+from tests.offramp.service.service_folders import write_model
+
+CORES = 4
+BLOCK_S = 0.005
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: CORES)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 64e9}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A calibrated model of three blocks and its profile; a batch of any size takes 15 ms without exits."""
+    made = write_model(tmp_path / "model")
+    card = read_card(made)
+    asked = circumstances(card, ProfileJob(backend="auto"))
+    LatencyProfile(
+        model=card.name,
+        num_blocks=3,
+        ramps=card.ramps,
+        device="cpu",
+        backend="onnx",
+        dtype="float32",
+        kind="measured",
+        tables={16: LatencyTable.of_rows((1, 4), [[BLOCK_S, BLOCK_S]] * 3, [[0.0, 0.0]] * 2)},
+        provenance={ASKED: asked, "created_at": "today"},
+    ).save(made / KEPT_FILE)
+    return made
+
+
+def settings(folder: Path, said: list[str] | None = None, **options: Any) -> Any:
+    job = ServeJob.model_validate({"model": folder, **options})
+    return folder_settings(job.document, folder, (said if said is not None else []).append)
+
+
+def test_plan_replicas_and_backend_follow_from_the_profile_and_three_lines_say_so(folder: Path) -> None:
+    said: list[str] = []
+    found = settings(folder, said)
+    plan: Plan = found.plan
+    assert (plan.dispatch, plan.ramps, {split.batch for split in plan.splits}) == ("auto", (0, 1), {4})
+    assert [(stage.device, stage.replicas) for stage in plan.stages] == [("cpu", CORES)]
+    assert (found.backend, found.threads_per_replica) == ("onnx", 1)
+    assert said[0] == f"profile: {folder / KEPT_FILE}, of today"
+    blocks = ", ".join(f"block {block} in batches of 4" for block in range(3))
+    assert said[1] == f"plan: {blocks}, exits after 0, 1; 457 inputs/s by a thread, without exits 267"
+    assert said[2].startswith("replicas: 4 of 1 thread by onnx, for 4 cores")
+
+
+def test_options_override_what_is_chosen(folder: Path) -> None:
+    given = settings(folder, batch=1, replicas=3, threads=2, dispatch="deferred", order="arrival")
+    assert {split.batch for split in given.plan.splits} == {1}
+    assert (given.plan.stages[0].replicas, given.threads_per_replica) == (3, 2)
+    assert (given.plan.dispatch, given.plan.order.name) == ("deferred", "arrival")
+    named = settings(folder, plan="stock")
+    assert (named.plan.stages[0].replicas, named.plan.splits[0].batch, named.backend) == (1, 32, "torch")
+    assert named.plan.dispatch == "auto"
+
+
+@pytest.mark.parametrize(
+    ("bytes_free", "rate_per_s", "chosen"), [(64e9, 100.0, (4, 1)), (64e9, 1500.0, (2, 1)), (0.7e9, 100.0, (1, 4))]
+)
+def test_there_are_no_more_replicas_than_cores_memory_and_ingress_take(
+    bytes_free: float, rate_per_s: float, chosen: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": bytes_free}))
+    assert machine._replicas(folder, rate_per_s) == chosen
+
+
+def test_measuring_takes_no_longer_than_it_may() -> None:
+    assert affordable(0.01) == (BATCHES, 5)
+    assert affordable(0.2) == (BATCHES, 2)
+    assert affordable(0.5) == (BATCHES[:4], 1)
+    assert affordable(MOST_S) == (BATCHES[:1], 1)
+
+
+def test_a_profile_is_measured_once_and_anew_on_another_machine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    first = kept_profile(model, ProfileJob(), said.append)
+    assert (first.lengths, first.ramps) == ((16,), (0, 1))
+    assert first.tables[16].batches == BATCHES
+    again = kept_profile(model, ProfileJob(), said.append)
+    assert again.provenance == first.provenance
+    path = model / KEPT_FILE
+    elsewhere = {**again.provenance, ASKED: again.provenance[ASKED] | {"cores": 99}}
+    replace(again, provenance=elsewhere).save(path)
+    kept_profile(model, ProfileJob(), said.append)
+    assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
+    assert said[2].startswith(f"profile: measured anew, for {path} was of another cores in ")
