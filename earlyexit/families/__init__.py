@@ -37,8 +37,6 @@ FLOAT32_ONLY = ("exported", "onnx")
 
 MEASURES_IMPORTANCE = ("bert", "distilbert", "mpnet", "roberta")
 """Families whose networks tell how much attention every token receives (`Backbone.measures_importance`)."""
-CLASSIFIERS = MEASURES_IMPORTANCE
-"""Families whose fine-tuned classifiers of `transformers` are taken over with their heads."""
 GENERATES = ("llama", "marian", "t5")
 """Families whose networks answer by tokens alone, known before one is loaded (`Backbone.kept_bytes`)."""
 

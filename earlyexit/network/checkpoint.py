@@ -80,36 +80,30 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
         from earlyexit.families.images import load_state_file
 
         return load_state_file(Path(source), size)
+    import transformers
     from safetensors import SafetensorError
-    from transformers import (
-        AutoConfig,
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForSeq2SeqLM,
-        AutoModelForSequenceClassification,
-    )
 
     place, file = _place(source)
     _check_hub(source)
     try:
-        config = AutoConfig.from_pretrained(place, **file)
+        config = transformers.AutoConfig.from_pretrained(place, **file)
     except (ImportError, OSError, ValueError, struct.error) as error:
         what = "not a decoder's file that can be read" if file else UNREACHED
         raise ModelFolderError(f"{source!r} is {what}: {first_line(error)}") from error
     family = find_family(config.model_type)
     loaders = {
-        "ForSequenceClassification": AutoModelForSequenceClassification,
-        "ForCausalLM": AutoModelForCausalLM,
-        "ForConditionalGeneration": AutoModelForSeq2SeqLM,
-        "MarianMTModel": AutoModelForSeq2SeqLM,
+        "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+        "ForCausalLM": transformers.AutoModelForCausalLM,
+        "ForConditionalGeneration": transformers.AutoModelForSeq2SeqLM,
+        "MarianMTModel": transformers.AutoModelForSeq2SeqLM,
     }
     names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
-    loader = next((each for what, each in loaders.items() if what in names), AutoModel)
+    loader = next((each for what, each in loaders.items() if what in names), transformers.AutoModel)
     try:
         hf_model, said = loader.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **file)
     except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {first_line(error)}") from error
-    if loader is AutoModelForSequenceClassification and said["missing_keys"]:  # they would be random
+    if loader is transformers.AutoModelForSequenceClassification and said["missing_keys"]:  # they would be random
         raise ModelFolderError(f"the weights of {source!r} lack {sorted(said['missing_keys'])[0]}")
     return family.from_transformers(hf_model.eval(), pairs=pairs), config.model_type
 
@@ -132,10 +126,8 @@ def _check_hub(source: str) -> None:
 
 def _place(source: str) -> tuple[str, dict[str, str]]:
     """Returns the place for `transformers`, and the file there."""
-    if not source.endswith(GGUF_SUFFIX):
-        return source, {}
     path = Path(source)
-    return str(path.parent), {"gguf_file": path.name}
+    return (str(path.parent), {"gguf_file": path.name}) if source.endswith(GGUF_SUFFIX) else (source, {})
 
 
 def _untrained(path: Path) -> tuple[Pretrained, str]:

@@ -12,13 +12,11 @@ from pathlib import Path
 from earlyexit.data.rows import write_labelled
 from offramp.demo.texts import generate
 
-NUM_LABELS = 12
 
-
-def main(path: Path, rows_per_label: int = 120) -> None:
+def main(path: Path, rows_per_label: int = 120, num_labels: int = 12) -> None:
     """The columns text and label, in no order, as a file from real life might be."""
     texts = generate(per_intent=rows_per_label)
-    labels = texts.label_names[:NUM_LABELS]
+    labels = texts.label_names[:num_labels]
     kept = [row for row, label in enumerate(texts.labels) if label in labels]
     random.Random(0).shuffle(kept)
     path.parent.mkdir(parents=True, exist_ok=True)

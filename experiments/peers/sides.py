@@ -38,7 +38,6 @@ from optimizer.problem import PlanProblem
 
 # What Offramp serves a workload by: plans from a profile of this machine, one per strategy.
 
-
 SLO_FACTOR = 12.5
 """E3's 100 ms is so many times its V100's 8 ms for a batch of one (section 5)."""
 STOCK_RUNS = 60

@@ -14,7 +14,6 @@ import numpy as np
 from earlyexit.codecs import find_codec
 from earlyexit.data.rows import has_labels
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.families import CLASSIFIERS
 from earlyexit.network.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.network.store import CARD_FILE, read_card, save_model
 from earlyexit.tasks.label import LabelTask
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from optimizer.calibration_file import CalibrationCard
     from profiles.latency import LatencyProfile
 
+CLASSIFIERS = ("bert", "distilbert", "mpnet", "roberta")
+"""Architectures whose fine-tuned classifiers are taken over with their heads."""
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"
 UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}

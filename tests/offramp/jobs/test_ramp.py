@@ -12,12 +12,11 @@ import torch
 
 from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
-from earlyexit.families import CLASSIFIERS
 from earlyexit.network.store import WEIGHTS_FILE, load_model, read_card
 from earlyexit.training.ramps import exit_outputs
 from offramp.commands import serve
 from offramp.commands.calibrated import read_calibration
-from offramp.commands.ramp import model_folder_of
+from offramp.commands.ramp import CLASSIFIERS, model_folder_of
 from offramp.spec.jobs import ServeJob
 from optimizer.plan import stock_plan
 from tests.earlyexit.families.checkpoints import hf_inputs, hf_model
