@@ -77,8 +77,8 @@ def read_calibration(folder: Path, beside: Path | None = None) -> CalibrationCar
         card = read_calibration_file(path)
     except DataError as error:
         raise ModelFolderError(str(error)) from error
-    _check_temperatures(folder)
     check_members(card.provenance, folder, path)
+    _check_temperatures(folder)
     return card
 
 

@@ -161,6 +161,8 @@ def test_a_calibration_of_before_that_changed_the_models_scores_is_refused(tmp_p
     model = load_model(tmp_path)
     model.temperatures_E[-1] = temperature
     save_model(model, tmp_path)
+    calibration = tmp_path / CALIBRATION_FILE  # which did not say of which weights it was
+    calibration.write_text(calibration.read_text().replace('"members"', '"before"'))
     with pytest.raises(ModelFolderError, match=rf"temperature {temperature} for the last exit.*calibrate again"):
         read_calibration(tmp_path)
 
