@@ -32,7 +32,7 @@ from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
-    from earlyexit.backends.backends import BackendName
+    from earlyexit.backends import BackendName
     from offramp.spec.documents import FolderDocument
 
 Say = Callable[[str], None]
