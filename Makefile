@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	@echo "everything goes into $(VENV): minutes, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
+	$(BIN)/python $(INSTALL) --constraint constraints.txt --editable '.[browser,demo,dev,onnx,serve,tracing,video]'
 	@touch $@
 
 # Numba's code is of one state of the planner's sources. What runs beside each other would each compile another for most of a minute.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 HALF = "\ufffd"
 """The replacement for an incomplete character."""
@@ -33,6 +34,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()) -> None:
         """`prompt`: the tokens before, which decide how the first token is spelt."""
+        from tokenizers.decoders import DecodeStream
+
         self._tokenizer = tokenizer
         self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
         said: str = tokenizer.decode(list(prompt), skip_special_tokens=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from earlyexit.errors import OfframpError
+from earlyexit.errors import InputError, OfframpError
 from offramp.cli.fields import Command, Commands
 
 COMMANDS = {
@@ -68,6 +68,13 @@ def options(
     """Early-exit model serving on Ray Serve."""
 
 
+SERVED = {
+    *("PIL", "google", "grpc", "httptools", "httpx", "jinja2", "msgspec", "networkx", "packaging", "psutil", "ray"),
+    *("safetensors", "starlette", "tokenizers", "torch", "transformers", "uvicorn"),
+}
+"""Modules of the extra `serve`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; what went wrong is one line on stderr, and the error's exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -76,3 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OfframpError as error:
         print(f"offramp: {error}", file=sys.stderr)
         raise SystemExit(error.exit_status) from None
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in SERVED:
+            raise
+        print(f"offramp: {missing} is not installed; run: pip install 'offramp[serve]'", file=sys.stderr)
+        raise SystemExit(InputError.exit_status) from None

@@ -143,7 +143,7 @@ class Finding:
 Findings: TypeAlias = Iterator[tuple[str, Finding]]
 """With the names of their checks."""
 
-INSTALL = "make setup, or: pip install -c constraints.txt -e ."
+INSTALL = "make setup, or: pip install -c constraints.txt -e '.[serve]'"
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB
 """Ray's own processes, an ingress and a stage of MiniLM; less ends by the kernel's hand."""

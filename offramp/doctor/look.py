@@ -187,7 +187,8 @@ def look_at_software() -> Software:
     if project is None:
         needs, asked = str(distribution("offramp").metadata["Requires-Python"]), requires("offramp") or []
     else:
-        needs, asked = str(project["requires-python"]), project["dependencies"]
+        asked = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+        needs = str(project["requires-python"])
     return Software(
         python=platform.python_version(),
         requires_python=needs,
@@ -208,9 +209,9 @@ def _project() -> dict[str, Any] | None:
 
 
 def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
-    """Of a service; those of extras are asked for where they are used."""
+    """Of a service; those of other extras are asked for where they are used."""
     found = map(Requirement, lines)
-    return (each for each in found if each.marker is None or each.marker.evaluate({"extra": ""}))
+    return (each for each in found if each.marker is None or each.marker.evaluate({"extra": "serve"}))
 
 
 def _package(requirement: Requirement, pins: dict[str, str]) -> Package:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from offramp.client.protocol import Prediction
 from offramp.commands.output import make_table
+
+if TYPE_CHECKING:  # a simulation needs percentiles, and no client
+    from offramp.client.protocol import Prediction
 
 LATE_SHARE = 0.1
 """A client later than this share of the SLO distorts what it measures by as much."""
