@@ -19,7 +19,7 @@ from earlyexit.network.boundary import FLOAT_BYTES
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard, read_card
 from offramp.commands.calibrated import read_calibration
 from offramp.commands.jobs import ProfileJob
-from offramp.commands.profile import cpu_name, open_bench, splits_of
+from offramp.commands.profile import cpu_name, profile_model
 from offramp.spec.model import with_rows
 from optimizer.calibration_file import RECORDS_FILE, CalibrationCard
 from optimizer.decision import NoPlan, Strategy
@@ -88,17 +88,12 @@ class ProcessorClock:
 
 
 def _measured(folder: Path, job: ProfileJob, clock: Clock) -> LatencyProfile:
-    """Measures as many batch sizes and rounds as there is time for, by what single inputs take."""
-    with open_bench(folder, job) as bench:
-        single = splits_of(job.model_copy(update={"batches": BATCHES[:1]}), bench.model)
-        once = replace(bench, job=job.model_copy(update={"repeats": 1}))
-        once.time(single, clock)
-        began_s = clock.now_s()
-        once.time(single, clock)
-        sizes, repeats = affordable((clock.now_s() - began_s) / WARM_UPS)
-        job = job.model_copy(update={"batches": sizes, "repeats": repeats})
-        bench = replace(bench, job=job)
-        return bench.profile(bench.time(splits_of(job, bench.model), clock))
+    """Measures as many batch sizes and rounds as there is time for, by what a round of single inputs takes."""
+    single = job.model_copy(update={"batches": BATCHES[:1], "repeats": 1})
+    _, points = profile_model(folder, single, clock=clock)
+    sizes, repeats = affordable(sum(sum(point.seconds) for point in points))
+    profile, _ = profile_model(folder, job.model_copy(update={"batches": sizes, "repeats": repeats}), clock=clock)
+    return profile
 
 
 def affordable(round_s: float) -> tuple[tuple[int, ...], int]:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cluster.devices import find_device
 from earlyexit.backends import computed_by
-from earlyexit.clock import MonotonicClock
+from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import DataError, InputError
 from earlyexit.network.store import WEIGHTS_FILE, ModelCard
 from offramp.commands.jobs import ProfileJob, ProfileOptions
@@ -107,7 +107,7 @@ def _check_sequences(job: ProfileJob, model: AnyNetwork, lengths: Sequence[int])
 
 
 def profile_model(
-    folder: Path, job: ProfileJob, *, progress: Progress | None = None
+    folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
 ) -> tuple[LatencyProfile, tuple[Point, ...]]:
     """Measure a model on this machine, on its device and backend as a stage's replica has it.
 
@@ -130,9 +130,8 @@ def profile_model(
         segments = open_network(job.backend, model, folder, job.threads)
         live, splits = LiveSplits(model, rng, segments, _context(job, model)), splits_of(job, model)
         live.make_ready(splits)
-        points = time_splits(
-            splits, live.prepare, clock=MonotonicClock(), rng=rng, repeats=job.repeats, progress=progress
-        )
+        clock = clock or MonotonicClock()
+        points = time_splits(splits, live.prepare, clock=clock, rng=rng, repeats=job.repeats, progress=progress)
     finally:
         torch.set_num_threads(threads_before)
     starts, ramps = model.chain.starts, model.ramp_indices
