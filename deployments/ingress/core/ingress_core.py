@@ -377,21 +377,34 @@ class IngressCore:
     # Later
 
     def wake(self, now_s: float) -> Actions:
-        """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause."""
+        """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause.
+
+        An error in one of them takes nothing from the others, which are due again at once.
+        """
         actions: Actions = []
         for chain in self._chains.active:
             chain.batching.wake(now_s)
-        for kind, expired in self._timers.pop(now_s):
-            if kind == DEADLINE:
-                actions += self._miss_deadline(expired, now_s)
-            elif kind == HANGING:
-                actions += self._hang_up(expired, now_s)
-            else:
-                actions += self._begin_again(expired)
+        expired = deque(self._timers.pop(now_s))
+        try:
+            while expired:
+                actions += self._expire(*expired[0], now_s)
+                expired.popleft()
+        except Exception:
+            if not actions:  # else what was done is carried out first, and the error comes with the next call
+                expired.popleft()
+                raise
+        finally:
+            for kind, thing in expired:
+                self._timers.add(now_s, kind, thing)
+            self.wake_s = min(self._timers.next_s(), *[chain.batching.held_until_s for chain in self._chains.active])
         if self.suspended is not None:
             actions += self._outcomes.fail(self._chains.clear(), self._no_plan(), now_s)
-        self.wake_s = min(self._timers.next_s(), *[chain.batching.held_until_s for chain in self._chains.active])
         return actions
+
+    def _expire(self, kind: int, thing: Any, now_s: float) -> Actions:
+        if kind == DEADLINE:
+            return self._miss_deadline(thing, now_s)
+        return self._hang_up(thing, now_s) if kind == HANGING else self._begin_again(thing)
 
     def _miss_deadline(self, inputs: Inputs, now_s: float) -> Actions:
         """Drop a request's inputs, and watch the calls that still have some."""

@@ -20,19 +20,16 @@ Stages = tuple[Stage, ...]
 
 
 class FakePlanner:
-    """Finds what it was given: the best plan and other good ones, and those of one stage."""
+    """Finds what it was given: the best plan and other good ones."""
 
-    def __init__(self, *best: Stages, serial: Stages | None = None) -> None:
+    def __init__(self, *best: Stages) -> None:
         self._best = best
-        self._serial = serial
         self.asked: list[tuple[float | None, Strategy]] = []
         self.too_fast_per_s = float("inf")
 
     async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
         rate_per_s = asked.objective.rate_per_s if isinstance(asked.objective, MinimizeCost) else None
         self.asked.append((rate_per_s, strategy))
-        if strategy == "serial" and self._serial is not None:
-            return planned(asked, self._serial)
         if not self._best or (rate_per_s or 0.0) > self.too_fast_per_s:
             return no_plan()
         return replace(planned(asked, self._best[0]), candidates=self._best[1:])

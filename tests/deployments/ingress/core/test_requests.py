@@ -175,6 +175,20 @@ def test_an_input_that_stages_keep_failing_is_told_so_and_a_fresh_batch_mate_out
     ]
 
 
+def test_an_error_at_one_deadline_takes_nothing_from_the_others() -> None:
+    world = CoreWorld()
+    for letter in "abc":
+        world.submit(letter, deadline_s=1.0)
+    world.log.clear()
+    world.inputs["b"].arrived_s = None  # type: ignore[assignment] # what no request has
+    world.now_s = 1.0
+    world.do(world.core.wake(1.0))
+    with pytest.raises(TypeError):
+        world.core.wake(world.core.wake_s)
+    world.do(world.core.wake(world.core.wake_s))
+    assert [line.partition(":")[0] for line in world.log] == ["1 drop a", "1 drop c"]
+
+
 # Replies that no correct replica sends: they cost their own inputs an attempt at most, and no count
 
 
