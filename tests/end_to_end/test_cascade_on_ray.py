@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
-from tests.end_to_end.load import PATIENCE_S, Answers, under_load
+from tests.end_to_end.load import PATIENCE_S, Answers, Load, under_load
 from tests.end_to_end.one_ray import URL, OneRay
 from tests.end_to_end.tiny_cascade import NETWORKS, TIMEOUT_S, TinyCascade, make_cascade
 
@@ -46,15 +48,20 @@ def check(cascade: TinyCascade, seen: dict[str, Answers]) -> None:
             cascade.check(index, answer, networks.split(",")[0].split()[0])
 
 
-def test_networks_come_and_go_and_die_and_no_input_is_lost_or_answered_wrongly(
-    one_ray: OneRay, cascade: TinyCascade
-) -> None:
+@contextmanager
+def asked(one_ray: OneRay, cascade: TinyCascade) -> Iterator[tuple[httpx.Client, Load]]:
+    """The cascade's service under load, every answer to which must be right by some of its networks."""
     one_ray.serve(cascade.settings())
-    seen: dict[str, Answers] = {}
     with (
         httpx.Client(base_url=URL, timeout=PATIENCE_S) as http,
         under_load(cascade.texts, clients=CLIENTS, timeout_s=TIMEOUT_S) as load,
     ):
+        yield http, load
+
+
+def test_networks_come_and_go_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
+    seen: dict[str, Answers] = {}
+    with asked(one_ray, cascade) as (_, load):
         seen["both"] = load.more(SOME)
         for networks, plan in (
             ("alone", cascade.single),
@@ -63,8 +70,6 @@ def test_networks_come_and_go_and_die_and_no_input_is_lost_or_answered_wrongly(
         ):
             apply(one_ray, plan)
             seen[networks] = load.more(SOME)
-        assert len(kill_all(http)) == 2
-        seen["both, after their death"] = load.more(SOME)
     for index, answer in load.answers:
         cascade.check(index, answer)
     check(cascade, seen)
@@ -72,17 +77,17 @@ def test_networks_come_and_go_and_die_and_no_input_is_lost_or_answered_wrongly(
     assert min(exits) < NETWORKS[0] <= max(exits), "some cross, some do not"
 
 
-def test_networks_that_answer_together_die_and_no_input_is_lost_or_answered_wrongly(
-    one_ray: OneRay, cascade: TinyCascade
-) -> None:
-    one_ray.serve(cascade.settings())
+def test_networks_die_and_no_input_is_lost_or_answered_wrongly(one_ray: OneRay, cascade: TinyCascade) -> None:
+    """Also where both answer together."""
     seen: dict[str, Answers] = {}
-    with (
-        httpx.Client(base_url=URL, timeout=PATIENCE_S) as http,
-        under_load(cascade.texts, clients=CLIENTS, timeout_s=TIMEOUT_S) as load,
-    ):
+    with asked(one_ray, cascade) as (http, load):
+        assert len(kill_all(http)) == 2
+        seen["both, after their death"] = load.more(SOME)
+        unmixed = len(load.answers)
         apply(one_ray, cascade.ensemble)
         seen["mixed"] = load.more(SOME)
         assert len(kill_all(http)) == 2
         seen["mixed, after their death"] = load.more(SOME)
+    for index, answer in load.answers[:unmixed]:
+        cascade.check(index, answer)
     check(cascade, seen)
