@@ -301,9 +301,12 @@ def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Sourc
         with source.said_at(("latency", device)):
             problem = replace(problem, latency={**problem.latency, device: table})
     latency = {device: problem.latency[device] for device in document.latency}
+    by_cost = document.budget is not None or document.objective.minimize == "cost"
     devices: dict[str, Supply] = {}
     for device, supply in document.devices.items():
         with source.said_at(("devices", device)):
+            if by_cost and "usd_per_hour" not in supply.model_fields_set:
+                raise PlanError(f"plans are made by cost, and {device} has no usd_per_hour")
             devices[device] = Supply(**supply.model_dump())
             problem = replace(problem, latency=latency, devices=dict(devices))
     return problem

@@ -157,6 +157,7 @@ REFUSALS = (
     ("count: 4", "count: 1000001", "13: devices.V100.count: "),
     ("usd_per_hour: 2.93", "price: 2.93", "13: devices.V100.price: unknown field; known are count, usd_per_hour"),
     ("devices:\n  V100: {count: 4, usd_per_hour: 2.93}", "devices: {}", "12: devices: "),
+    (", usd_per_hour: 2.93}", "}\nbudget: {usd_per_hour: 9}", "13: plans are made by cost, and V100 has no usd"),
     ("{bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}", "3", "14: link: Input should be a mapping with bandwidth_"),
     ("1.25e9", "0", "14: link.bandwidth_bytes_per_s: "),
     ("delay_s: 1.0e-4", "delay_s: .nan", "14: link.delay_s: "),
