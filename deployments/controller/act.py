@@ -626,7 +626,8 @@ class ControlLoop:
         ramps = sorted(set(placed.plan.ramps) - set(problem.ramps))
         if ramps:
             raise OfframpError(f"there are no ramps {ramps} any more")
-        unknown = sorted(set(placed.occupied) - set(problem.devices))
+        there = {device for device, supply in problem.devices.items() if supply.count}
+        unknown = sorted(set(placed.occupied) - there)
         if unknown:
             raise OfframpError(f"there are no accelerators {unknown} any more")
         if placed.plan.num_blocks != problem.num_blocks:

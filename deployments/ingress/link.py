@@ -210,8 +210,8 @@ class LinkTransport:
         self._by_sequences = FillFirst(phase)
         """The same, where the load is the number of sequences."""
         self._some_offered = asyncio.Event()
-        self._times_failed = 0
-        """How often `fail_waiting` woke calls."""
+        self.is_planned = True
+        """Whether the plan has a stage here."""
 
     async def some_up(self) -> None:
         """Returns once a replica takes calls, or the plan has no stage here any more."""
@@ -270,11 +270,10 @@ class LinkTransport:
         if placements is not None and placements.replica is not None:
             await self._holder(placements.replica).call(call, take)
             return
-        times_failed = self._times_failed
         while not self._offered:
-            await self._some_offered.wait()
-            if self._times_failed != times_failed:
+            if not self.is_planned:  # also of a call that an earlier plan made, and that is sent only now
                 raise ConnectionError("the stage has no replicas, and the plan no longer has it")
+            await self._some_offered.wait()
         if placements is not None:
             await self._place(placements, call.assignment.stage.splits[0].batch).call(call, take)
             return
@@ -299,8 +298,8 @@ class LinkTransport:
 
     def fail_waiting(self) -> None:
         """Fail the calls that wait for a replica. The plan has no stage here any more, so none may ever come."""
+        self.is_planned = False
         if not self._offered:
-            self._times_failed += 1
             self._some_offered.set()  # wakes those that wait now
             self._some_offered.clear()
 
@@ -372,7 +371,7 @@ class ReplicaLinks:
         self._placed = placed
         self._assignments = assignments_of(placed)
         for slot in self._assignments:
-            self._slots.setdefault(slot, LinkTransport(phase=self._phase))
+            self._slots.setdefault(slot, LinkTransport(phase=self._phase)).is_planned = True
         for device in self._links:
             self._share_out(device)
         for slot in self._slots.keys() - self._assignments.keys():

@@ -28,7 +28,7 @@ from deployments.wire.encoding import (
     encode_part,
     from_ingress,
 )
-from deployments.wire.messages import Address, Chunk, StageCall
+from deployments.wire.messages import Address, Assignment, Chunk, StageCall
 from earlyexit.engine.device import Release
 from earlyexit.named import HopDtype
 
@@ -223,7 +223,13 @@ class _Connection:
             case End():
                 self._end_sequences(self._sequences.intersection(message.sequences))
             case Host():
-                self._host.follow(message.assignment)
+                self._follow(message.assignment)
+
+    def _follow(self, assignment: Assignment) -> None:
+        try:
+            self._host.follow(assignment)
+        except Exception:  # each call of that plan is refused with the reason
+            logger.exception("plan %d cannot be followed", assignment.epoch)
 
     def _begin(self, serial: int, call: StageCall) -> None:
         opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))

@@ -45,7 +45,7 @@ MOST_REPEATS, WARM_UPS = 5, 3
 TYPICAL_TOKENS = 16
 """Of an input, where no exit records tell the mean."""
 ASKED = "asked"
-"""In the provenance of a kept profile: what it is of, but for the weights, which change no times."""
+"""In the provenance of a kept profile: its `circumstances`."""
 
 
 def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = None) -> LatencyProfile:
@@ -53,31 +53,45 @@ def kept_profile(folder: Path, job: ProfileJob, say: Say, clock: Clock | None = 
 
     Batch sizes and repeats are not the job's but what `MOST_S` leaves time for; lengths default to the mean length.
     """
-    path, card = folder / KEPT_FILE, read_card(folder)
-    asked = circumstances(card, job)
+    path, asked = folder / KEPT_FILE, circumstances(folder, job)
     kept = LatencyProfile.load(path) if path.is_file() else None
-    if kept is not None and kept.provenance.get(ASKED) == asked:
+    changed = [] if kept is None else _changed(kept, asked, job)
+    if kept is not None and not changed:
         say(f"profile: {path}, of {kept.provenance['created_at']}")
         return kept
     clock = clock or ProcessorClock()
     began_s = clock.now_s()
-    profile = _measured(folder, job.model_copy(update={"lengths": job.lengths or (mean_tokens(folder, card),)}), clock)
-    why = "" if kept is None else f" anew, for {path} was of {_differing(kept.provenance.get(ASKED, {}), asked)}"
+    lengths = job.lengths or (mean_tokens(folder, read_card(folder)),)
+    profile = _measured(folder, job.model_copy(update={"lengths": lengths}), clock)
     profile = replace(profile, provenance={**profile.provenance, ASKED: asked})
-    profile.save(path)
-    say(f"profile: measured{why} in {clock.now_s() - began_s:.0f} s of processor time; kept in {path}")
+    why = f", since {path} was of another {' and '.join(changed)}" if changed else ""
+    said = f"profile: measured in {clock.now_s() - began_s:.0f} s of processor time{why}"
+    try:
+        profile.save(path)
+    except OSError as error:  # serving needs no folder that can be written
+        say(f"{said}; not kept: {path} cannot be written ({error.strerror})")
+    else:
+        say(f"{said}; kept in {path}")
     return profile
 
 
-def circumstances(card: ModelCard, job: ProfileJob) -> dict[str, Any]:
-    """Returns what a kept profile is of: the machine, and what of model and job changes times."""
+def circumstances(folder: Path, job: ProfileJob) -> dict[str, Any]:
+    """Returns what a kept profile is of: the machine, and what of model and job changes times.
+
+    A model is told apart by its blocks, its ramps and the size of its weights: other values of the same weights change
+    no times.
+    """
+    card = read_card(folder)
     machine = {"processor": cpu_name(), "cores": num_cores()}
-    return machine | {"ramps": list(card.ramps), "backend": job.backend, "dtype": job.dtype}
+    model = {"blocks": card.num_blocks, "ramps": list(card.ramps), "size": (folder / WEIGHTS_FILE).stat().st_size}
+    return machine | model | {"backend": job.backend, "dtype": job.dtype}
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    changed = [name for name, value in now.items() if before.get(name) != value]
-    return f"another {' and '.join(changed)}"
+def _changed(kept: LatencyProfile, asked: Mapping[str, Any], job: ProfileJob) -> list[str]:
+    """Returns what a kept profile was measured under and is not asked for now."""
+    before = kept.provenance.get(ASKED, {})
+    lengths = [] if job.lengths in (None, kept.lengths) else ["length"]
+    return [*(name for name, value in asked.items() if before.get(name) != value), *lengths]
 
 
 class ProcessorClock:

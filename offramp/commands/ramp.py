@@ -35,8 +35,6 @@ CLASSIFIERS = ("bert", "distilbert", "mpnet", "roberta")
 """Architectures whose fine-tuned classifiers are taken over with their heads."""
 CONFIG = "config.json"
 CLASSIFIER = "ForSequenceClassification"
-UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}
-"""The labels of a configuration that names none, which `transformers` leaves out of the file."""
 
 
 def checkpoint_labels(folder: Path) -> tuple[str, ...]:
@@ -64,9 +62,10 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
             f"returns the module and example inputs, then: offramp inject MODULE:FUNCTION --data ROWS --tokenizer "
             f"{folder} {rest}"
         )
-    labels = says.get("id2label", UNNAMED)
-    several = says.get("problem_type") == "multi_label_classification"
-    if CLASSIFIER not in architecture or several or len(labels) < 2:
+    labels = says.get("id2label") or {str(each): f"LABEL_{each}" for each in range(says.get("num_labels", 2))}
+    problem = says.get("problem_type")
+    several, is_number = problem == "multi_label_classification", problem == "regression" or len(labels) < 2
+    if CLASSIFIER not in architecture or several or is_number:
         what = "several labels at once" if several else "a number" if CLASSIFIER in architecture else "another task"
         raise ModelFolderError(
             f"{folder}: {architecture} is of {what}; what is served as it is answers one label; to train a classifier "
@@ -130,7 +129,7 @@ def run(job: RampJob) -> None:
     with progress_bars() as progress:
         train(training, _unlabelled(learned), out, progress=progress)
         lengths = [each.length for each in held.encode(find_codec(read_card(out).codec, out))]
-        measured = ProfileJob(lengths=(max(1, round(np.mean(lengths))),))
+        measured = ProfileJob(backend="auto", lengths=(max(1, round(np.mean(lengths))),))
         profile = kept_profile(out, measured, lambda said: print(said, file=sys.stderr))
         card, _ = calibrate(out, held, promise, progress=progress)
     saved = saved_share(card, profile)
@@ -139,7 +138,7 @@ def run(job: RampJob) -> None:
     else:
         _tell(card, saved, len(rows), labelled=held.are_labelled)
         print(f"next: offramp serve {out}")
-    for each in calibration_warnings(card, {}, read_card(out).provenance, None):
+    for each in calibration_warnings(card, {}, read_card(out).provenance, None, labelled=held.are_labelled):
         warn(each)
 
 
@@ -185,13 +184,12 @@ def saved_share(card: CalibrationCard, profile: LatencyProfile) -> float:
 def _tell(card: CalibrationCard, saved: float, num_rows: int, *, labelled: bool) -> None:
     tested = card.tested
     print(
-        f"{_percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} processor time at "
-        f"{_percent(1 - card.budget)} the same answers, with {_percent(card.confidence)} confidence, on your "
-        f"{num_rows:,} rows"
+        f"{_percent(round(abs(saved), 2))} {'less' if saved > 0 else 'more'} of the model's processor time; at least "
+        f"{_percent(1 - card.budget)} of the answers stay the same, with {_percent(card.confidence)} confidence"
     )
     print(
-        f"tested on {tested['inputs']:,} of them: {_percent(tested['agreement'])} the same answers, after "
-        f"{tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks"
+        f"tested on {tested['inputs']:,} of {num_rows:,} rows: {_percent(tested['agreement'])} of the answers were the "
+        f"same, after {tested['mean_blocks']:.2f} of {tested['num_blocks']} blocks"
     )
     if labelled:
         print(f"{_percent(tested['accuracy'])} as labelled, {_percent(tested['full_accuracy'])} by the checkpoint")

@@ -275,7 +275,14 @@ def head_in_words(model: EarlyExitModel) -> str:
 
 @contextmanager
 def model_folder(out: Path) -> Iterator[None]:
-    """Makes the folder, and removes it again if an error leaves it new and empty; raises InputError."""
+    """Makes the folder, and removes it again if an error leaves it new and empty.
+
+    Raises InputError where there can be none, and for a checkpoint's own folder, whose weights would be overwritten.
+    """
+    if (out / "config.json").is_file() and not (out / CARD_FILE).is_file():
+        raise InputError(
+            f"{out} is a checkpoint of transformers, which would be overwritten; name another folder by --out"
+        )
     new = not out.exists()
     make_folder(out)
     try:

@@ -147,9 +147,14 @@ def _to_save(model: Mapping[str, Any] | None) -> str:
 
 
 def calibration_warnings(
-    card: CalibrationCard, beside: Mapping[str, CalibrationCard], model: Mapping[str, Any] | None, reference: str | None
+    card: CalibrationCard,
+    beside: Mapping[str, CalibrationCard],
+    model: Mapping[str, Any] | None,
+    reference: str | None,
+    *,
+    labelled: bool = True,
 ) -> list[str]:
-    """What speaks against using a calibration, and what to do.
+    """What speaks against using a calibration, and what to do. Without labels nothing is known of what is right.
 
     `reference` is the name of a chain's last model, None of a single model; `beside` are the chain's other
     calibrations, by name.
@@ -163,7 +168,8 @@ def calibration_warnings(
     if reference is not None:
         said += _chain_warnings(card, beside.get("reference"), reference)
     saved = None if said else 1 - tested["work_share"]
-    return [*said, *warnings_of(tested["full_accuracy"], tested.get("constant_accuracy"), saved, model)]
+    accuracy = tested["full_accuracy"] if labelled else None
+    return [*said, *warnings_of(accuracy, tested.get("constant_accuracy"), saved, model)]
 
 
 def _chain_warnings(card: CalibrationCard, alone: CalibrationCard | None, reference: str) -> list[str]:

@@ -79,7 +79,8 @@ def steps(
     told = {
         device: Scale(device=device, replicas=number)
         for device, number in needed.items()
-        if not number == running.get(device, 0) == coming.get(device, 0) == asked.get(device, 0)
+        if (number or device in coming)  # a type that the application has no more cannot be told
+        and not number == running.get(device, 0) == coming.get(device, 0) == asked.get(device, 0)
     }
     shrinking = tuple(scale for device, scale in told.items() if running.get(device, 0) > scale.replicas)
     ahead: tuple[ChangeStep, ...] = tuple(scale for scale in told.values() if scale not in shrinking)

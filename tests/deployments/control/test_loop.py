@@ -423,8 +423,9 @@ async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path
     [
         ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy is another now"),
         ({"problem": problem(ramps=(0, 2))}, "there are no ramps [1] any more"),
+        ({"problem": problem(count=0)}, "there are no accelerators ['cpu'] any more"),
     ],
-    ids=["thresholds", "ramps"],
+    ids=["thresholds", "ramps", "accelerators"],
 )
 async def test_the_plan_of_other_settings_is_not_taken_up_again(
     tmp_path: Path, changes: dict[str, Any], words: str

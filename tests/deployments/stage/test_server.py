@@ -9,7 +9,7 @@ import pytest
 from cluster.emulated import EmulatedPiece
 from deployments.replica.call_server import CallServer
 from deployments.replica.host import OpenCall, StageHost
-from deployments.wire.encoding import Begin, Part, Refused, encode
+from deployments.wire.encoding import Begin, Host, Part, Refused, encode
 from deployments.wire.messages import Address
 from earlyexit.engine.device import Answered, Failed, Release, Survivors
 from earlyexit.engine.queue import Member
@@ -105,6 +105,20 @@ async def test_what_no_ingress_says_ends_the_connection_and_forgets_its_calls(sc
     caller.frames.send(b"noise")
     await soon(caller.ended.wait())
     assert await soon(scene.host.forgotten.get()) is opened
+
+
+async def test_a_plan_that_the_host_cannot_follow_ends_no_connection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Any) -> None:
+        raise PlanError("a running replica keeps its exit records")
+
+    monkeypatch.setattr(scene.host, "follow", refuse)
+    caller = await scene.caller()
+    caller.frames.send(encode(Host(call_of("a").assignment)))
+    caller.begin(1, "a")
+    await scene.opened()
+    assert "cannot be followed" in caplog.text
 
 
 # Calls

@@ -92,7 +92,8 @@ def test_one_command_makes_calibrates_and_reports_ramps(
     assert json.loads((out / "profile.json").read_text())["provenance"]["asked"]["ramps"] == [0, 1]
     assert run("ramp", tmp_path / "tuned", "--data", tmp_path / "log.csv", "--out", out) == 0
     said = capsys.readouterr().out
-    assert "processor time at 99 % the same answers, with 90 % confidence, on your 700 rows" in said
+    assert "of the model's processor time; at least 99 % of the answers stay the same, with 90 % confidence" in said
+    assert "of 700 rows: " in said
     assert ("as labelled" in said) == labelled
     with (out / WEIGHTS_FILE).open("ab") as weights:
         weights.write(b" ")

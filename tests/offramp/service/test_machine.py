@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     """A calibrated model of three blocks and its profile; a batch of any size takes 15 ms without exits."""
     made = write_model(tmp_path / "model")
     card = read_card(made)
-    asked = circumstances(card, ProfileJob(backend="auto"))
+    asked = circumstances(made, ProfileJob(backend="auto"))
     LatencyProfile(
         model=card.name,
         num_blocks=3,
@@ -106,4 +106,4 @@ def test_a_profile_is_measured_once_and_anew_on_another_machine(model: Path, mon
     replace(again, provenance=elsewhere).save(path)
     kept_profile(model, ProfileJob(), said.append)
     assert said[1] == f"profile: {path}, of {first.provenance['created_at']}"
-    assert said[2].startswith(f"profile: measured anew, for {path} was of another cores in ")
+    assert said[2].endswith(f" s of processor time, since {path} was of another cores; kept in {path}")

@@ -31,7 +31,7 @@ from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
 from earlyexit.network.boundary import Split
 from earlyexit.network.store import ModelCard
-from optimizer.placement import PlacedPlan, placed_document
+from optimizer.placement import PlacedPlan, deployment_name, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
@@ -114,7 +114,9 @@ class FakeService(FakeBackend, IngressCore, ControllerLink):
         if deployment == "ingress":
             self.num_looks += 1
             return [self.reported()] if self.ingresses_answer else None
-        return self.replicas(deployment)
+        stages = self.followed.stage_of.items()
+        of_type = (slot for slot, stage in stages if deployment_name(stage.device) == deployment)
+        return [report for slot in of_type for report in self.replicas(slot)]
 
     def reported(self) -> IngressReport:
         wave = 1 + 0.3 * math.sin(self.seconds / 4)

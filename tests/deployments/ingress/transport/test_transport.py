@@ -297,6 +297,14 @@ async def test_calls_to_a_stage_without_a_replica_wait_for_one_and_fail_when_the
     assert not waiting.task.done()
 
 
+async def test_a_call_of_an_earlier_plan_fails_at_once_where_the_plan_has_dropped_its_stage(two_stages: Slot) -> None:
+    await two_stages.has("a", "b", "c")
+    late = two_stages.call("x", slot=SECOND)  # its task runs after the change of plan
+    two_stages.links.follow(placed(1, epoch=2))
+    with pytest.raises(ConnectionError, match="no longer has it"):
+        await soon(late.task)
+
+
 async def test_a_sequence_is_lost_with_its_replicas_stage_and_its_pages_are_given_back(two_stages: Slot) -> None:
     await two_stages.has("a", "b", "c")
     [home], name = await two_stages.begun(1)
