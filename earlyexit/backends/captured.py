@@ -36,6 +36,14 @@ class Recorder(Protocol):
         ...
 
 
+class EagerRecorder:
+    """Runs the work itself every time: a recorder without a GPU, for dry runs of the GPU bench."""
+
+    def record(self, work: Work) -> Work:
+        work()
+        return work
+
+
 class CudaRecorder:
     """CUDA graphs that share one pool of memory.
 
@@ -92,8 +100,8 @@ class CudaRecorder:
 
 @cache
 def recorder_of(device: torch.device) -> Recorder:
-    """Returns the recorder of a GPU; there is one per device, so that all captures share its pool."""
-    return CudaRecorder(device)
+    """Returns the recorder of a device; there is one per device, so that all captures share its pool."""
+    return CudaRecorder(device) if device.type == "cuda" else EagerRecorder()
 
 
 MOST_TOKENS = 8192
