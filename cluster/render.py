@@ -101,7 +101,7 @@ def application_config(args: Mapping[str, Any], *, name: str, environment: Mappi
         "import_path": BUILDER,
         "args": dict(args),
         "runtime_env": {"env_vars": dict(environment)},
-        "external_scaler_enabled": True,  # the controller scales slots; Serve's own autoscaling never does
+        "external_scaler_enabled": True,  # the controller scales accelerator types; Serve's own autoscaling never does
     }
 
 

@@ -122,7 +122,7 @@ def _lack(name: str, wanted: int, claimed: int, missing: int) -> str:
 class RayDashboard:
     """Ray's dashboard at a URL, or else on the head of this cluster.
 
-    It is the only way to scale a slot to zero, and to change what Serve runs.
+    It is the only way to scale a deployment to zero, and to change what Serve runs.
     """
 
     def __init__(self, url: str | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
