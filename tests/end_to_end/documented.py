@@ -51,8 +51,13 @@ def read_steps(document: Path, title: str | None = None) -> list[Step]:
 
 
 def normalised(line: str) -> str:
-    """A line without what differs from run to run: numbers, how many stand in a list, and how wide a table is."""
+    """A line without what differs from run to run: numbers, how many stand in a list, and how wide a table is.
+
+    Measured times decide which backend is chosen, and the splits of a chosen plan.
+    """
     line = re.sub(r"(0: 0, )+0: 0", "0: 0", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line))
+    line = re.sub(r"(blocks? 0( to 0)? in batches of 0, )+", "splits, ", re.sub(r"(0, )+0", "0", line))
+    line = re.sub(r"by (torch|onnx)\b", "by its backend", line).replace("threads", "thread")
     return " ".join(line.replace("│", " ").replace("…", " ").split())
 
 

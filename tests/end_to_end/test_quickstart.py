@@ -109,4 +109,11 @@ def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
 
 def test_a_commands_output_is_compared_without_its_numbers() -> None:
     assert normalised("│ 576 of 1440 │  2.5e-3 s") == normalised("12 of 1 1.5 s")
+    plans = (
+        "block 0 in batches of 16, blocks 1 to 5 in batches of 8, exits after 0, 3",
+        "blocks 0 to 5 in batches of 4, exits after 2",
+    )
+    assert normalised(plans[0]) == normalised(plans[1])
+    assert normalised("2 of 1 thread by onnx") == normalised("1 of 2 threads by torch")
+    assert normalised("exits after 1") != normalised("no exits")
     assert normalised("exits 0: 5, 1: 7, 2: 3; end") == normalised("exits 5: 12; end")
