@@ -63,15 +63,18 @@ def checkpoint_labels(folder: Path) -> tuple[str, ...]:
             f"{folder} {rest}"
         )
     labels = says.get("id2label") or {str(each): f"LABEL_{each}" for each in range(says.get("num_labels", 2))}
-    problem = says.get("problem_type")
-    several, is_number = problem == "multi_label_classification", problem == "regression" or len(labels) < 2
+    several = says.get("problem_type") == "multi_label_classification"
+    is_number = says.get("problem_type") == "regression" or len(labels) < 2
     if CLASSIFIER not in architecture or several or is_number:
         what = "several labels at once" if several else "a number" if CLASSIFIER in architecture else "another task"
         raise ModelFolderError(
             f"{folder}: {architecture} is of {what}; what is served as it is answers one label; to train a classifier "
             f"on this network: offramp train --backbone {folder} --data LABELLED_ROWS {rest}"
         )
-    return tuple(labels[key] for key in sorted(labels, key=int))
+    names = tuple(labels.values())
+    if sorted(labels) != sorted(map(str, range(len(labels)))) or len(set(names)) < len(names):
+        raise ModelFolderError(f"{path}: id2label must name outputs 0 to {len(names) - 1}, each by a label of its own")
+    return tuple(labels[str(each)] for each in range(len(names)))
 
 
 def model_folder_of(model: Path) -> Path:
